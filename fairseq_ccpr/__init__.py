@@ -1,0 +1,18 @@
+"""fairseq-ccpr: retrieval-augmented machine translation as a fairseq plug-in (`--user-dir fairseq_ccpr`)."""
+
+from argparse import Namespace
+
+import torch
+
+from fairseq_ccpr.errors import install_report
+from fairseq_ccpr.version import __version__
+
+# fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
+# weights_only on, so that nothing in a checkpoint can run.
+torch.serialization.add_safe_globals([Namespace])
+install_report()
+
+# Importing the tasks registers them with fairseq.
+from fairseq_ccpr.tasks import translation_cpu_bf16, translation_retrieval  # noqa: E402
+
+__all__ = ["__version__", "translation_cpu_bf16", "translation_retrieval"]

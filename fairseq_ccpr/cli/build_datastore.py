@@ -1,0 +1,108 @@
+"""`build_datastore.py`: build a datastore from a corpus."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.datastore.fingerprint import short
+from fairseq_ccpr.extraction.processes import launched
+from fairseq_ccpr.extraction.token_build import TokenBuildSettings, build_token_datastore
+from fairseq_ccpr.models.key_layer import KEY_LAYERS
+from fairseq_ccpr.search import METRICS
+
+TOKENS_HELP = """\
+Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model and keep, for every target
+token, the decoder's state as its key.
+
+  build_datastore.py tokens data-bin --path model.pt -s de -t en --output datastores/mine
+
+Run the same command again after a kill and it goes on where it was; on a finished datastore, another --index makes only
+the index anew. Several processes share the work: torchrun --nproc-per-node 4 scripts/build_datastore.py tokens ...
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = argparse.ArgumentParser(prog="build_datastore.py", description=__doc__)
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
+    tokens = parts.add_parser(
+        "tokens", help="from sentence pairs, for kNN-MT", description=TOKENS_HELP, formatter_class=HelpFormatter
+    )
+    default: dict[str, Any] = {
+        f.name: f.default_factory() if f.default_factory is not MISSING else f.default
+        for f in fields(TokenBuildSettings)
+    }
+    add = tokens.add_argument
+    add("data_bin", metavar="DATA_BIN", type=Path, help="folder that fairseq-preprocess wrote")
+    add("--path", required=True, metavar="MODEL", help="checkpoint of the one model the datastore is for")
+    add("-s", "--source-lang", required=True, metavar="LANG", help="source language")
+    add("-t", "--target-lang", required=True, metavar="LANG", help="target language")
+    add(
+        "--output",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="the datastore: a new or empty folder, or one to go on with",
+    )
+    add("--subset", nargs="+", default=default["subset"], metavar="NAME", help="subsets of DATA_BIN to build from")
+    add("--key-layer", choices=KEY_LAYERS, default=default["key_layer"], help="the decoder state that becomes the key")
+    add("--metric", choices=METRICS, default=default["metric"], help="nearness: squared distance or inner product")
+    add(
+        "--index",
+        default=default["index"],
+        metavar="exact|FACTORY",
+        help=("exact search, or a FAISS factory string such as IVF2048,SQfp16; auto takes exact for small stores"),
+    )
+    add(
+        "--index-parameters",
+        default=default["index_parameters"],
+        metavar="P=V,...",
+        help=("FAISS search parameters such as nprobe=32, stored with the index; those that suit it if not given"),
+    )
+    add("--max-tokens", type=int, default=default["max_tokens"], metavar="N", help="tokens in a batch, as in fairseq")
+    add(
+        "--shard-tokens",
+        type=int,
+        default=default["shard_tokens"],
+        metavar="N",
+        help="a kill loses at most so many tokens' work",
+    )
+    add("--fp16", action="store_true", help="run the model in half precision")
+    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
+    add(
+        "--user-dir",
+        default=default["user_dir"],
+        metavar="DIR",
+        help="your own fairseq plug-in, if the model needs one",
+    )
+    add("--quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def build_tokens(settings: TokenBuildSettings) -> int:
+    """Build, and say what came of it."""
+    start = time.monotonic()
+    with launched() as processes:
+        section = build_token_datastore(settings, processes)
+        if processes.first:
+            print(
+                f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
+                f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
+            )
+    return 0
+
+
+def main() -> None:
+    """Parse, build, print."""
+    options = vars(make_parser().parse_args())
+    del options["part"]
+    run("build_datastore.py", lambda: build_tokens(TokenBuildSettings(**options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What every command of this package shares: how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+
+from fairseq_ccpr.errors import describe
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and keeps the line breaks of descriptions, which hold examples."""
+
+
+def run(name: str, command: Callable[[], int]) -> None:
+    """Run a command and exit: 0 when all is well, 1 after one sentence on stderr, 130 when interrupted."""
+    warnings.simplefilter("ignore")  # of libraries beneath us, about their own future
+    logging.getLogger().setLevel(logging.WARNING)
+    try:
+        code = command()
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        code = 130
+    except Exception as error:
+        sentence = describe(error)
+        if sentence is None:
+            raise
+        print(f"{name}: error: {sentence}", file=sys.stderr)
+        code = 1
+    sys.exit(code)

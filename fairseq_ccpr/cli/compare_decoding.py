@@ -1,0 +1,88 @@
+"""`compare_decoding.py`: what retrieval changes, in quality and in speed, measured in one run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from fairseq_ccpr.cli.command import run
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.decoding_comparison import BASE, RETRIEVAL, Comparison, compare_decoding
+from fairseq_ccpr.version import __version__
+
+HELP = """\
+usage: compare_decoding.py DATA_BIN --path MODEL -s LANG -t LANG --datastore DIR [option of fairseq-generate ...]
+
+Decode a subset with the base model and with retrieval, in turns, and print BLEU, chrF and speed of both, and three
+sentences that retrieval changed for the better. All options are those of fairseq-generate --task translation_retrieval:
+--knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe, --remove-bpe and so on. With
+--results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there.
+"""
+
+
+def parse(arguments: list[str]) -> Any:
+    """fairseq-generate's options, with retrieval as the default task."""
+    parser = options.get_generation_parser(default_task="translation_retrieval")
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=arguments))
+    if cfg.common_eval.path is None:
+        raise ConfigurationError("give the model's checkpoint with --path")
+    if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
+        cfg.dataset.max_tokens = 12000  # as fairseq-generate does
+    return cfg
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """The table, the signatures, and the sentences."""
+    rows = comparison.rows()
+    lines = ["| system | BLEU | chrF | seconds | tokens/s | speed |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        lines.append(
+            f"| {row['system']} | {row['bleu']:.2f} | {row['chrf']:.2f} | {row['seconds']:.1f} | "
+            f"{row['tokens_per_second']} | {row['speed']:.0%} |"
+        )
+    lines += ["", f"BLEU {rows[0]['bleu_signature']}", f"chrF {rows[0]['chrf_signature']}"]
+    lines += [f"retrieval {comparison.retrieval_signature}|v:{__version__}"]
+    for i in comparison.examples(3):
+        lines += ["", f"source     {comparison.sources[i]}"]
+        lines += [f"{name:10} {comparison.systems[name].hypotheses[i]}" for name in (BASE, RETRIEVAL)]
+        lines += [f"reference  {comparison.references[i]}"]
+    return "\n".join(lines)
+
+
+def write_results(comparison: Comparison, folder: Path) -> None:
+    """Texts one sentence a line in the order of the corpus, and the numbers as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"source": comparison.sources, "reference": comparison.references}
+    texts |= {name: system.hypotheses for name, system in comparison.systems.items()}
+    for name, sentences in texts.items():
+        (folder / f"{name}.txt").write_text("".join(f"{sentences[i]}\n" for i in sorted(sentences)), encoding="utf-8")
+    results = {"retrieval_signature": comparison.retrieval_signature, "version": __version__, "rows": comparison.rows()}
+    (folder / "comparison.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def compare(arguments: list[str]) -> int:
+    """Compare and print."""
+    cfg = parse(arguments)
+    comparison = compare_decoding(cfg)
+    print(as_markdown(comparison))
+    if cfg.common_eval.results_path is not None:
+        write_results(comparison, Path(cfg.common_eval.results_path))
+    return 0
+
+
+def main() -> None:
+    """Parse, compare, print."""
+    arguments = sys.argv[1:]
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(HELP, end="")
+        sys.exit(0 if arguments else 2)
+    run("compare_decoding.py", lambda: compare(arguments))
+
+
+if __name__ == "__main__":
+    main()

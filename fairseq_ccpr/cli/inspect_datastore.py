@@ -1,0 +1,61 @@
+"""`inspect_datastore.py`: what a datastore holds, and whether it is whole."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.datastore.token import TokenDatastore
+
+HELP = """\
+Show what a datastore holds and was built from, and read every byte of it to see that it is whole.
+The exit code is 0 when it is, 1 when it is damaged.
+
+  inspect_datastore.py datastores/mine
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = argparse.ArgumentParser(prog="inspect_datastore.py", description=HELP, formatter_class=HelpFormatter)
+    parser.add_argument("datastore", metavar="DIR", type=Path, help="the datastore")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="how many of the most frequent tokens to show")
+    return parser
+
+
+def inspect(directory: Path, top: int) -> int:
+    """Print what there is, then what is wrong."""
+    datastore = TokenDatastore(directory)
+    section = datastore.section
+    print(f"datastore      {directory}")
+    print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
+    print(f"sentences      {', '.join(f'{name} {count:,}' for name, count in section.subsets.items())}")
+    print(f"index          {section.index} ({section.index.metric})")
+    for name, value in section.fingerprints.items():
+        print(f"{name:14} {value}")
+    for name, file in section.files.items():
+        print(f"{name:32} {file['bytes']:>16,} bytes")
+    total = sum(file["bytes"] for file in section.files.values())
+    print(f"{'total':32} {total:>16,} bytes, {total / section.size:,.0f} an entry")
+    if faults := datastore.find_damage():
+        for fault in faults:
+            print(f"damaged        {fault}")
+        return 1
+    symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
+    for token in np.argsort(-counts, kind="stable")[:top]:
+        print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
+    print("health         good: checksums, numbers, tokens and index")
+    return 0
+
+
+def main() -> None:
+    """Parse, read, print."""
+    options = make_parser().parse_args()
+    run("inspect_datastore.py", lambda: inspect(options.datastore, options.top))
+
+
+if __name__ == "__main__":
+    main()

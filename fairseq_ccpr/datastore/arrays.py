@@ -1,0 +1,99 @@
+"""Arrays on disk that are written shard by shard, survive a kill at any moment, and go on where they were."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+
+from fairseq_ccpr.errors import DatastoreError
+
+DONE = "done"  # folder of empty files, one a finished shard
+
+
+class ArrayWriter:
+    """Fills `.npy` files of known shape in any order of row ranges.
+
+    The files are true `.npy` from the start and their space is taken at once, so a disk that is too small says so
+    before any work is done. A shard counts as done when its rows are on disk: a mark in the folder `done` says so.
+    Several processes may write different shards of the same files.
+
+    Args:
+        directory: where the files are, or shall be.
+        shapes: for each array its shape and dtype, rows first.
+    """
+
+    def __init__(self, directory: Path, shapes: dict[str, tuple[tuple[int, ...], str]]) -> None:
+        self.directory = directory
+        self.shapes = shapes
+
+    def create(self) -> None:
+        """Make the files, full of zeros. Files of another run that never came to their plan are overwritten."""
+        for name, (shape, dtype) in self.shapes.items():
+            with self._path(name).open("wb") as stream:
+                header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+                npy.write_array_header_1_0(stream, header)
+                stream.flush()
+                if total := math.prod(shape) * np.dtype(dtype).itemsize:
+                    os.posix_fallocate(stream.fileno(), stream.tell(), total)
+        (self.directory / DONE).mkdir(exist_ok=True)
+
+    def write_shard(self, shard: int, first_row: int, rows: dict[str, np.ndarray]) -> None:
+        """Write `rows` of every array at `first_row`, bring them to disk, and mark `shard` as done."""
+        for name, (shape, dtype) in self.shapes.items():
+            block = np.ascontiguousarray(rows[name], dtype=dtype)
+            with self._path(name).open("r+b") as stream:
+                npy.read_magic(stream)
+                npy.read_array_header_1_0(stream)
+                stream.seek(first_row * math.prod(shape[1:]) * block.itemsize, os.SEEK_CUR)
+                stream.write(block.data)
+                stream.flush()
+                os.fsync(stream.fileno())
+        (self.directory / DONE / str(shard)).touch()
+
+    def done(self) -> set[int]:
+        """The shards that need no more work."""
+        return {int(mark.name) for mark in (self.directory / DONE).iterdir()}
+
+    def finish(self) -> None:
+        """Remove the marks."""
+        shutil.rmtree(self.directory / DONE)
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.npy"
+
+
+def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Memory-map a `.npy` file that must have this shape and dtype; nothing is unpickled.
+
+    Raises:
+        DatastoreError: the header is damaged or says otherwise.
+    """
+    try:
+        # An empty file cannot be mapped.
+        array = np.load(path, mmap_mode="r" if math.prod(shape) else None, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
+    if array.shape != shape or array.dtype != np.dtype(dtype):
+        raise DatastoreError(
+            f"{path} holds {array.dtype} {array.shape}, but the manifest says {dtype} {shape}: build the datastore again"
+        )
+    return array
+
+
+def check_space(directory: Path, needed: int) -> None:
+    """Refuse to start what the disk cannot hold.
+
+    Raises:
+        DatastoreError: less than `needed` bytes are free where `directory` is, or will be.
+    """
+    existing = next(p for p in (directory, *directory.absolute().parents) if p.exists())
+    if (free := shutil.disk_usage(existing).free) < needed:
+        raise DatastoreError(
+            f"the disk of {directory} is too full: {needed / 1e9:,.2f} GB needed, {free / 1e9:,.2f} GB free; "
+            "free some space or choose another --output"
+        )

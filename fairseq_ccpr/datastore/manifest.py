@@ -1,0 +1,120 @@
+"""`manifest.json`: what a datastore holds, what it was built from, and how to see that it is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.search import IndexDescription
+from fairseq_ccpr.version import __version__
+
+MANIFEST = "manifest.json"
+PLAN = "plan.json"  # in a part that is not finished: what it is being built from
+FORMAT_VERSION = 1
+
+
+@dataclass
+class TokenSection:
+    """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2]."""
+
+    size: int
+    dimension: int
+    key_layer: str
+    subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
+    fingerprints: dict[str, str]  # model, target_dictionary, corpus
+    index: IndexDescription
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TokenSection:
+        """The section from parsed JSON; KeyError or TypeError where it is not one."""
+        values = {f.name: data[f.name] for f in fields(cls)}
+        values["index"] = IndexDescription(**values["index"])
+        return cls(**values)
+
+
+@dataclass
+class Manifest:
+    """All of `manifest.json`."""
+
+    token: TokenSection | None = None
+    format_version: int = FORMAT_VERSION
+    created_with: str = f"fairseq-ccpr {__version__}"
+
+    def write(self, directory: Path) -> None:
+        """Write atomically: readers see the old manifest or the new one."""
+        write_json(directory / MANIFEST, {k: v for k, v in asdict(self).items() if v is not None})
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read and check a datastore's manifest.
+
+        Raises:
+            DatastoreError: no such directory, no datastore, an unfinished one, a newer format, or a damaged manifest.
+        """
+        path = directory / MANIFEST
+        if not directory.is_dir():
+            raise DatastoreError(
+                f"there is no datastore at {directory}: no such directory; build one with build_datastore.py"
+            )
+        if not path.exists():
+            if any(directory.glob("*.partial")) or any(directory.glob(f"*/{PLAN}")):
+                raise DatastoreError(
+                    f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
+                )
+            raise DatastoreError(f"{directory} is no datastore: it has no {MANIFEST}")
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            version = data["format_version"]
+            if version > FORMAT_VERSION:
+                raise DatastoreError(
+                    f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
+                    f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
+                )
+            token = TokenSection.from_json(data["token"]) if "token" in data else None
+            return cls(token, version, data["created_with"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DatastoreError(f"{path} is damaged ({error!r}): build the datastore again") from None
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON under its final name only when it is complete and on disk."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump(data, stream, indent=2)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+
+
+def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Size and checksum of files, by their path relative to `directory`."""
+    paths = {name: directory / name for name in names}
+    return {name: {"bytes": p.stat().st_size, "sha256": fingerprint.of_file(p)} for name, p in paths.items()}
+
+
+def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
+    """The quick check made whenever a datastore is opened: each file is there and as long as it was.
+
+    Raises:
+        DatastoreError: names the file, the bytes found and the bytes expected.
+    """
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise DatastoreError(f"{path} is missing: copy the whole datastore, or build it again")
+        if (found := path.stat().st_size) != expected["bytes"]:
+            raise DatastoreError(
+                f"{path} is damaged: {found:,} bytes found, {expected['bytes']:,} expected; build the datastore again"
+            )
+
+
+def check_checksums(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
+    """The full check: the names of the files whose bytes have changed."""
+    return [name for name, expected in files.items() if fingerprint.of_file(directory / name) != expected["sha256"]]

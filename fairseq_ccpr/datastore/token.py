@@ -1,0 +1,88 @@
+"""The token datastore: for each target token of the corpus a key h_t, its value y_t, and where it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_ccpr.datastore.arrays import open_array
+from fairseq_ccpr.datastore.fingerprint import short
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection, check_checksums, check_sizes
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.search import Index, open_index
+
+TOKEN = "token"
+KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
+SYMBOLS = "symbols.txt"  # the target vocabulary, one a line by id, so that values can be read without the model
+
+
+def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The arrays of a token datastore of `size` entries, with shapes and dtypes."""
+    return {
+        KEYS: ((size, dimension), "float16"),
+        VALUES: ((size,), "int32"),
+        PROVENANCE: ((size, 2), "int32"),
+    }
+
+
+class TokenDatastore:
+    """A token datastore opened for reading: memory-mapped, checked for size and shape.
+
+    Raises:
+        DatastoreError: missing, unfinished, damaged, or without a token part.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        section = Manifest.read(self.directory).token
+        if section is None:
+            raise DatastoreError(
+                f"the datastore {self.directory} has no token part: build one with `build_datastore.py tokens`"
+            )
+        self.section: TokenSection = section
+        check_sizes(self.directory, section.files)
+        arrays = {
+            name: open_array(self.directory / TOKEN / f"{name}.npy", shape, dtype)
+            for name, (shape, dtype) in array_shapes(section.size, section.dimension).items()
+        }
+        self.keys, self.values, self.provenance = arrays[KEYS], arrays[VALUES], arrays[PROVENANCE]
+
+    def open_index(self) -> Index:
+        """The index over the keys, on the CPU."""
+        return open_index(self.section.index, self.keys, self.directory / TOKEN)
+
+    def check_fingerprint(self, kind: str, found: str, option: str) -> None:
+        """Refuse to work with a model or dictionary other than the one the datastore was built with.
+
+        Raises:
+            DatastoreError: names both sides.
+        """
+        expected = self.section.fingerprints[kind]
+        if found != expected:
+            raise DatastoreError(
+                f"the datastore {self.directory} was built with another {kind.replace('_', ' ')}: it needs "
+                f"{short(expected)}, {option} gives {short(found)}; build a datastore for this one"
+            )
+
+    def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
+        """The full check, reading every byte: what is wrong, a sentence each; an empty list means healthy."""
+        faults = [
+            f"{name}: the bytes have changed since it was built (checksum)"
+            for name in check_checksums(self.directory, self.section.files)
+        ]
+        vocabulary = len(self.read_symbols())
+        for start in range(0, self.section.size, block_rows):
+            rows = slice(start, start + block_rows)
+            if not np.isfinite(self.keys[rows]).all():
+                faults.append(f"keys: NaN or infinite numbers in rows {start:,} to {start + block_rows:,}")
+            if self.values[rows].min() < 0 or self.values[rows].max() >= vocabulary:
+                faults.append(f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}")
+        if (indexed := self.open_index().size) != self.section.size:
+            faults.append(f"index: {indexed:,} entries, {self.section.size:,} expected")
+        return faults
+
+    def read_symbols(self) -> list[str]:
+        """The target vocabulary, by token id."""
+        with (self.directory / TOKEN / SYMBOLS).open(encoding="utf-8", newline="\n") as stream:
+            return stream.read().split("\n")[:-1]

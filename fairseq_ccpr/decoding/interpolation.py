@@ -1,0 +1,52 @@
+"""Interpolating a retrieval distribution with the model's: pure tensor maths, sparse and in log space.
+
+Letters: H hypotheses, k neighbours, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def neighbour_log_probabilities(scores: Tensor, ids: Tensor, values: Tensor, temperature: float) -> Tensor:
+    """log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
+
+    p_r(v) = sum_i 1[v_i = v] exp(score_i / T) / sum_i exp(score_i / T), scores being minus squared distances or
+    inner products. Neighbours that share a value all get that value's whole probability.
+
+    Args:
+        scores: fp32 [H, k].
+        ids: int64 [H, k]; -1 marks a missing neighbour, which gets no part.
+        values: int64 [H, k], tokens; anything where the neighbour is missing.
+        temperature: T > 0, in the units of the scores.
+
+    Returns:
+        fp32 [H, k]; -inf throughout where all neighbours of a row are missing.
+
+    >>> scores, values = torch.zeros(1, 4), torch.tensor([[7, 7, 9, 8]])
+    >>> neighbour_log_probabilities(scores, torch.tensor([[0, 3, 4, -1]]), values, 1.0).exp()
+    tensor([[0.6667, 0.6667, 0.3333, 0.0000]])
+    """
+    weights = (scores / temperature).masked_fill(ids < 0, float("-inf"))
+    lowest = torch.finfo(weights.dtype).min
+    weights = weights - weights.logsumexp(dim=1, keepdim=True).clamp_min(lowest)  # not -inf - -inf
+    same = values.unsqueeze(2) == values.unsqueeze(1)  # [H, k, k]
+    return weights.unsqueeze(1).masked_fill(~same, float("-inf")).logsumexp(dim=2)
+
+
+def interpolate_(log_probs: Tensor, values: Tensor, retrieved: Tensor, share: Tensor) -> Tensor:
+    """p = (1 - share) p_NMT + share p_r, equation 2 of the CLKNN paper, in place and only where p_r is not zero.
+
+    Args:
+        log_probs: fp32 [H, V], log p_NMT; overwritten by log p.
+        values: int64 [H, k], the tokens retrieved.
+        retrieved: fp32 [H, k], log p_r of each, duplicates merged.
+        share: fp32 [H], in [0, 1]: lambda. A share of 0 leaves its row as it was, to the bit.
+
+    Returns:
+        `log_probs`.
+    """
+    log_probs += torch.log1p(-share).unsqueeze(1)
+    mixed = torch.logaddexp(log_probs.gather(1, values), share.log().unsqueeze(1) + retrieved)
+    return log_probs.scatter_(1, values, mixed)

@@ -1,0 +1,59 @@
+"""The errors users can cause, and how they are told: one sentence on stderr, no traceback, exit code 1."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from types import TracebackType
+
+
+class CcprError(Exception):
+    """Base of every error whose message is written for the user: what was found, what was expected, what to do."""
+
+
+class ConfigurationError(CcprError):
+    """An option, or a combination of options, that cannot work."""
+
+
+class DatastoreError(CcprError):
+    """A datastore that is missing, unfinished, damaged, or made for something else."""
+
+
+class CheckpointError(CcprError):
+    """A model checkpoint that cannot be loaded."""
+
+
+def describe(error: BaseException) -> str | None:
+    """The one sentence for an error a user can cause; None for a fault of the program, which deserves its traceback."""
+    if isinstance(error, CcprError):
+        return str(error)
+    if isinstance(error, pickle.UnpicklingError):
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it asks for `{wanted.group(1)}`" if wanted else "it is not a file of weights"
+        return (
+            f"the checkpoint was refused and nothing in it was run: {what}, and only tensors and plain settings are "
+            "read from checkpoints; if you trust its maker, re-save it with its weights and settings alone"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        names = " -> ".join(str(n) for n in (error.filename, error.filename2) if n is not None)
+        return f"{names}: {error.strerror}" if names else error.strerror
+    return None
+
+
+def install_report() -> None:
+    """Make uncaught `CcprError`s and refused checkpoints end any fairseq command with one sentence.
+
+    fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
+    where its errors can be told there without a traceback. Everything else goes to the hook that was installed before.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sentence = describe(error) if isinstance(error, (CcprError, pickle.UnpicklingError)) else None
+        if sentence is None:
+            previous(kind, error, trace)
+        else:
+            print(f"fairseq-ccpr: error: {sentence}", file=sys.stderr)
+
+    sys.excepthook = hook

@@ -1,0 +1,112 @@
+"""The binarised corpus a datastore is built from: which sentences, in which shards, in which batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq.data import data_utils
+
+from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A run of neighbouring sentences of one subset: what a killed build loses at most.
+
+    Shards do not depend on how many processes work or how often a build was resumed, and batches are made inside
+    a shard. So every sentence always shares its batch with the same others, and its keys are the same to the bit.
+    """
+
+    number: int
+    subset: str
+    sentences: np.ndarray  # ids within the subset, ascending
+    first_row: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The subsets a datastore is built from, cut into shards."""
+
+    task: Any
+    subsets: dict[str, int]  # name -> sentences, those left out included
+    shards: list[Shard]
+    left_out: int  # sentences longer than the model takes
+    fingerprint: str
+
+    @property
+    def size(self) -> int:
+        """Target tokens, the end of each sentence included: the number of entries."""
+        return sum(shard.rows for shard in self.shards)
+
+    def sentence_offset(self, subset: str) -> int:
+        """What to add to a sentence's id within `subset` to count through all subsets."""
+        names = list(self.subsets)
+        return sum(self.subsets[name] for name in names[: names.index(subset)])
+
+    def batches(self, shard: Shard, max_tokens: int) -> list[Any]:
+        """The shard's sentences in fairseq's batches of at most `max_tokens` tokens a side, alike in length."""
+        dataset = self.task.dataset(shard.subset)
+        order = np.lexsort((dataset.src_sizes[shard.sentences], dataset.tgt_sizes[shard.sentences]))
+        longest = max(dataset.src_sizes[shard.sentences].max(), dataset.tgt_sizes[shard.sentences].max())
+        return dataset.batch_by_size(shard.sentences[order], max_tokens=max(max_tokens, int(longest)))
+
+
+def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], shard_tokens: int) -> Corpus:
+    """Load `subsets` through fairseq's translation task and cut them into shards of about `shard_tokens` target tokens.
+
+    Raises:
+        ConfigurationError: a subset is missing or holds no sentence the model can take.
+    """
+    data_bin, source, target = Path(task.cfg.data), task.cfg.source_lang, task.cfg.target_lang
+    shards: list[Shard] = []
+    sentence_counts: dict[str, int] = {}
+    files: list[Path] = []
+    left_out = first_row = 0
+    for subset in subsets:
+        prefix = next(
+            (p for p in (f"{source}-{target}", f"{target}-{source}") if _has(data_bin, subset, p, source)), None
+        )
+        if prefix is None:
+            raise ConfigurationError(
+                f"{data_bin} holds no subset '{subset}' for {source}-{target}: {subset}.{source}-{target}.{source}.bin is "
+                "not there; give the folder that fairseq-preprocess wrote, and --subset as it is named there"
+            )
+        files += [data_bin / f"{subset}.{prefix}.{side}.{end}" for side in (source, target) for end in ("bin", "idx")]
+        task.load_dataset(subset)
+        dataset = task.dataset(subset)
+        sentence_counts[subset] = len(dataset)
+        kept, ignored = data_utils.filter_paired_dataset_indices_by_size(
+            dataset.src_sizes, dataset.tgt_sizes, np.arange(len(dataset)), max_positions
+        )
+        left_out += len(ignored)
+        for sentences in _cut(kept, dataset.tgt_sizes, shard_tokens):
+            rows = int(dataset.tgt_sizes[sentences].sum())
+            shards.append(Shard(len(shards), subset, sentences, first_row, rows))
+            first_row += rows
+    if first_row == 0:
+        raise ConfigurationError(
+            f"{data_bin} holds no sentence to build from in {', '.join(subsets)}: {left_out:,} are longer than the model "
+            f"takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
+        )
+    return Corpus(task, sentence_counts, shards, left_out, fingerprint.of_files(files))
+
+
+def _has(data_bin: Path, subset: str, prefix: str, source: str) -> bool:
+    return (data_bin / f"{subset}.{prefix}.{source}.bin").exists()
+
+
+def _cut(sentences: np.ndarray, lengths: np.ndarray, shard_tokens: int) -> list[np.ndarray]:
+    """Cut ascending sentence ids where the running count of tokens passes a multiple of `shard_tokens`.
+
+    >>> [list(part) for part in _cut(np.arange(4), np.array([3, 3, 3, 3]), 6)]
+    [[0, 1], [2, 3]]
+    """
+    if not len(sentences):
+        return []
+    shard_of = (np.cumsum(lengths[sentences]) - 1) // shard_tokens
+    return np.split(sentences, np.flatnonzero(np.diff(shard_of)) + 1)

@@ -1,0 +1,63 @@
+"""Loading what a datastore is built from: fairseq's translation task and one trained model."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
+
+
+def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str | None = None) -> Any:
+    """fairseq's `translation` task over a folder of fairseq-preprocess.
+
+    Raises:
+        ConfigurationError: no such folder, or it lacks a dictionary.
+    """
+    if not data_bin.is_dir():
+        raise ConfigurationError(f"there is no folder {data_bin}: give the one that fairseq-preprocess wrote")
+    for lang in (source_lang, target_lang):
+        if not (data_bin / f"dict.{lang}.txt").is_file():
+            raise ConfigurationError(
+                f"{data_bin} has no dict.{lang}.txt: give the folder that fairseq-preprocess wrote, and -s and -t as there"
+            )
+    arguments = [str(data_bin), "--task", "translation", "-s", source_lang, "-t", target_lang]
+    if user_dir:
+        arguments += ["--user-dir", user_dir]
+    parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=arguments)
+    config = convert_namespace_to_omegaconf(parsed)
+    utils.import_user_module(config.common)
+    return tasks.setup_task(config.task)
+
+
+def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
+    """The one model of a checkpoint, ready for inference.
+
+    Raises:
+        CheckpointError: several checkpoints, a missing one, one that is no fairseq checkpoint, or one that wants to run code.
+    """
+    if len(paths := path.split(os.pathsep)) > 1:
+        raise CheckpointError(
+            f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
+            "one of them (decoding finds its keys with that one and mixes with the whole ensemble)"
+        )
+    if not Path(path).is_file():
+        raise CheckpointError(f"there is no checkpoint {path}")
+    try:
+        (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path}: {describe(error)}") from None
+    except (KeyError, TypeError, EOFError, RuntimeError) as error:
+        message = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(
+            f"{path} is no fairseq model for these dictionaries ({message[0]}): give the DATA_BIN it was trained for"
+        ) from None
+    if fp16:
+        model.half()
+    return model.to(device).eval()

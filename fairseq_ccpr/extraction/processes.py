@@ -1,0 +1,49 @@
+"""One process, or several launched with torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's place among `world` processes."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this process does what is to be done once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all of them."""
+        if self.world > 1:
+            dist.barrier()
+
+    def device(self, cpu: bool) -> torch.device:
+        """This process's GPU, or the CPU where there is none or it is asked for."""
+        return torch.device("cpu" if cpu or not torch.cuda.is_available() else f"cuda:{self.local_rank}")
+
+
+@contextmanager
+def launched() -> Iterator[Processes]:
+    """The processes torchrun started, as its environment variables tell; without them, just this one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Processes()
+        return
+    # The first process works on alone when all keys are read, and nobody knows for how long.
+    dist.init_process_group("gloo", timeout=timedelta(days=7))
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,65 @@
+"""Where in a translation model the retrieval keys and queries h_t are read, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq_ccpr.errors import ConfigurationError
+
+KEY_LAYERS = ("decoder_output", "last_ffn_input")
+
+
+class KeyCapture:
+    """Keeps the vectors h that a Transformer decoder computed in its latest forward pass.
+
+    `decoder_output`: the input of the vocabulary projection, h_t = f(x, y_<t) of equation 1 of the CLKNN paper.
+    `last_ffn_input`: the input of the last layer's feed-forward block, as in kNN-MT (Khandelwal and others, 2021).
+
+    Args:
+        model: a fairseq encoder-decoder model.
+        layer: one of `KEY_LAYERS`.
+        keys_only: take the vocabulary projection out of `model` for good; where only keys are wanted, it is work in vain.
+
+    Raises:
+        ConfigurationError: unknown layer, or a model that has no such layer.
+    """
+
+    def __init__(self, model: Any, layer: str, keys_only: bool = False) -> None:
+        self.layer = layer
+        module = key_module(model, layer)
+        self.dimension: int = module.in_features
+        if keys_only:
+            model.decoder.output_projection = nn.Identity()
+            module = key_module(model, layer)
+        self._captured: Tensor | None = None
+        module.register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._captured = inputs[0]
+
+    def read(self) -> Tensor:
+        """The vectors of the latest forward pass, [B, T, d], in the model's dtype and on its device. Each is read once."""
+        if self._captured is None:
+            raise RuntimeError("no forward pass of the model since the keys were last read")
+        captured, self._captured = self._captured, None
+        # The layers inside a fairseq decoder run time first: [T, B, d] -> [B, T, d]
+        return captured.transpose(0, 1) if self.layer == "last_ffn_input" else captured
+
+
+def key_module(model: Any, layer: str) -> Any:
+    """The module of `model` whose input is the key."""
+    if layer not in KEY_LAYERS:
+        raise ConfigurationError(f"unknown key layer '{layer}': choose one of {', '.join(KEY_LAYERS)}")
+    decoder: Any = getattr(model, "decoder", None)
+    if layer == "decoder_output":
+        module = getattr(decoder, "output_projection", None)
+    else:
+        module = getattr(next(reversed(getattr(decoder, "layers", [])), None), "fc1", None)
+    if module is None:
+        raise ConfigurationError(
+            f"the model ({type(model).__name__}) has no {layer} to read keys from: "
+            "a fairseq Transformer with an ordinary softmax is needed"
+        )
+    return module

@@ -1,0 +1,53 @@
+"""The interface of an index."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+METRICS = ("l2", "ip")
+
+
+@dataclass(frozen=True)
+class IndexDescription:
+    """What must be stored beside the keys to search them again. `exact` has no file; `faiss` has one made by `factory`."""
+
+    backend: str
+    metric: str
+    factory: str = ""
+    parameters: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        return ";".join(part for part in (self.factory or self.backend, self.parameters) if part)
+
+
+class Index(ABC):
+    """Finds the nearest of N keys of width d.
+
+    Scores are always "higher is nearer": the inner product for `ip`, minus the *squared* distance for `l2`.
+    """
+
+    metric: str
+    size: int
+    dimension: int
+
+    @abstractmethod
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k nearest keys of each query.
+
+        Args:
+            queries: [H, d], any float dtype, on the index's device.
+            k: at least 1; may exceed N.
+
+        Returns:
+            scores fp32 [H, k], nearest first, and ids int64 [H, k], on the device of the queries. Where fewer
+            than k were found, the rest has score -inf and id -1.
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Index:
+        """The same index on another device, where it can be; else itself."""

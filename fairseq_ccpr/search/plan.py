@@ -1,0 +1,70 @@
+"""Choosing an index for a store: what `--index` may say, and what it comes to."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import math
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.search.base import METRICS, IndexDescription
+from fairseq_ccpr.search.faiss_index import default_parameters, inverted_lists, make_index, set_parameters
+
+EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
+
+
+def plan_index(
+    choice: str, metric: str, parameters: str, size: int, dimension: int, gpu: bool = False
+) -> IndexDescription:
+    """What `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
+
+    Args:
+        choice: `exact`, a FAISS factory string, or `auto`: exact on a GPU, for small stores, and where there is no
+            FAISS; else `automatic_factory`.
+        parameters: FAISS search parameters; empty for those that suit the index.
+        gpu: whether the search will run on a GPU.
+
+    Raises:
+        ConfigurationError: a metric, factory or parameters that do not exist, or an index too large for the store.
+    """
+    if metric not in METRICS:
+        raise ConfigurationError(f"--metric is '{metric}': choose one of {', '.join(METRICS)}")
+    if choice == "auto":
+        exact = gpu or size <= EXACT_UP_TO or importlib.util.find_spec("faiss") is None
+        choice = "exact" if exact else automatic_factory(size, dimension)
+    if choice == "exact":
+        if parameters:
+            raise ConfigurationError(f"--index-parameters '{parameters}' are for FAISS, and exact search has none")
+        return IndexDescription("exact", metric)
+    index = make_index(dimension, choice, metric)
+    if (ivf := inverted_lists(index)) is not None and ivf.nlist > size:
+        raise ConfigurationError(
+            f"--index {choice} has {ivf.nlist:,} lists, but the datastore will have {size:,} keys: use fewer lists or exact"
+        )
+    set_parameters(index, parameters)
+    digest = hashlib.sha256(f"{choice} {metric}".encode()).hexdigest()[:8]
+    return IndexDescription("faiss", metric, choice, parameters or default_parameters(index), f"index-{digest}.faiss")
+
+
+def automatic_factory(size: int, dimension: int) -> str:
+    """Inverted lists of 4-bit codes that registers scan, the best few scored again from fp16 keys.
+
+    Of the indexes measured (README, Choosing an index) the fastest at equal recall. There are about as many lists as
+    keys in each.
+
+    >>> automatic_factory(1_000_000, 256)
+    'IVF1024,PQ128x4fs,Refine(SQfp16)'
+    """
+    lists = 1 << round(math.log2(math.sqrt(size)))
+    return f"IVF{lists},PQ{max(1, dimension // 2)}x4fs,Refine(SQfp16)"
+
+
+def entry_bytes(description: IndexDescription, dimension: int) -> int:
+    """Bytes a key takes in the index's file, about."""
+    if description.backend == "exact":
+        return 0
+    index = make_index(dimension, description.factory, description.metric)
+    if (ivf := inverted_lists(index)) is None:
+        return 4 * dimension + 300  # HNSW: the key itself and its links
+    refined = 4 * dimension if "Refine" in description.factory or "RFlat" in description.factory else 0
+    return ivf.code_size + 8 + refined

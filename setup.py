@@ -1,0 +1,51 @@
+"""Packaging of fairseq-ccpr; `constraints.txt` pins the versions that were tested together."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+COMMANDS = ["build_datastore", "inspect_datastore", "prepare_data", "compare_decoding"]
+
+
+def read_version() -> str:
+    text = (HERE / "fairseq_ccpr" / "version.py").read_text(encoding="utf-8")
+    return re.search(r'__version__ = "(.+)"', text).group(1)
+
+
+setup(
+    name="fairseq-ccpr",
+    version=read_version(),
+    description="Retrieval-augmented machine translation as a fairseq plug-in",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.9",
+    packages=find_packages(include=["fairseq_ccpr", "fairseq_ccpr.*"]),
+    install_requires=[
+        # The release does not import on Python 3.11 and later; ve-fairseq is fairseq's main branch with that mended.
+        'fairseq==0.12.2; python_version < "3.11"',
+        've-fairseq==0.12.3; python_version >= "3.11"',
+        # 2.6 is the first release that loads checkpoints with weights_only unless told otherwise.
+        "torch>=2.6",
+        "numpy>=1.24",
+        # BLEU and chrF with signatures.
+        "sacrebleu>=2.3",
+        # The subword model of the demo, and of most models that come with one.
+        "sentencepiece>=0.1.99",
+        # Progress bars; fairseq brings it as well.
+        "tqdm",
+    ],
+    extras_require={
+        # Approximate search on large stores. Without FAISS everything works through exact search in torch.
+        "cpu": ["faiss-cpu>=1.8"],
+        "gpu": ["faiss-gpu>=1.8"],
+        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10"],
+    },
+    entry_points={
+        "console_scripts": [
+            f"fairseq-ccpr-{name.replace('_', '-')} = fairseq_ccpr.cli.{name}:main" for name in COMMANDS
+        ]
+    },
+)
