@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-COMMANDS = ["build_datastore", "inspect_datastore", "prepare_data", "compare_decoding"]
+COMMANDS = ["build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval"]
 
 
 def read_version() -> str:

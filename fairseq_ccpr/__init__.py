@@ -1,11 +1,15 @@
 """fairseq-ccpr: retrieval-augmented machine translation as a fairseq plug-in (`--user-dir fairseq_ccpr`)."""
 
+import logging
 from argparse import Namespace
 
 import torch
 
 from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.version import __version__
+
+# fairseq announces on import which packages it could use for speech.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 # fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
 # weights_only on, so that nothing in a checkpoint can run.

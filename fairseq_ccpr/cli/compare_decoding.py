@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
-
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_ccpr.cli.command import run
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.decoding_comparison import BASE, RETRIEVAL, Comparison, compare_decoding
+from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
+from fairseq_ccpr.evaluation.decoding import parse_generation
 from fairseq_ccpr.version import __version__
 
 HELP = """\
@@ -23,17 +19,6 @@ sentences that retrieval changed for the better. All options are those of fairse
 --knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe, --remove-bpe and so on. With
 --results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there.
 """
-
-
-def parse(arguments: list[str]) -> Any:
-    """fairseq-generate's options, with retrieval as the default task."""
-    parser = options.get_generation_parser(default_task="translation_retrieval")
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=arguments))
-    if cfg.common_eval.path is None:
-        raise ConfigurationError("give the model's checkpoint with --path")
-    if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
-        cfg.dataset.max_tokens = 12000  # as fairseq-generate does
-    return cfg
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -48,17 +33,17 @@ def as_markdown(comparison: Comparison) -> str:
     lines += ["", f"BLEU {rows[0]['bleu_signature']}", f"chrF {rows[0]['chrf_signature']}"]
     lines += [f"retrieval {comparison.retrieval_signature}|v:{__version__}"]
     for i in comparison.examples(3):
-        lines += ["", f"source     {comparison.sources[i]}"]
-        lines += [f"{name:10} {comparison.systems[name].hypotheses[i]}" for name in (BASE, RETRIEVAL)]
-        lines += [f"reference  {comparison.references[i]}"]
+        lines += ["", f"source     {comparison.decodings.sources[i]}"]
+        lines += [f"{name:10} {comparison.decodings.systems[name].hypotheses[i]}" for name in (BASE, RETRIEVAL)]
+        lines += [f"reference  {comparison.decodings.references[i]}"]
     return "\n".join(lines)
 
 
 def write_results(comparison: Comparison, folder: Path) -> None:
     """Texts one sentence a line in the order of the corpus, and the numbers as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"source": comparison.sources, "reference": comparison.references}
-    texts |= {name: system.hypotheses for name, system in comparison.systems.items()}
+    texts = {"source": comparison.decodings.sources, "reference": comparison.decodings.references}
+    texts |= {name: system.hypotheses for name, system in comparison.decodings.systems.items()}
     for name, sentences in texts.items():
         (folder / f"{name}.txt").write_text("".join(f"{sentences[i]}\n" for i in sorted(sentences)), encoding="utf-8")
     results = {"retrieval_signature": comparison.retrieval_signature, "version": __version__, "rows": comparison.rows()}
@@ -67,7 +52,7 @@ def write_results(comparison: Comparison, folder: Path) -> None:
 
 def compare(arguments: list[str]) -> int:
     """Compare and print."""
-    cfg = parse(arguments)
+    cfg = parse_generation(arguments)
     comparison = compare_decoding(cfg)
     print(as_markdown(comparison))
     if cfg.common_eval.results_path is not None:

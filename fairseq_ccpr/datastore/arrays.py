@@ -59,10 +59,6 @@ class ArrayWriter:
         """The shards that need no more work."""
         return {int(mark.name) for mark in (self.directory / DONE).iterdir()}
 
-    def finish(self) -> None:
-        """Remove the marks."""
-        shutil.rmtree(self.directory / DONE)
-
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.npy"
 

@@ -55,16 +55,20 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             values, retrieved, share = self.retriever(queries)
         return interpolate_(log_probs.float(), values, retrieved, share), attention
 
-    def force_decode(self, net_input: dict[str, Tensor], sample: dict[str, Any]) -> tuple[Tensor, Any]:
+    def force_decode(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """The same distribution at every position of a given target: log p [B, T, V], and the models' mean attention."""
-        outputs = [model(**net_input) for model in self.models]
+        log_probs, queries, attention = self.force_decode_models(sample)
+        real = sample["target"].ne(self.pad)
+        log_probs[real] = interpolate_(log_probs[real], *self.retriever(queries[real]))
+        return log_probs, attention
+
+    def force_decode_models(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What retrieval starts from: log p_NMT fp32 [B, T, V], the queries [B, T, d], and the mean attention."""
+        outputs = [model(**sample["net_input"]) for model in self.models]
         each = [m.get_normalized_probs(o, log_probs=True, sample=sample) for m, o in zip(self.models, outputs)]
-        log_probs = torch.stack(each).logsumexp(dim=0) - math.log(len(each))
-        real = net_input["prev_output_tokens"].ne(self.pad)
-        mixed = interpolate_(log_probs[real].float(), *self.retriever(self.capture.read()[real]))
-        log_probs[real] = mixed.to(log_probs.dtype)
+        log_probs = torch.stack(each).float().logsumexp(dim=0) - math.log(len(each))
         attention = [o[1]["attn"][0] for o in outputs if o[1]["attn"][0] is not None]
-        return log_probs, torch.stack(attention).mean(dim=0) if attention else None
+        return log_probs, self.capture.read(), torch.stack(attention).mean(dim=0) if attention else None
 
     def signature(self) -> str:
         """All that decides what retrieval does to a translation, in one line."""
@@ -81,7 +85,7 @@ class _ScoredModel:
         self.ensemble.eval()
 
     def __call__(self, **net_input: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        log_probs, attention = self.ensemble.force_decode(net_input, self.sample)
+        log_probs, attention = self.ensemble.force_decode(self.sample)
         return log_probs, {"attn": [attention]} if attention is not None else {}
 
     def get_normalized_probs(self, output: tuple[Tensor, Any], log_probs: bool, sample: dict[str, Any]) -> Tensor:

@@ -30,9 +30,30 @@ def neighbour_log_probabilities(scores: Tensor, ids: Tensor, values: Tensor, tem
     """
     weights = (scores / temperature).masked_fill(ids < 0, float("-inf"))
     lowest = torch.finfo(weights.dtype).min
-    weights = weights - weights.logsumexp(dim=1, keepdim=True).clamp_min(lowest)  # not -inf - -inf
-    same = values.unsqueeze(2) == values.unsqueeze(1)  # [H, k, k]
-    return weights.unsqueeze(1).masked_fill(~same, float("-inf")).logsumexp(dim=2)
+    weights = (weights - weights.logsumexp(dim=1, keepdim=True).clamp_min(lowest)).exp()  # not -inf - -inf
+    # Equal values become neighbours, and each run of them is added up.
+    ordered, order = values.sort(dim=1)
+    first = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0))  # [H, k], but for the first run
+    run = first.long().cumsum(dim=1)
+    totals = torch.zeros_like(weights).scatter_add_(1, run, weights.gather(1, order))
+    return torch.empty_like(weights).scatter_(1, order, totals.gather(1, run)).log()
+
+
+def target_log_probabilities(scores: Tensor, ids: Tensor, matches: Tensor, temperature: float) -> Tensor:
+    """log p_r of one given token a row: all a tuner needs of the distribution above.
+
+    Args:
+        scores: fp32 [N, k].
+        ids: int64 [N, k]; -1 marks a missing neighbour.
+        matches: bool [N, k], whether the neighbour's value is that token.
+        temperature: T > 0.
+
+    Returns:
+        fp32 [N]; -inf where no neighbour matches.
+    """
+    weights = (scores / temperature).masked_fill(ids < 0, float("-inf"))
+    whole = weights.logsumexp(dim=1).clamp_min(torch.finfo(weights.dtype).min)
+    return weights.masked_fill(~matches, float("-inf")).logsumexp(dim=1) - whole
 
 
 def interpolate_(log_probs: Tensor, values: Tensor, retrieved: Tensor, share: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import neighbour_log_probabilities
 from fairseq_ccpr.errors import ConfigurationError
+
+# A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
+ALMOST_ALL = 1 - 2**-24
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,13 @@ class TokenRetriever:
         Args:
             scores, ids, values: the neighbours, [H, k] each, as `Index.search` gives them, and their tokens.
         """
-        return scores.new_full((len(scores),), self.settings.lambda_)
+        return scores.new_full((len(scores),), min(self.settings.lambda_, ALMOST_ALL))
+
+    def with_settings(self, settings: TokenRetrievalSettings) -> TokenRetriever:
+        """The same retriever over the same index, with other settings."""
+        other = copy.copy(self)
+        other.settings = settings
+        return other
 
     def signature(self) -> str:
         """All that decides what is retrieved and how it counts, in one line to be printed with results."""

@@ -103,7 +103,7 @@ def _has(data_bin: Path, subset: str, prefix: str, source: str) -> bool:
 def _cut(sentences: np.ndarray, lengths: np.ndarray, shard_tokens: int) -> list[np.ndarray]:
     """Cut ascending sentence ids where the running count of tokens passes a multiple of `shard_tokens`.
 
-    >>> [list(part) for part in _cut(np.arange(4), np.array([3, 3, 3, 3]), 6)]
+    >>> [part.tolist() for part in _cut(np.arange(4), np.array([3, 3, 3, 3]), 6)]
     [[0, 1], [2, 3]]
     """
     if not len(sentences):

@@ -190,7 +190,6 @@ class _TokenBuild:
         if not self.extracted:
             with (self.partial / SYMBOLS).open("w", encoding="utf-8", newline="\n") as stream:
                 stream.writelines(f"{symbol}\n" for symbol in self.task.target_dictionary.symbols)
-            self.writer.finish()
             self.partial.rename(self.final)
         names = [*(f"{name}.npy" for name in self.shapes), SYMBOLS]
         if self.section.index.file:
@@ -198,9 +197,11 @@ class _TokenBuild:
         self.section.files = describe_files(self.settings.output, [f"{TOKEN}/{name}" for name in names])
         self.manifest.token = self.section
         self.manifest.write(self.settings.output)
-        for path in self.final.iterdir():  # the plan, and an index that was replaced
-            if path.name not in names:
-                path.unlink()
+        for name in {path.name for path in self.final.iterdir()} - set(
+            names
+        ):  # marks, plan, an index that was replaced
+            path = self.final / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _progress(self, what: str, total: int) -> tqdm:
         return tqdm(

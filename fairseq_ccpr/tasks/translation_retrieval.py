@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
@@ -65,7 +66,7 @@ class TranslationRetrievalTask(TranslationTask):
         """
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
-        ensemble = self._build_ensemble(models, 1 if scoring else generator.beam_size)
+        ensemble = self.build_ensemble(models, 1 if scoring else generator.beam_size)
         logger.info("retrieval signature: %s|v:%s", ensemble.signature(), __version__)
         if scoring:
             return RetrievalScorer(
@@ -74,7 +75,19 @@ class TranslationRetrievalTask(TranslationTask):
         generator.model = ensemble
         return generator
 
-    def _build_ensemble(self, models: list[Any], beam_size: int) -> RetrievalEnsemble:
+    def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
+        """See `FairseqTask.inference_step`."""
+        if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
+            # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
+            sample = {name: value for name, value in sample.items() if name != "id"}
+        return super().inference_step(generator, models, sample, **kwargs)
+
+    def build_ensemble(self, models: list[Any], beam_size: int) -> RetrievalEnsemble:
+        """The models and the datastore as one.
+
+        Raises:
+            DatastoreError: the datastore belongs to none of `models`.
+        """
         member = self._find_member(models)
         capture = KeyCapture(member, self.token_datastore.section.key_layer)
         device = next(member.parameters()).device

@@ -1,0 +1,104 @@
+"""Choosing k, lambda and T on a held-out subset: a large grid by likelihood, its best few by BLEU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.interpolation import target_log_probabilities
+from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
+from fairseq_ccpr.evaluation.decoding import batches, decode
+
+NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
+LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
+# In squared distances. Raw decoder states lie some tens to hundreds apart.
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
+
+
+@dataclass
+class TokenCache:
+    """What a teacher-forced pass leaves behind, enough to score any setting: a row for each of N reference tokens."""
+
+    log_probs: Tensor  # fp32 [N], log p_NMT of the reference token
+    scores: Tensor  # fp32 [N, K]
+    ids: Tensor  # int64 [N, K]
+    matches: Tensor  # bool [N, K], whether the neighbour's value is the reference token
+
+    def log_likelihood(self, k: int, temperature: float, lambdas: Tensor) -> Tensor:
+        """Mean log p of the reference tokens (equations 2 and 4 of the CLKNN paper) for each lambda, fp32 [lambdas]."""
+        retrieved = target_log_probabilities(self.scores[:, :k], self.ids[:, :k], self.matches[:, :k], temperature)
+        share = lambdas.unsqueeze(1) * (self.ids[:, :k] >= 0).any(dim=1)  # [lambdas, N]
+        mixed = torch.logaddexp(torch.log1p(-share) + self.log_probs, share.log() + retrieved)
+        return mixed.mean(dim=1)
+
+
+@torch.inference_mode()
+def fill_cache(cfg: Any, task: Any, models: list[Any], ensemble: RetrievalEnsemble, k: int) -> TokenCache:
+    """Force-decode the subset once, keeping the reference's probabilities and the k nearest neighbours."""
+    rows: list[tuple[Tensor, ...]] = []
+    for sample in batches(cfg, task, models):
+        real = sample["target"].ne(task.target_dictionary.pad())
+        targets = sample["target"][real]
+        log_probs, queries, _ = ensemble.force_decode_models(sample)
+        scores, ids = ensemble.retriever.index.search(queries[real], k)
+        matches = (ensemble.retriever.values[ids.clamp_min(0)] == targets.unsqueeze(1)) & (ids >= 0)
+        rows.append((log_probs[real].gather(1, targets.unsqueeze(1)).squeeze(1), scores, ids, matches))
+    return TokenCache(*(torch.cat(column).cpu() for column in zip(*rows)))
+
+
+def score_grid(cache: TokenCache) -> dict[TokenRetrievalSettings, float]:
+    """Mean log-likelihood of the references at every point of the grid."""
+    grid = {}
+    for k in NEIGHBOURS:
+        for temperature in TEMPERATURES:
+            values = cache.log_likelihood(k, temperature, torch.tensor(LAMBDAS))
+            for lambda_, value in zip(LAMBDAS, values.tolist()):
+                grid[TokenRetrievalSettings(k, lambda_, temperature)] = value
+    return grid
+
+
+def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
+    """The best points of the grid that differ in lambda, which likelihood and BLEU disagree on the most."""
+    best: dict[float, TokenRetrievalSettings] = {}
+    for settings in sorted(grid, key=lambda s: -grid[s]):
+        best.setdefault(settings.lambda_, settings)
+    return list(best.values())[:count]
+
+
+@dataclass
+class Tuned:
+    """What came of tuning."""
+
+    best: TokenRetrievalSettings
+    bleu: dict[str, float]  # by name of the system, the base among them
+    grid: dict[TokenRetrievalSettings, float]
+
+
+def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
+    """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep."""
+    generators = {"base": task.build_base_generator(models, cfg.generation)}
+    ensemble = task.build_ensemble(models, generators["base"].beam_size)
+    grid = score_grid(fill_cache(cfg, task, models, ensemble, max(NEIGHBOURS)))
+    chosen = {as_options(settings): settings for settings in candidates(grid, count)}
+    for name, settings in chosen.items():
+        generators[name] = task.build_base_generator(models, cfg.generation)
+        retriever = ensemble.retriever.with_settings(settings)
+        generators[name].model = RetrievalEnsemble(
+            models, ensemble.capture, retriever, ensemble.pad, ensemble.beam_size
+        )
+    decodings = decode(cfg, task, models, generators)
+    bleu = {name: decodings.scores(name).bleu for name in generators}
+    return Tuned(chosen[max(chosen, key=lambda name: bleu[name])], bleu, grid)
+
+
+def as_options(settings: TokenRetrievalSettings) -> str:
+    """Settings in the form of fairseq-generate's options.
+
+    >>> as_options(TokenRetrievalSettings(8, 0.6, 10.0))
+    '--knn-k 8 --knn-lambda 0.6 --knn-temperature 10'
+    """
+    return f"--knn-k {settings.k} --knn-lambda {settings.lambda_:g} --knn-temperature {settings.temperature:g}"

@@ -1,0 +1,173 @@
+"""A real, tiny translation model and what is made from it, once a test session."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from fairseq import options, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import generate
+
+from fairseq_ccpr.cli import build_datastore, inspect_datastore
+from fairseq_ccpr.evaluation.decoding import load
+from fairseq_ccpr.extraction.preparation import read_pairs
+
+torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
+ROOT = Path(__file__).resolve().parent.parent
+USER_DIR = ROOT / "fairseq_ccpr"
+DEMO = ROOT / "datastores" / "demo"
+PAIRS = {"train": 1200, "valid": 40, "test": 40}
+TINY = "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 "
+TINY += "--encoder-attention-heads 2 --decoder-attention-heads 2 --share-all-embeddings --dropout 0 "
+TINY += "--optimizer adam --lr 5e-3 --criterion cross_entropy --no-epoch-checkpoints --no-progress-bar"
+
+
+def run(*command: object, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of this project or of fairseq as a user would, on one thread, from the checkout."""
+    words = [str(word) for word in command]
+    if words[0].endswith(".py"):
+        words = [sys.executable, *words]
+    elif not words[0].startswith("/"):
+        words[0] = str(Path(sys.executable).parent / words[0])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done
+
+
+MAINS = {
+    "build_datastore": build_datastore.main,
+    "inspect_datastore": inspect_datastore.main,
+    "fairseq-generate": generate.cli_main,
+}
+
+
+def call(command: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which spares it the imports; what it prints and its exit code are the same."""
+    out, err = io.StringIO(), io.StringIO()
+    words = [command, *(str(word) for word in arguments)]
+    code = 0
+    with patch.object(sys, "argv", words), redirect_stdout(out), redirect_stderr(err):
+        try:
+            MAINS[command]()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # what the interpreter does in the end
+            code = 1
+    done = subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+    if check and code:
+        raise AssertionError(f"{words}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+@dataclass
+class World:
+    """What the tests work with."""
+
+    folder: Path
+    data_bin: Path
+    spm: Path
+    model: Path
+    other_model: Path  # same dictionary, other weights
+    datastore: Path  # of `model`, exact search
+
+    def options(self, *extra: object) -> list[str]:
+        """Options of fairseq-generate for this model and datastore."""
+        words = [self.data_bin, "--user-dir", USER_DIR, "--task", "translation_retrieval", "-s", "de", "-t", "en"]
+        words += ["--path", self.model, "--datastore", self.datastore, "--cpu", "--knn-temperature", 5]
+        words += ["--max-len-b", 45, *extra]
+        return [str(word) for word in words]
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    tables: list[object] = []
+    for subset, count in PAIRS.items():
+        short = (pair for pair in read_pairs(DEMO / f"bible.{subset}.tsv.xz") if len(pair[1]) < 80)
+        rows = "".join(f"{source}\t{target}\n" for source, target in itertools.islice(short, count))
+        (folder / f"{subset}.tsv").write_text(rows, encoding="utf-8")
+        tables += [f"--{subset}", folder / f"{subset}.tsv"]
+    data_bin = folder / "data-bin"
+    run("scripts/prepare_data.py", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
+    train(data_bin, folder / "model", 150, seed=1)
+    train(data_bin, folder / "other", 10, seed=2)
+    made = World(
+        folder, data_bin, data_bin / "spm.model", folder / "model/checkpoint_last.pt",
+        folder / "other/checkpoint_last.pt", folder / "datastore",
+    )  # fmt: skip
+    build(made, made.datastore)
+    return made
+
+
+def train(data_bin: Path, save_dir: Path, updates: int, seed: int) -> None:
+    """Train a tiny Transformer with fairseq-train, in bf16 on the CPU."""
+    run(
+        "fairseq-train", data_bin, "--user-dir", "fairseq_ccpr", "--task", "translation_cpu_bf16", "--arch", "transformer",
+        "--max-tokens", 2000, "--max-update", updates, "--seed", seed, "--save-dir", save_dir, "--cpu", *TINY.split(),
+        "--disable-validation",
+    )  # fmt: skip
+
+
+def build_options(world: World, output: Path) -> list[object]:
+    """Options of `build_datastore.py` for a token datastore with exact search."""
+    return [
+        "tokens", world.data_bin, "--path", world.model, "-s", "de", "-t", "en", "--output", output, "--index", "exact",
+        "--max-tokens", 1500, "--cpu", "--quiet",
+    ]  # fmt: skip
+
+
+def build(world: World, output: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Build a token datastore with the command."""
+    return call("build_datastore", *build_options(world, output), *extra, check=check)
+
+
+@pytest.fixture(scope="session")
+def decode(world: World) -> Callable[..., dict[int, list[dict[str, Any]]]]:
+    """Decode the test subset as fairseq-generate does; gives the hypotheses of each sentence."""
+
+    def run_generator(*extra: object, base: bool = False) -> dict[int, list[dict[str, Any]]]:
+        parser = options.get_generation_parser()
+        words = world.options("--max-tokens", 2000, *extra)
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
+        utils.set_torch_seed(1)
+        task, models = load(cfg)
+        make = task.build_base_generator if base else task.build_generator
+        generator = make(models, cfg.generation)
+        found = {}
+        iterator = task.get_batch_iterator(
+            task.dataset("test"), max_tokens=cfg.dataset.max_tokens, max_sentences=cfg.dataset.batch_size
+        )
+        for sample in iterator.next_epoch_itr(shuffle=False):
+            size = cfg.generation.prefix_size
+            prefix = sample["target"][:, :size] if size else None
+            hypotheses = task.inference_step(generator, models, sample, prefix_tokens=prefix)
+            found.update(zip(sample["id"].tolist(), hypotheses))
+        return found
+
+    return run_generator
+
+
+def equal(one: dict[int, list[dict[str, Any]]], two: dict[int, list[dict[str, Any]]], tolerance: float = 0.0) -> bool:
+    """Whether two decodings have the same hypotheses, and scores that differ by no more than `tolerance`."""
+    pairs = [(a, b) for i in one for a, b in zip(one[i], two[i])]
+    return (
+        one.keys() == two.keys()
+        and all(len(one[i]) == len(two[i]) for i in one)
+        and all(torch.equal(a["tokens"], b["tokens"]) for a, b in pairs)
+        and all((a["positional_scores"] - b["positional_scores"]).abs().max() <= tolerance for a, b in pairs)
+    )

@@ -1,0 +1,139 @@
+"""Every index against brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search import ExactIndex, FaissIndex, exact
+from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.search.plan import plan_index
+
+
+def brute_force(keys, queries, k, metric):
+    """Scores of the k nearest keys, float64 [H, k]."""
+    keys, queries = keys.astype(np.float64), queries.double().numpy()
+    scores = queries @ keys.T if metric == "ip" else -((queries[:, None] - keys[None]) ** 2).sum(2)
+    return -np.sort(-scores, axis=1)[:, :k]
+
+
+def clustered(size, dimension, seed=0):
+    """Keys in clusters, as a decoder makes them."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(max(1, size // 30), dimension)) * 3
+    return (centres[rng.integers(0, len(centres), size)] + rng.normal(size=(size, dimension))).astype(np.float16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(0, 300),
+    dimension=st.integers(1, 20),
+    rows=st.integers(1, 9),
+    k=st.sampled_from([1, 2, 8, 64]),
+    metric=st.sampled_from(["l2", "ip"]),
+    tile=st.sampled_from([1, 50, 1 << 24]),
+    copies=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies, seed):
+    rng = np.random.default_rng(seed)
+    keys = rng.normal(size=(size, dimension)).astype(np.float16)
+    if copies and size > 2:
+        keys[size // 2 :] = keys[0]  # ties
+    queries = torch.from_numpy(rng.normal(size=(rows, dimension))).float()
+    before, exact.TILE_NUMBERS = exact.TILE_NUMBERS, tile
+    try:
+        scores, ids = ExactIndex(keys, metric).search(queries, k)
+    finally:
+        exact.TILE_NUMBERS = before
+    real = min(k, size)
+    assert scores.shape == ids.shape == (rows, k)
+    assert (ids[:, real:] == -1).all() and torch.isinf(scores[:, real:]).all()
+    np.testing.assert_allclose(scores[:, :real], brute_force(keys, queries, k, metric), rtol=1e-4, atol=1e-4)
+    for row in ids[:, :real].tolist():
+        assert len(set(row)) == real  # no key twice
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_exact_takes_half_precision_queries(metric):
+    keys = clustered(200, 16)
+    queries = torch.from_numpy(clustered(5, 16, seed=1))
+    scores, _ = ExactIndex(keys, metric).search(queries, 4)
+    np.testing.assert_allclose(scores, brute_force(keys, queries, 4, metric), rtol=1e-4, atol=1e-3)
+
+
+FACTORIES = ["Flat", "IVF32,Flat", "IVF32,PQ8", "HNSW16", "IVF32,SQfp16", "PCA8,IVF16,Flat", "auto"]
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path):
+    keys = clustered(25_000 if factory == "auto" else 3000, 16)
+    queries = torch.from_numpy(clustered(50, 16)).float() + 0.1
+    description = plan_index(factory, metric, "", len(keys), 16)
+    added = []
+    build_index(keys, description, tmp_path / "index", added.append)
+    assert sum(added) == len(keys)
+    index = FaissIndex.open(tmp_path / "index", metric, description.parameters)
+    scores, ids = index.search(queries, 8)
+    wanted = brute_force(keys, queries, 8, metric)
+    assert index.size == len(keys) and scores.dtype == torch.float32 and ids.dtype == torch.int64
+    assert (scores[:, :-1] >= scores[:, 1:]).all()
+    exact_ids = ExactIndex(keys, metric).search(queries, 8)[1]
+    recall = np.mean([len(set(a) & set(b)) / 8 for a, b in zip(ids.tolist(), exact_ids.tolist())])
+    assert recall >= {"IVF32,PQ8": 0.4, "PCA8,IVF16,Flat": 0.4}.get(factory, 0.9), recall
+    if factory == "Flat":
+        np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-2)
+
+
+def test_faiss_pads_what_it_does_not_find(tmp_path):
+    keys = clustered(10, 8)
+    build_index(keys, plan_index("Flat", "l2", "", 10, 8), tmp_path / "index", lambda _: None)
+    scores, ids = FaissIndex.open(tmp_path / "index", "l2", "").search(torch.zeros(2, 8), 16)
+    assert (ids[:, 10:] == -1).all() and torch.isinf(scores[:, 10:]).all() and (ids[:, :10] >= 0).all()
+
+
+def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch):
+    """The first rows of a store may all be alike; an index trained on them alone would put the rest in a few lists."""
+    from fairseq_ccpr.search import faiss_index
+
+    monkeypatch.setattr(faiss_index, "TRAIN_ROWS", 500)
+    monkeypatch.setattr(faiss_index, "TRAIN_ROWS_PER_CENTROID", 1)
+    keys = np.concatenate([np.zeros((5000, 8)), clustered(5000, 8)]).astype(np.float16)
+    build_index(keys, plan_index("IVF16,Flat", "l2", "", 10000, 8), tmp_path / "index", lambda _: None)
+    index = FaissIndex.open(tmp_path / "index", "l2", "")
+    lists = faiss_index.inverted_lists(index.index).invlists
+    sizes = sorted((lists.list_size(i) for i in range(16)), reverse=True)
+    assert sizes[0] <= 6000 and sizes[1] > 300
+
+
+@pytest.mark.parametrize(
+    ("choice", "metric", "parameters", "sentence"),
+    [
+        ("IVF9999,Nonsense", "l2", "", "cannot make an index 'IVF9999,Nonsense'"),
+        ("IVF512,Flat", "l2", "", "512 lists, but the datastore will have 100 keys"),
+        ("IVF4,Flat", "l2", "nprobes=3", "nprobes=3"),
+        ("exact", "l2", "nprobe=3", "exact search has none"),
+        ("exact", "cosine", "", "--metric is 'cosine'"),
+        ("IVF4,PQ7", "l2", "", "IVF4,PQ7"),
+    ],
+)
+def test_impossible_indexes_are_refused(choice, metric, parameters, sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
+        plan_index(choice, metric, parameters, 100, 16)
+
+
+def test_damaged_index_file_is_refused(tmp_path):
+    (tmp_path / "index").write_bytes(b"not an index")
+    with pytest.raises(DatastoreError, match="is damaged"):
+        FaissIndex.open(tmp_path / "index", "l2", "")
+
+
+def test_automatic_index_is_exact_where_that_is_fastest():
+    assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
+    assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
+    assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ8x4fs,Refine(SQfp16)"
