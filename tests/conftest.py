@@ -20,7 +20,7 @@ from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate
 
-from fairseq_ccpr.cli import build_datastore, inspect_datastore
+from fairseq_ccpr.cli import build_datastore, compare_decoding, inspect_datastore, tune_retrieval
 from fairseq_ccpr.evaluation.decoding import load
 from fairseq_ccpr.extraction.preparation import read_pairs
 
@@ -51,6 +51,8 @@ def run(*command: object, check: bool = True, **environment: str) -> subprocess.
 MAINS = {
     "build_datastore": build_datastore.main,
     "inspect_datastore": inspect_datastore.main,
+    "compare_decoding": compare_decoding.main,
+    "tune_retrieval": tune_retrieval.main,
     "fairseq-generate": generate.cli_main,
 }
 

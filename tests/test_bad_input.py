@@ -50,6 +50,7 @@ def test_build_refuses_bad_input(world: World, tmp_path: Path):
     refused(build_with(with_option(options, "tokens", tmp_path / "nowhere")), "there is no folder .*nowhere")
     refused(build_with(with_option(options, "tokens", empty)), r"has no dict\.de\.txt")
     refused(build_with([*options, "--subset", "dev"]), "no subset 'dev'")
+    refused(build_with([*options, "--subset", "valid", "valid"]), "'valid' twice")
     refused(build_with(with_option(options, "--path", tmp_path / "no.pt")), r"there is no checkpoint .*no\.pt")
     refused(build_with(with_option(options, "--path", world.spm)), r"spm\.model")
     both = f"{world.model}:{world.other_model}"
@@ -72,7 +73,7 @@ def test_build_refuses_an_output_that_is_something_else(world: World, tmp_path: 
 def test_build_refuses_to_mix_with_another_datastore(world: World):
     before = (world.datastore / "manifest.json").read_bytes()
     other = with_option(build_options(world, world.datastore), "--path", world.other_model)
-    refused(build_with(other), "built with another fingerprints: model .* there, model .* now")
+    refused(build_with(other), r"built with another model: \w{12} there, \w{12} now")
     refused(build(world, world.datastore, "--key-layer", "last_ffn_input", check=False), "another key layer")
     assert (world.datastore / "manifest.json").read_bytes() == before
 
@@ -153,6 +154,15 @@ def test_damaged_files_are_refused(world: World, copied: Path):
     assert inspected.returncode == 1 and "keys.npy: the bytes have changed" in inspected.stdout
     keys.unlink()
     refused(generate(world, copied), r"keys\.npy is missing")
+
+
+def test_rebuilding_does_not_hide_damage(world: World, copied: Path):
+    """The same command on a finished datastore, and another index, leave the checksums of what is there alone."""
+    keys = copied / "token" / "keys.npy"
+    keys.write_bytes(keys.read_bytes()[:-100] + bytes(100))
+    for index in ("exact", "Flat"):
+        build(world, copied, "--index", index)
+        assert call("inspect_datastore", copied, check=False).returncode == 1
 
 
 def test_keys_that_are_not_numbers_are_found(copied: Path):

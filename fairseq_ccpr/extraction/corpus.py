@@ -68,6 +68,8 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
     files: list[Path] = []
     left_out = first_row = 0
     for subset in subsets:
+        if subset in sentence_counts:
+            raise ConfigurationError(f"--subset names '{subset}' twice")
         prefix = next(
             (p for p in (f"{source}-{target}", f"{target}-{source}") if _has(data_bin, subset, p, source)), None
         )

@@ -58,6 +58,7 @@ def _decode_shard(
     keys = np.empty((shard.rows, capture.dimension), dtype=np.float16)
     values = np.empty(shard.rows, dtype=np.int32)
     provenance = np.empty((shard.rows, 2), dtype=np.int32)
+    filled = 0
     for sample in samples:
         net_input, target = sample["net_input"], sample["target"]
         if next(model.parameters()).is_cuda:
@@ -71,6 +72,9 @@ def _decode_shard(
         keys[rows] = capture.read()[real].half().cpu().numpy()
         values[rows] = target[real].cpu().numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
+        filled += len(rows)
+    if filled != shard.rows:
+        raise RuntimeError(f"fairseq's batches hold {filled} of the {shard.rows} tokens of shard {shard.number}")
     if not np.isfinite(keys).all():
         row = int(np.flatnonzero(~np.isfinite(keys).all(axis=1))[0])
         raise DatastoreError(

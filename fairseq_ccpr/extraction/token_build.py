@@ -13,7 +13,15 @@ from tqdm import tqdm
 
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.arrays import ArrayWriter, check_space, open_array
-from fairseq_ccpr.datastore.manifest import MANIFEST, PLAN, Manifest, TokenSection, describe_files, write_json
+from fairseq_ccpr.datastore.manifest import (
+    MANIFEST,
+    PLAN,
+    Manifest,
+    TokenSection,
+    check_sizes,
+    describe_files,
+    write_json,
+)
 from fairseq_ccpr.datastore.token import KEYS, SYMBOLS, TOKEN, array_shapes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.extraction.corpus import Corpus, read_corpus
@@ -72,7 +80,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
         processes.barrier()
         build.extract()
         processes.barrier()
-    if processes.first:
+    if processes.first and not build.up_to_date:
         build.make_index()
         build.publish()
     processes.barrier()
@@ -118,6 +126,11 @@ class _TokenBuild:
         self.extracted = self.manifest.token is not None
 
     @property
+    def up_to_date(self) -> bool:
+        """Whether the datastore that is there is the one asked for."""
+        return self.manifest.token is not None and self.manifest.token.index == self.section.index
+
+    @property
     def folder(self) -> Path:
         """Where the files are at this moment."""
         return self.final if self.extracted else self.partial
@@ -130,6 +143,7 @@ class _TokenBuild:
         manifest = Manifest.read(output)
         if manifest.token is not None:
             _refuse_differences(output, asdict(manifest.token), self._identity())
+            check_sizes(output, manifest.token.files)
         return manifest
 
     def _identity(self) -> dict[str, Any]:
@@ -194,13 +208,15 @@ class _TokenBuild:
         names = [*(f"{name}.npy" for name in self.shapes), SYMBOLS]
         if self.section.index.file:
             names.append(self.section.index.file)
-        self.section.files = describe_files(self.settings.output, [f"{TOKEN}/{name}" for name in names])
+        # What was published before keeps its checksum: computed anew, it would bless whatever has happened since.
+        published = self.manifest.token.files if self.manifest.token is not None else {}
+        paths = [f"{TOKEN}/{name}" for name in names]
+        new = describe_files(self.settings.output, [path for path in paths if path not in published])
+        self.section.files = {path: published.get(path) or new[path] for path in paths}
         self.manifest.token = self.section
         self.manifest.write(self.settings.output)
-        for name in {path.name for path in self.final.iterdir()} - set(
-            names
-        ):  # marks, plan, an index that was replaced
-            path = self.final / name
+        # The marks, the plan, and an index that was replaced.
+        for path in [path for path in self.final.iterdir() if path.name not in names]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _progress(self, what: str, total: int) -> tqdm:
@@ -211,19 +227,14 @@ class _TokenBuild:
 
 def _refuse_differences(where: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse to mix a new build with an old one that was made from something else."""
-    for name, value in wanted.items():
-        if (old := found.get(name)) != value:
+    old = found | found["fingerprints"]
+    for name, value in (wanted["fingerprints"] | wanted).items():
+        if old.get(name) != value:
+            both = [fingerprint.short(v) if name in found["fingerprints"] else v for v in (old.get(name), value)]
             raise DatastoreError(
-                f"{where} was built with another {name.replace('_', ' ')}: {_brief(old)} there, {_brief(value)} now; "
+                f"{where} was built with another {name.replace('_', ' ')}: {both[0]} there, {both[1]} now; "
                 "give the same options, or another --output, or delete it"
             )
-
-
-def _brief(value: Any) -> str:
-    """A setting for a message, fingerprints shortened."""
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {fingerprint.short(v) if isinstance(v, str) else v}" for k, v in value.items())
-    return str(value)
 
 
 def _refuse_foreign(output: Path) -> None:

@@ -49,8 +49,7 @@ def plan_index(
 def automatic_factory(size: int, dimension: int) -> str:
     """Inverted lists of 4-bit codes that registers scan, the best few scored again from fp16 keys.
 
-    Of the indexes measured (README, Choosing an index) the fastest at equal recall. There are about as many lists as
-    keys in each.
+    There are about as many lists as keys in each.
 
     >>> automatic_factory(1_000_000, 256)
     'IVF1024,PQ128x4fs,Refine(SQfp16)'

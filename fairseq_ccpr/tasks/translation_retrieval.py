@@ -75,6 +75,13 @@ class TranslationRetrievalTask(TranslationTask):
         generator.model = ensemble
         return generator
 
+    def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
+        """See `FairseqTask.get_batch_iterator`; but no sentence is left out.
+
+        fairseq-generate asks for batches of a multiple of 8 sentences, and fairseq then drops those that remain in the end.
+        """
+        return super().get_batch_iterator(*args, required_batch_size_multiple=1, **kwargs)
+
     def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
         """See `FairseqTask.inference_step`."""
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):

@@ -1,0 +1,31 @@
+"""Reduce a fairseq checkpoint to what translating needs: weights in fp16 and settings, no optimiser.
+
+python scripts/recipes/halve_checkpoint.py CHECKPOINT OUTPUT
+"""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+
+torch.serialization.add_safe_globals([Namespace])
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__.strip())
+    source, output = map(Path, sys.argv[1:])
+    state = torch.load(source, map_location="cpu")
+    kept = {name: state.get(name) for name in ("args", "cfg", "criterion", "optimizer_history", "task_state")}
+    kept["model"] = {
+        name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()
+    }
+    kept |= {"extra_state": {}, "last_optimizer_state": None}
+    partial = output.with_name(output.name + ".partial")
+    torch.save(kept, partial)
+    partial.replace(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The recipe of the demo's base model: a small German-English Transformer, on a GPU where there is one, else on the CPU
+# in bf16. Stop it at any moment; the same command goes on from the last checkpoint.
+#
+#   scripts/recipes/train_base_model.sh TRAIN_TSV VALID_TSV OUTPUT_DIR [option of fairseq-train ...]
+#
+# SPM=spm.model DICT=dict.en.txt keep the subwords of an existing model, and FROM=model.pt its weights to start from;
+# without SPM and DICT new ones are made from the training text. UPDATES (56000) is how long to train: on 2 CPU cores
+# some 5,600 updates take two hours.
+set -euo pipefail
+[ $# -ge 3 ] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+train=$1 valid=$2 output=$3
+shift 3
+updates=${UPDATES:-56000}
+scripts=$(cd "$(dirname "$0")/.." && pwd)
+
+if [ ! -e "$output/data-bin/valid.de-en.de.idx" ]; then
+  python "$scripts/prepare_data.py" --train "$train" --valid "$valid" -s de -t en --output "$output/data-bin" \
+    ${SPM:+--spm "$SPM"} ${DICT:+--dict "$DICT"}
+fi
+
+if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  device="--fp16"
+else
+  device="--cpu"
+fi
+fairseq-train "$output/data-bin" --user-dir "$scripts/../fairseq_ccpr" --task translation_cpu_bf16 -s de -t en $device \
+  --arch transformer --encoder-layers 5 --decoder-layers 3 --encoder-embed-dim 256 --decoder-embed-dim 256 \
+  --encoder-ffn-embed-dim 1024 --decoder-ffn-embed-dim 1024 --encoder-attention-heads 4 --decoder-attention-heads 4 \
+  --share-all-embeddings --max-source-positions 256 --max-target-positions 256 --skip-invalid-size-inputs-valid-test \
+  --dropout 0 --criterion cross_entropy --max-tokens 3500 --max-update "$updates" \
+  --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 \
+  --lr-scheduler polynomial_decay --lr 1.2e-3 --end-learning-rate 1e-5 --warmup-updates 100 --total-num-update "$updates" \
+  --save-dir "$output/checkpoints" --save-interval-updates 500 --keep-interval-updates 2 --no-epoch-checkpoints \
+  --log-format simple --log-interval 50 ${FROM:+--finetune-from-model "$FROM"} "$@"
+
+python "$scripts/recipes/halve_checkpoint.py" "$output/checkpoints/checkpoint_best.pt" "$output/model.pt"
+echo "the model: $output/model.pt"

@@ -1,0 +1,23 @@
+# Sourced by demo.sh and test.sh: makes the checkout's own virtual environment, .venv, once, and enters it.
+# PYTHON=python3.12 chooses the interpreter (3.11 and 3.12 were tried); EXTRAS says what to install.
+
+if [ ! -x .venv/bin/python ]; then
+  for python in ${PYTHON:-python3.11 python3.12 python3}; do
+    command -v "$python" >/dev/null && "$python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null && break
+    python=
+  done
+  if [ -z "$python" ]; then
+    echo "Python 3.11 or 3.12 is needed: install one, or say where it is with PYTHON=/path/to/python" >&2
+    exit 1
+  fi
+  echo "making .venv with $("$python" --version)" >&2
+  "$python" -m venv .venv
+fi
+. .venv/bin/activate
+
+stamp=.venv/installed-$EXTRAS
+if [ ! -e "$stamp" ] || [ setup.py -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
+  echo "installing (a few minutes the first time)" >&2
+  python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$EXTRAS]"
+  touch "$stamp"
+fi

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Sets up what the tests need and runs all of them: format, lint, types, tests. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+EXTRAS=cpu,test
+. scripts/setup.sh
+ruff format --check .
+ruff check .
+mypy
+pytest "$@"

@@ -1,0 +1,78 @@
+"""Preparing data, tuning and comparing."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PAIRS, World, build, call
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.decoding import load, parse_generation
+from fairseq_ccpr.evaluation.tuning import fill_cache
+from fairseq_ccpr.extraction.preparation import read_pairs
+
+
+@pytest.mark.parametrize(("k", "lambda_", "temperature"), [(1, 0.3, 1), (8, 0.6, 10), (64, 0.9, 100)])
+def test_tuner_computes_the_likelihood_that_scoring_gives(
+    world: World, decode: Callable, k: int, lambda_: float, temperature: float
+):
+    settings = ["--knn-k", k, "--knn-lambda", lambda_, "--knn-temperature", temperature]
+    scored = decode(*settings, "--score-reference")
+    wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
+    cfg = parse_generation(world.options("--no-progress-bar"))
+    task, models = load(cfg)
+    cache = fill_cache(cfg, task, models, task.build_ensemble(models, 1), 64)
+    assert abs(cache.log_likelihood(k, temperature, torch.tensor([lambda_])).item() - wanted.item()) < 1e-4
+
+
+def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path):
+    build(world, tmp_path / "oracle", "--subset", "valid", "test")
+    words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 2).stdout
+    assert "504 settings" in shown and "base" in shown
+    chosen = (tmp_path / "options").read_text().split()
+    assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature"]
+    assert float(chosen[3]) >= 0.8  # with the answers in the store, much of it is wanted
+    assert call("fairseq-generate", *words, *chosen).returncode == 0
+
+
+def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path):
+    words = [*world.options("--knn-lambda", 0.6), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    shown = call("compare_decoding", *words, "--results-path", tmp_path).stdout
+    assert "| base |" in shown and "| retrieval |" in shown and "nrefs:1|case:mixed" in shown
+    assert shown.count("\nsource ") == 3 and "retrieval retriever:TokenRetriever|" in shown
+    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert rows[0]["speed"] == 1 and rows[1]["speed"] > 0
+    for name in ("base", "retrieval", "source", "reference"):
+        assert len((tmp_path / f"{name}.txt").read_text().splitlines()) == PAIRS["test"]
+    tables = [line.split("\t") for line in (world.folder / "test.tsv").read_text(encoding="utf-8").splitlines()]
+    assert (tmp_path / "source.txt").read_text(encoding="utf-8").splitlines()[3] == tables[3][0]
+
+
+def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path):
+    (tmp_path / "a.tsv").write_text("ä\tb\nc\td\n", encoding="utf-8")
+    with lzma.open(tmp_path / "a.tsv.xz", "wt", encoding="utf-8") as stream:
+        stream.write("ä\tb\nc\td\n")
+    assert list(read_pairs(tmp_path / "a.tsv")) == list(read_pairs(tmp_path / "a.tsv.xz")) == [("ä", "b"), ("c", "d")]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [(b"a\tb\tc\n", "line 2: 3 columns"), (b"alone\n", "line 2: 1 columns"), (b"\xff\ta\n", "not UTF-8")],
+)
+def test_bad_pairs_are_named_by_their_line(tmp_path: Path, line: bytes, sentence: str):
+    (tmp_path / "a.tsv").write_bytes(b"a\tb\n" + line)
+    with pytest.raises(ConfigurationError, match=sentence):
+        list(read_pairs(tmp_path / "a.tsv"))
+
+
+def test_comparing_without_a_model_says_so(world: World):
+    words = world.options()
+    at = words.index("--path")
+    done = call("compare_decoding", *words[:at], *words[at + 2 :], check=False)
+    assert done.returncode == 1 and "--path" in done.stderr
