@@ -35,14 +35,16 @@ def describe(error: BaseException) -> str | None:
             f"the checkpoint was refused and nothing in it was run: {what}, and only tensors and plain settings are "
             "read from checkpoints; if you trust its maker, re-save it with its weights and settings alone"
         )
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError):
+        if not error.strerror:
+            return str(error)
         names = " -> ".join(str(n) for n in (error.filename, error.filename2) if n is not None)
         return f"{names}: {error.strerror}" if names else error.strerror
     return None
 
 
 def install_report() -> None:
-    """Make uncaught `CcprError`s and refused checkpoints end any fairseq command with one sentence.
+    """Make uncaught `CcprError`s, refused checkpoints and missing files end any fairseq command with one sentence.
 
     fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
     where its errors can be told there without a traceback. Everything else goes to the hook that was installed before.
@@ -50,7 +52,7 @@ def install_report() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sentence = describe(error) if isinstance(error, (CcprError, pickle.UnpicklingError)) else None
+        sentence = describe(error)
         if sentence is None:
             previous(kind, error, trace)
         else:

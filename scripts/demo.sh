@@ -7,7 +7,7 @@ EXTRAS=cpu
 . scripts/setup.sh
 demo=datastores/demo work=datastores/demo/work
 
-if [ ! -e "$work/data-bin/test.de-en.de.idx" ]; then
+if [ ! -d $work/data-bin ]; then
   python scripts/prepare_data.py --train $demo/bible.train.tsv.xz --valid $demo/bible.valid.tsv.xz \
     --test $demo/bible.test.tsv.xz -s de -t en --spm $demo/spm.model --dict $demo/dict.en.txt --output $work/data-bin
 fi

@@ -1,9 +1,9 @@
 # Sourced by demo.sh and test.sh: makes the checkout's own virtual environment, .venv, once, and enters it.
 # PYTHON=python3.12 chooses the interpreter (3.11 and 3.12 were tried); EXTRAS says what to install.
 
-if [ ! -x .venv/bin/python ]; then
+if [ ! -e .venv/bin/activate ]; then
   for python in ${PYTHON:-python3.11 python3.12 python3}; do
-    command -v "$python" >/dev/null && "$python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null && break
+    command -v "$python" >/dev/null && "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && break
     python=
   done
   if [ -z "$python" ]; then

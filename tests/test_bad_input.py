@@ -17,6 +17,7 @@ from conftest import ROOT, World, build, build_options, call, run
 
 from fairseq_ccpr.datastore import arrays
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 
 
@@ -101,6 +102,7 @@ def test_model_that_computes_nan_is_refused(world: World, tmp_path: Path):
         build_with(with_option(build_options(world, tmp_path / "store"), "--path", tmp_path / "nan.pt")),
         "NaN, or beyond fp16's range",
     )
+    assert not (tmp_path / "store" / "token.partial").exists()
 
 
 @pytest.fixture
@@ -133,6 +135,32 @@ def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, t
     refused(generate(world, copied), "manifest.json is damaged")
 
 
+def test_decoding_refuses_what_is_missing(world: World, tmp_path: Path):
+    nowhere = [str(tmp_path / "nowhere"), *world.options()[1:]]
+    empty = [str(tmp_path), *world.options()[1:]]
+    for command in ("fairseq-generate", "compare_decoding", "tune_retrieval"):
+        extra = ["--output", tmp_path / "options"] if command == "tune_retrieval" else []
+        refused(call(command, *nowhere, *extra, check=False), "there is no folder .*nowhere")
+        refused(call(command, *empty, *extra, check=False), r"has no dict\.de\.txt")
+        missing = world.options("--path", tmp_path / "no.pt")
+        refused(call(command, *missing, *extra, check=False), r"no\.pt")
+    refused(call("fairseq-generate", *world.options("--gen-subset", "dev"), check=False), "dev")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_decoding_refuses_another_width_backend_or_index(world: World, copied: Path, tmp_path: Path):
+    manifest = json.loads((copied / "manifest.json").read_text())["token"]
+    edit_manifest(copied, token=manifest | {"dimension": 16})
+    refused(generate(world, copied), r"keys\.npy holds float16 \(\d+, 32\), but the manifest says float16 \(\d+, 16\)")
+    edit_manifest(copied, token=manifest | {"index": manifest["index"] | {"backend": "quantum"}})
+    refused(generate(world, copied), "index backend 'quantum', unknown here")
+    build(world, tmp_path / "valid", "--subset", "valid", "--index", "Flat")
+    index = TokenDatastore(tmp_path / "valid").section.index
+    shutil.copy(tmp_path / "valid" / "token" / index.file, copied / "token")
+    edit_manifest(copied, token=manifest | {"index": vars(index)})
+    refused(generate(world, copied), r"indexes [\d,]+ keys of width 32, but there are [\d,]+")
+
+
 def test_decoding_refuses_another_dictionary(world: World, tmp_path: Path):
     shutil.copytree(world.data_bin, tmp_path / "data-bin")
     path = tmp_path / "data-bin" / "dict.en.txt"
@@ -154,6 +182,16 @@ def test_damaged_files_are_refused(world: World, copied: Path):
     assert inspected.returncode == 1 and "keys.npy: the bytes have changed" in inspected.stdout
     keys.unlink()
     refused(generate(world, copied), r"keys\.npy is missing")
+
+
+@pytest.mark.parametrize("name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt"])
+def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str):
+    path = copied / "token" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x80
+    path.write_bytes(content)
+    inspected = call("inspect_datastore", copied, check=False)
+    assert inspected.returncode == 1 and f"{name}: the bytes have changed" in inspected.stdout
 
 
 def test_rebuilding_does_not_hide_damage(world: World, copied: Path):
@@ -186,6 +224,7 @@ def test_keys_that_are_not_numbers_are_found(copied: Path):
         ("--knn-lambda", 1.5, "--knn-lambda is 1.5"),
         ("--knn-lambda", "nan", "--knn-lambda is nan"),
         ("--knn-temperature", 0, "--knn-temperature is 0"),
+        ("--knn-temperature", -1, "--knn-temperature is -1"),
     ],
 )
 def test_settings_out_of_range_are_refused(world: World, option: str, value: object, sentence: str):

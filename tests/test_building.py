@@ -20,7 +20,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.extraction.loading import load_model, load_task
 from fairseq_ccpr.models.key_layer import KeyCapture
 
-SMALL_SHARDS = ("--shard-tokens", 400)
+SMALL_SHARDS = ("--shard-tokens", 400, "--index", "IVF16,Flat")
 BUILD = "scripts/build_datastore.py"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -73,7 +73,7 @@ def test_capturing_reads_what_the_projection_gets(world: World):
 
 
 def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, tmp_path: Path):
-    build(world, whole := tmp_path / "whole", *SMALL_SHARDS)
+    run(BUILD, *build_options(world, whole := tmp_path / "whole"), *SMALL_SHARDS)
     killed = tmp_path / "killed"
     kills = 0
     for marks in (3, 11, 20):
@@ -88,9 +88,22 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, tmp_
             kills += 1
             refused = call("inspect_datastore", killed, check=False)
             assert refused.returncode == 1 and "unfinished" in refused.stderr
+            refused = call("fairseq-generate", *world.options("--datastore", killed), check=False)
+            assert refused.returncode == 1 and "unfinished" in refused.stderr
     assert kills >= 2
-    build(world, killed, *SMALL_SHARDS)
+    run(BUILD, *build_options(world, killed), *SMALL_SHARDS)
     assert contents(killed) == contents(whole)
+
+
+def test_killed_while_indexing_resumes_with_the_index(world: World, tmp_path: Path):
+    run(BUILD, *build_options(world, whole := tmp_path / "whole"), *SMALL_SHARDS)
+    with patch("fairseq_ccpr.extraction.token_build.build_index", side_effect=KeyboardInterrupt):
+        done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
+    assert done.returncode == 130
+    written = (stopped / "token.partial" / "keys.npy").stat().st_mtime_ns
+    run(BUILD, *build_options(world, stopped), *SMALL_SHARDS)
+    assert (stopped / "token" / "keys.npy").stat().st_mtime_ns == written
+    assert contents(stopped) == contents(whole)
 
 
 def test_stopped_while_publishing_resumes(world: World, tmp_path: Path):
@@ -105,7 +118,7 @@ def test_stopped_while_publishing_resumes(world: World, tmp_path: Path):
 
 
 def test_two_processes_equal_one(world: World, tmp_path: Path):
-    build(world, one := tmp_path / "one", *SMALL_SHARDS)
+    run(BUILD, *build_options(world, one := tmp_path / "one"), *SMALL_SHARDS)
     run("torchrun", "--nproc-per-node", 2, BUILD, *build_options(world, tmp_path / "two"), *SMALL_SHARDS)
     assert contents(tmp_path / "two") == contents(one)
 

@@ -14,6 +14,7 @@ from conftest import PAIRS, ROOT, World, build, call, equal, run
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.extraction.loading import load_model, load_task
 
 SEARCHES = [
@@ -144,14 +145,10 @@ def test_every_setting_changes_something_and_is_in_the_signature(world: World, d
 
 
 def signature(world: World, *extra: object) -> str:
-    """What a decoding prints of its retrieval."""
-    from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
-
-    options = world.options(*extra)
-    values = [options[len(options) - 1 - options[::-1].index(f"--knn-{n}") + 1] if f"--knn-{n}" in options else d
-              for n, d in (("k", 8), ("lambda", 0.5), ("temperature", 10.0))]  # fmt: skip
-    settings = TokenRetrievalSettings(int(values[0]), float(values[1]), float(values[2]))
-    return TokenRetriever(TokenDatastore(world.datastore), settings, torch.device("cpu")).signature()
+    """What a decoding logs of its retrieval."""
+    parsed = parse_generation(world.options(*extra))
+    task, models = load(parsed)
+    return task.build_generator(models, parsed.generation).model.signature()
 
 
 def output(text: str, kind: str) -> dict[int, str]:
@@ -186,10 +183,21 @@ def test_last_ffn_input_is_what_the_decoder_queries_with(world: World, decode: C
     assert np.mean([(h[0]["positional_scores"] > -1e-3).float().mean().item() for h in found.values()]) > 0.99
 
 
-def test_worked_example_of_a_user_dir(world: World):
-    words = [w if w != str(ROOT / "fairseq_ccpr") else str(ROOT / "user_dir") for w in world.options()]
+def test_share_of_one_can_end_a_sentence_whatever_the_policy(world: World):
+    """At the greatest length only </s> may follow, and it need not be among the neighbours."""
+    words = user_dir_options(world, "--knn-lambda", 1, "--max-len-b", 3)
+    assert len(output(run("fairseq-generate", *words).stdout, "H")) == PAIRS["test"]
+
+
+def user_dir_options(world: World, *extra: object) -> list[str]:
+    """Options of fairseq-generate for the worked example."""
+    words = [w if w != str(ROOT / "fairseq_ccpr") else str(ROOT / "user_dir") for w in world.options(*extra)]
     words[words.index("translation_retrieval")] = "translation_agreement"
-    done = run("fairseq-generate", *words)
+    return words
+
+
+def test_worked_example_of_a_user_dir(world: World):
+    done = run("fairseq-generate", *user_dir_options(world))
     assert "retriever:AgreementRetriever|" in done.stdout + done.stderr
     assert output(done.stdout, "H") != output(call("fairseq-generate", *world.options()).stdout, "H")
 

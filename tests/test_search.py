@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -59,11 +62,35 @@ def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_exact_takes_half_precision_queries(metric):
-    keys = clustered(200, 16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_exact_takes_half_precision(metric, dtype):
+    keys = torch.from_numpy(clustered(200, 16)).to(dtype)
     queries = torch.from_numpy(clustered(5, 16, seed=1))
     scores, _ = ExactIndex(keys, metric).search(queries, 4)
-    np.testing.assert_allclose(scores, brute_force(keys, queries, 4, metric), rtol=1e-4, atol=1e-3)
+    wanted = brute_force(keys.double().numpy(), queries, 4, metric)
+    np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_exact_on_a_gpu_equals_exact_on_the_cpu():
+    keys = clustered(5000, 16)
+    queries = torch.from_numpy(clustered(50, 16, seed=1)).float()
+    index = ExactIndex(keys, "l2")
+    scores = index.to(torch.device("cuda")).search(queries.cuda(), 8)[0]
+    np.testing.assert_allclose(scores.cpu(), index.search(queries, 8)[0], rtol=1e-4, atol=1e-3)
+
+
+def test_without_faiss_exact_search_is_chosen_and_others_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert plan_index("auto", "l2", "", 10**6, 16).backend == "exact"
+    with pytest.raises(ConfigurationError, match="needs FAISS, which is not installed: pip install faiss-cpu"):
+        plan_index("IVF16,Flat", "l2", "", 10**6, 16)
+
+
+def test_index_that_cannot_be_written_leaves_nothing():
+    with pytest.raises(DatastoreError, match="is the disk full"):
+        build_index(clustered(10, 8), plan_index("Flat", "l2", "", 10, 8), Path("/nowhere/index"), lambda _: None)
 
 
 FACTORIES = ["Flat", "IVF32,Flat", "IVF32,PQ8", "HNSW16", "IVF32,SQfp16", "PCA8,IVF16,Flat", "auto"]

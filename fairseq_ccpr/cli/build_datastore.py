@@ -88,12 +88,14 @@ def build_tokens(settings: TokenBuildSettings) -> int:
     """Build, and say what came of it."""
     start = time.monotonic()
     with launched() as processes:
-        section = build_token_datastore(settings, processes)
+        section, left_out = build_token_datastore(settings, processes)
         if processes.first:
             print(
                 f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
                 f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
             )
+            if left_out:
+                print(f"{left_out:,} sentences longer than the model takes were left out")
     return 0
 
 

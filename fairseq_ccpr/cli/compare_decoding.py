@@ -9,7 +9,6 @@ from pathlib import Path
 from fairseq_ccpr.cli.command import run
 from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
 from fairseq_ccpr.evaluation.decoding import parse_generation
-from fairseq_ccpr.version import __version__
 
 HELP = """\
 usage: compare_decoding.py DATA_BIN --path MODEL -s LANG -t LANG --datastore DIR [option of fairseq-generate ...]
@@ -30,8 +29,10 @@ def as_markdown(comparison: Comparison) -> str:
             f"| {row['system']} | {row['bleu']:.2f} | {row['chrf']:.2f} | {row['seconds']:.1f} | "
             f"{row['tokens_per_second']} | {row['speed']:.0%} |"
         )
-    lines += ["", f"BLEU {rows[0]['bleu_signature']}", f"chrF {rows[0]['chrf_signature']}"]
-    lines += [f"retrieval {comparison.retrieval_signature}|v:{__version__}"]
+    lines += ["", f"{len(comparison.decodings.references):,} sentences"]
+    lines += [f"BLEU {rows[0]['bleu_signature']}", f"chrF {rows[0]['chrf_signature']}"]
+    lines += [f"retrieval {comparison.retrieval_signature}"]
+    lines += ["", "The three sentences that retrieval brought nearest to their references, by chrF gained:"]
     for i in comparison.examples(3):
         lines += ["", f"source     {comparison.decodings.sources[i]}"]
         lines += [f"{name:10} {comparison.decodings.systems[name].hypotheses[i]}" for name in (BASE, RETRIEVAL)]
@@ -46,7 +47,7 @@ def write_results(comparison: Comparison, folder: Path) -> None:
     texts |= {name: system.hypotheses for name, system in comparison.decodings.systems.items()}
     for name, sentences in texts.items():
         (folder / f"{name}.txt").write_text("".join(f"{sentences[i]}\n" for i in sorted(sentences)), encoding="utf-8")
-    results = {"retrieval_signature": comparison.retrieval_signature, "version": __version__, "rows": comparison.rows()}
+    results = {"retrieval_signature": comparison.retrieval_signature, "rows": comparison.rows()}
     (folder / "comparison.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 

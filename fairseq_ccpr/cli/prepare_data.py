@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, run
@@ -39,17 +40,25 @@ def prepare(options: argparse.Namespace) -> int:
     subsets = {name: path for name in SUBSETS if (path := getattr(options, name)) is not None}
     if not subsets:
         raise ConfigurationError("there is nothing to prepare: give --train, --valid or --test")
-    options.output.mkdir(parents=True, exist_ok=True)
     model, dictionary = options.spm, options.dict
+    if (model is None) != (dictionary is None):
+        raise ConfigurationError("--spm and --dict belong together: give both, of one translation model, or neither")
+    if model is None and options.train is None:
+        raise ConfigurationError("give --spm and --dict, or --train to make a new SentencePiece model from")
+    for path in (*subsets.values(), model, dictionary):
+        if path is not None and not path.is_file():
+            raise ConfigurationError(f"there is no file {path}")
+    if options.output.exists():
+        raise ConfigurationError(f"--output {options.output} exists: give a new folder, or delete it")
+    partial = options.output.with_name(options.output.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    partial.mkdir(parents=True)
     if model is None:
-        if options.train is None:
-            raise ConfigurationError("give --spm, or --train to make a new SentencePiece model from")
-        train_sentencepiece(options.train, options.output / "spm", options.pieces)
-        model = options.output / "spm.model"
-    if dictionary is None:
-        dictionary = options.output / "dict.txt"
+        train_sentencepiece(options.train, partial / "spm", options.pieces)
+        model, dictionary = partial / "spm.model", partial / "dict.txt"
         write_dictionary(model, dictionary)
-    binarise(subsets, options.source_lang, options.target_lang, model, dictionary, options.output)
+    binarise(subsets, options.source_lang, options.target_lang, model, dictionary, partial)
+    partial.rename(options.output)
     print(f"{options.output}: {', '.join(subsets)}")
     return 0
 

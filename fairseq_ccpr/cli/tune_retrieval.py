@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import run
+from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.tuning import as_options, tune
 
 HELP = """\
-usage: tune_retrieval.py DATA_BIN --path MODEL -s LANG -t LANG --datastore DIR --output FILE [--subset valid]
-                         [--decode 5] [option of fairseq-generate ...]
-
-Choose --knn-k, --knn-lambda and --knn-temperature for a datastore. One teacher-forced pass over the subset scores a
+Choose --knn-k, --knn-lambda and --knn-temperature for a datastore. One teacher-forced pass over held-out pairs scores a
 grid of several hundred settings by the likelihood of the references; the best of them are decoded with, and the one of
 the best BLEU goes to FILE, to be used as
 
   fairseq-generate DATA_BIN ... --datastore DIR $(cat FILE)
 
-Give the options that make text of subwords (--remove-bpe or --bpe) as you do there.
+All other options are those of fairseq-generate --task translation_retrieval: --path, -s, -t, --datastore, --max-tokens,
+and, as you give them there, those that make text of subwords (--remove-bpe or --bpe).
 """
 
 
-def take(arguments: list[str], name: str, default: str | None = None) -> str | None:
-    """Take an option of this command's own out of the arguments, and leave the rest to fairseq."""
-    if name not in arguments:
-        return default
-    at = arguments.index(name)
-    value = arguments[at + 1] if at + 1 < len(arguments) else None
-    del arguments[at : at + 2]
-    return value
-
-
-def tune_command(arguments: list[str]) -> int:
-    """Tune, print what was tried, write what was chosen."""
-    subset, output, count = (
-        take(arguments, *option) for option in (("--subset", "valid"), ("--output",), ("--decode", "5"))
+def make_parser() -> argparse.ArgumentParser:
+    """The command's own options."""
+    parser = argparse.ArgumentParser(
+        prog="tune_retrieval.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
     )
-    if output is None or not str(count).isdigit():
-        print(HELP, end="", file=sys.stderr)
-        return 2
-    cfg = parse_generation([*arguments, "--gen-subset", str(subset)])
-    tuned = tune(cfg, *load(cfg), count=int(str(count)))
-    print(f"{len(tuned.grid)} settings by likelihood, then by BLEU:")
-    for name, bleu in sorted(tuned.bleu.items(), key=lambda item: -item[1]):
-        print(f"{bleu:7.2f}  {name}")
-    Path(output).write_text(as_options(tuned.best) + "\n", encoding="utf-8")
+    parser.add_argument("data_bin", metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the chosen options go")
+    parser.add_argument("--subset", default="valid", metavar="NAME", help="the held-out pairs")
+    parser.add_argument("--decode", type=int, default=5, metavar="N", help="how many settings to decode with")
+    return parser
+
+
+def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
+    """Tune, print what was tried, write what was chosen."""
+    if options.decode < 1:
+        raise ConfigurationError(f"--decode is {options.decode}: give at least 1")
+    cfg = parse_generation([options.data_bin, *rest, "--gen-subset", options.subset])
+    tuned = tune(cfg, *load(cfg), count=options.decode)
+    print(f"{len(tuned.grid)} settings by likelihood, then by BLEU on {options.subset}:")
+    for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
+        print(f"{scores.bleu:7.2f}  {name}")
+    print(f"BLEU {tuned.scores['base'].bleu_signature}")
+    print(f"retrieval {tuned.signature}")
+    options.output.write_text(as_options(tuned.best) + "\n", encoding="utf-8")
     return 0
 
 
 def main() -> None:
     """Parse, tune, print."""
-    arguments = sys.argv[1:]
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP, end="")
-        sys.exit(0 if arguments else 2)
-    run("tune_retrieval.py", lambda: tune_command(arguments))
+    options, rest = make_parser().parse_known_args()
+    run("tune_retrieval.py", lambda: tune_command(options, rest))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The model (or ensemble) that fairseq's sequence generator sees: its probabilities mixed with retrieval.
 
 fairseq's generators ask an `EnsembleModel` for log p(y_t | x, y_<t) and do all else themselves: beam, sampling and
-diverse search, prefixes, constraints, length penalties, n-gram blocking. Mixing inside the ensemble leaves them as they are.
+diverse search, prefixes, length penalties, n-gram blocking. Mixing inside the ensemble leaves them as they are.
 """
 
 from __future__ import annotations

@@ -28,9 +28,7 @@ def neighbour_log_probabilities(scores: Tensor, ids: Tensor, values: Tensor, tem
     >>> neighbour_log_probabilities(scores, torch.tensor([[0, 3, 4, -1]]), values, 1.0).exp()
     tensor([[0.6667, 0.6667, 0.3333, 0.0000]])
     """
-    weights = (scores / temperature).masked_fill(ids < 0, float("-inf"))
-    lowest = torch.finfo(weights.dtype).min
-    weights = (weights - weights.logsumexp(dim=1, keepdim=True).clamp_min(lowest)).exp()  # not -inf - -inf
+    weights = _log_softmax(scores, ids, temperature).exp()
     # Equal values become neighbours, and each run of them is added up.
     ordered, order = values.sort(dim=1)
     first = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0))  # [H, k], but for the first run
@@ -51,9 +49,16 @@ def target_log_probabilities(scores: Tensor, ids: Tensor, matches: Tensor, tempe
     Returns:
         fp32 [N]; -inf where no neighbour matches.
     """
-    weights = (scores / temperature).masked_fill(ids < 0, float("-inf"))
-    whole = weights.logsumexp(dim=1).clamp_min(torch.finfo(weights.dtype).min)
-    return weights.masked_fill(~matches, float("-inf")).logsumexp(dim=1) - whole
+    return _log_softmax(scores, ids, temperature).masked_fill(~matches, float("-inf")).logsumexp(dim=1)
+
+
+def _log_softmax(scores: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """log softmax of scores / T over the neighbours that were found, fp32 [H, k]; -inf for the others."""
+    logits = (scores / temperature).masked_fill(ids < 0, float("-inf"))
+    lowest = torch.finfo(
+        logits.dtype
+    ).min  # where all are missing: -inf - lowest is -inf, but -inf - -inf is not a number
+    return logits - logits.logsumexp(dim=1, keepdim=True).clamp_min(lowest)
 
 
 def interpolate_(log_probs: Tensor, values: Tensor, retrieved: Tensor, share: Tensor) -> Tensor:

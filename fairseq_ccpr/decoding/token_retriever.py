@@ -13,6 +13,7 @@ from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import neighbour_log_probabilities
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.version import __version__
 
 # A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
@@ -68,7 +69,7 @@ class TokenRetriever:
         """
         scores, ids = self.index.search(queries, self.settings.k)
         values = self.values[ids.clamp_min(0)].long()
-        share = self.share(scores, ids, values).masked_fill((ids < 0).all(dim=1), 0.0)
+        share = self.share(scores, ids, values).clamp(0, ALMOST_ALL).masked_fill((ids < 0).all(dim=1), 0.0)
         return values, neighbour_log_probabilities(scores, ids, values, self.settings.temperature), share
 
     def share(self, scores: Tensor, ids: Tensor, values: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class TokenRetriever:
         Args:
             scores, ids, values: the neighbours, [H, k] each, as `Index.search` gives them, and their tokens.
         """
-        return scores.new_full((len(scores),), min(self.settings.lambda_, ALMOST_ALL))
+        return scores.new_full((len(scores),), self.settings.lambda_)
 
     def with_settings(self, settings: TokenRetrievalSettings) -> TokenRetriever:
         """The same retriever over the same index, with other settings."""
@@ -91,5 +92,5 @@ class TokenRetriever:
         store = short(section.files["token/keys.npy"]["sha256"])
         return (
             f"retriever:{type(self).__name__}|store:{store}|entries:{section.size}|layer:{section.key_layer}|index:{section.index}|"
-            f"metric:{section.index.metric}|k:{settings.k}|lambda:{settings.lambda_}|T:{settings.temperature}"
+            f"metric:{section.index.metric}|k:{settings.k}|lambda:{settings.lambda_}|T:{settings.temperature}|v:{__version__}"
         )

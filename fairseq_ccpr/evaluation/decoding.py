@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.scores import Scores, score
+from fairseq_ccpr.extraction.loading import without_own_user_dir
 from fairseq_ccpr.tasks.translation_retrieval import TranslationRetrievalTask
 
 
@@ -50,12 +51,22 @@ def parse_generation(arguments: list[str]) -> Any:
     """The configuration of a fairseq-generate with retrieval as the default task.
 
     Raises:
-        ConfigurationError: there is no --path.
+        ConfigurationError: there is no --path, or there are options that would have no effect here.
     """
     parser = options.get_generation_parser(default_task="translation_retrieval")
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=arguments))
+    cfg = convert_namespace_to_omegaconf(
+        options.parse_args_and_arch(parser, input_args=without_own_user_dir(arguments))
+    )
     if cfg.common_eval.path is None:
         raise ConfigurationError("give the model's checkpoint with --path")
+    unused = {
+        "--lm-path": cfg.generation.lm_path,
+        "--replace-unk": cfg.generation.replace_unk,
+        "--prefix-size": cfg.generation.prefix_size,
+    }
+    for name, value in unused.items():
+        if value:
+            raise ConfigurationError(f"{name} is for fairseq-generate alone: leave it out here")
     if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
         cfg.dataset.max_tokens = 12000  # as fairseq-generate does
     return cfg
@@ -71,6 +82,7 @@ def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
         arg_overrides=ast.literal_eval(cfg.common_eval.model_overrides),
         task=task,
     )
+    utils.set_torch_seed(cfg.common.seed)
     for model in models:
         if cfg.common.fp16:
             model.half()

@@ -12,6 +12,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import target_log_probabilities
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.decoding import batches, decode
+from fairseq_ccpr.evaluation.scores import Scores
 
 NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
@@ -74,7 +75,8 @@ class Tuned:
     """What came of tuning."""
 
     best: TokenRetrievalSettings
-    bleu: dict[str, float]  # by name of the system, the base among them
+    signature: str  # of that
+    scores: dict[str, Scores]  # by name of the system, the base among them
     grid: dict[TokenRetrievalSettings, float]
 
 
@@ -91,8 +93,9 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
             models, ensemble.capture, retriever, ensemble.pad, ensemble.beam_size
         )
     decodings = decode(cfg, task, models, generators)
-    bleu = {name: decodings.scores(name).bleu for name in generators}
-    return Tuned(chosen[max(chosen, key=lambda name: bleu[name])], bleu, grid)
+    scores = {name: decodings.scores(name) for name in generators}
+    best = max(chosen, key=lambda name: scores[name].bleu)
+    return Tuned(chosen[best], generators[best].model.signature(), scores, grid)
 
 
 def as_options(settings: TokenRetrievalSettings) -> str:

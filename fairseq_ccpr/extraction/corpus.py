@@ -70,13 +70,11 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
     for subset in subsets:
         if subset in sentence_counts:
             raise ConfigurationError(f"--subset names '{subset}' twice")
-        prefix = next(
-            (p for p in (f"{source}-{target}", f"{target}-{source}") if _has(data_bin, subset, p, source)), None
-        )
+        prefix = next((p for p in (f"{source}-{target}", f"{target}-{source}") if _has(data_bin, subset, p)), None)
         if prefix is None:
             raise ConfigurationError(
-                f"{data_bin} holds no subset '{subset}' for {source}-{target}: {subset}.{source}-{target}.{source}.bin is "
-                "not there; give the folder that fairseq-preprocess wrote, and --subset as it is named there"
+                f"{data_bin} holds no subset '{subset}' for {source}-{target}: {subset}.{source}-{target}.* are "
+                "not all there; give the folder that fairseq-preprocess wrote, and --subset as it is named there"
             )
         files += [data_bin / f"{subset}.{prefix}.{side}.{end}" for side in (source, target) for end in ("bin", "idx")]
         task.load_dataset(subset)
@@ -98,8 +96,8 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
     return Corpus(task, sentence_counts, shards, left_out, fingerprint.of_files(files))
 
 
-def _has(data_bin: Path, subset: str, prefix: str, source: str) -> bool:
-    return (data_bin / f"{subset}.{prefix}.{source}.bin").exists()
+def _has(data_bin: Path, subset: str, prefix: str) -> bool:
+    return all((data_bin / f"{subset}.{prefix}.{side}.bin").exists() for side in prefix.split("-"))
 
 
 def _cut(sentences: np.ndarray, lengths: np.ndarray, shard_tokens: int) -> list[np.ndarray]:

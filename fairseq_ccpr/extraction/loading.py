@@ -20,20 +20,38 @@ def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str 
     Raises:
         ConfigurationError: no such folder, or it lacks a dictionary.
     """
-    if not data_bin.is_dir():
-        raise ConfigurationError(f"there is no folder {data_bin}: give the one that fairseq-preprocess wrote")
-    for lang in (source_lang, target_lang):
-        if not (data_bin / f"dict.{lang}.txt").is_file():
-            raise ConfigurationError(
-                f"{data_bin} has no dict.{lang}.txt: give the folder that fairseq-preprocess wrote, and -s and -t as there"
-            )
+    check_data_bin(data_bin, source_lang, target_lang)
     arguments = [str(data_bin), "--task", "translation", "-s", source_lang, "-t", target_lang]
     if user_dir:
         arguments += ["--user-dir", user_dir]
-    parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=arguments)
+    parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=without_own_user_dir(arguments))
     config = convert_namespace_to_omegaconf(parsed)
     utils.import_user_module(config.common)
     return tasks.setup_task(config.task)
+
+
+def check_data_bin(data_bin: Path, *languages: str) -> None:
+    """See that a folder is there and has the dictionaries of these languages.
+
+    Raises:
+        ConfigurationError: it is not, or has not.
+    """
+    if not data_bin.is_dir():
+        raise ConfigurationError(f"there is no folder {data_bin}: give the one that fairseq-preprocess wrote")
+    for language in languages:
+        if not (data_bin / f"dict.{language}.txt").is_file():
+            raise ConfigurationError(
+                f"{data_bin} has no dict.{language}.txt: give the folder that fairseq-preprocess wrote, "
+                "and -s and -t as there"
+            )
+
+
+def without_own_user_dir(arguments: list[str]) -> list[str]:
+    """The arguments less `--user-dir fairseq_ccpr`: commands of this package need none, and fairseq imports none twice."""
+    for at, words in enumerate(zip(arguments, arguments[1:])):
+        if words[0] == "--user-dir" and Path(words[1]).name == "fairseq_ccpr":
+            return arguments[:at] + arguments[at + 2 :]
+    return arguments
 
 
 def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
@@ -53,7 +71,7 @@ def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
         (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {describe(error)}") from None
-    except (KeyError, TypeError, EOFError, RuntimeError) as error:
+    except (KeyError, TypeError, EOFError, RuntimeError, AssertionError) as error:
         message = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(
             f"{path} is no fairseq model for these dictionaries ({message[0]}): give the DATA_BIN it was trained for"

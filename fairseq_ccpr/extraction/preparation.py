@@ -1,4 +1,8 @@
-"""From sentence pairs as text to a DATA_BIN: SentencePiece, then fairseq-preprocess."""
+"""From sentence pairs as text to a DATA_BIN: SentencePiece, then fairseq-preprocess.
+
+Raises:
+    ConfigurationError: a file that is no SentencePiece model, or a line that is no pair.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,10 @@ def binarise(
     subsets: dict[str, Path], source_lang: str, target_lang: str, model: Path, dictionary: Path, output: Path
 ) -> None:
     """Cut the pairs of each subset (train, valid, test) into pieces and binarise them with fairseq-preprocess."""
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    except RuntimeError:
+        raise ConfigurationError(f"{model} is no SentencePiece model") from None
     text = output / "text"
     text.mkdir(parents=True, exist_ok=True)
     arguments = [

@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from fairseq_ccpr.errors import ConfigurationError
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -31,8 +33,20 @@ class Processes:
             dist.barrier()
 
     def device(self, cpu: bool) -> torch.device:
-        """This process's GPU, or the CPU where there is none or it is asked for."""
-        return torch.device("cpu" if cpu or not torch.cuda.is_available() else f"cuda:{self.local_rank}")
+        """This process's GPU, made the current one, or the CPU where there is none or it is asked for.
+
+        Raises:
+            ConfigurationError: more processes on this machine than GPUs.
+        """
+        if cpu or not torch.cuda.is_available():
+            return torch.device("cpu")
+        if self.local_rank >= (count := torch.cuda.device_count()):
+            raise ConfigurationError(
+                f"torchrun started process {self.local_rank + 1} of this machine, which has {count} GPUs: "
+                f"give --nproc-per-node {count}, or --cpu"
+            )
+        torch.cuda.set_device(self.local_rank)
+        return torch.device("cuda", self.local_rank)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class TokenBuildSettings:
     quiet: bool = False
 
 
-def build_token_datastore(settings: TokenBuildSettings, processes: Processes) -> TokenSection:
+def build_token_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
     """Build, or go on building, a token datastore; what is already there is reused.
 
     1. Plan: read the corpus, fingerprint everything, see that the output is free, or ours, and that it fits.
@@ -65,7 +65,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     4. Publish: give the part its final name and write the manifest.
 
     Returns:
-        The token section of the finished datastore's manifest.
+        The token section of the finished datastore, and how many sentences were left out as longer than the model takes.
 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
@@ -84,7 +84,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
         build.make_index()
         build.publish()
     processes.barrier()
-    return build.section
+    return build.section, build.corpus.left_out
 
 
 class _TokenBuild:
@@ -173,7 +173,10 @@ class _TokenBuild:
 
     def _bytes_needed(self) -> int:
         arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.shapes.values())
-        return arrays + self.section.size * entry_bytes(self.section.index, self.section.dimension)
+        return arrays + self._index_bytes()
+
+    def _index_bytes(self) -> int:
+        return self.section.size * entry_bytes(self.section.index, self.section.dimension)
 
     def extract(self) -> None:
         """Force-decode those shards of this process that are not done yet."""
@@ -183,9 +186,14 @@ class _TokenBuild:
         with self._progress("keys", sum(shard.rows for shard in mine)) as bar:
             bar.update(bar.total - sum(shard.rows for shard in todo))
             shards = force_decode(self.model, self.capture, self.corpus, todo, self.settings.max_tokens)
-            for shard, rows in shards:
-                self.writer.write_shard(shard.number, shard.first_row, rows)
-                bar.update(shard.rows)
+            try:
+                for shard, rows in shards:
+                    self.writer.write_shard(shard.number, shard.first_row, rows)
+                    bar.update(shard.rows)
+            except DatastoreError:
+                if not self.writer.done():  # nothing to go on from, and the space may be dear
+                    shutil.rmtree(self.partial)
+                raise
 
     def make_index(self) -> None:
         """Index the keys, unless that was done."""
@@ -193,6 +201,7 @@ class _TokenBuild:
         path = self.folder / description.file
         if description.backend == "exact" or path.exists():
             return
+        check_space(self.folder, self._index_bytes())
         keys = open_array(self.folder / f"{KEYS}.npy", *self.shapes[KEYS])
         partial = path.with_name(path.name + ".partial")
         with self._progress(f"index {description.factory}", len(keys)) as bar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,9 +32,9 @@ class ExactIndex(Index):
             self.keys = keys if isinstance(keys, Tensor) else torch.from_numpy(keys)
         self.metric = metric
         self.size, self.dimension = self.keys.shape
-        self.half_norms = self._half_norms() if metric == "l2" else None
 
-    def _half_norms(self) -> Tensor:
+    @cached_property
+    def half_norms(self) -> Tensor:
         """|x|^2 / 2 of each key, fp32 [N]."""
         norms = torch.empty(self.size, device=self.keys.device)
         rows = max(1, TILE_NUMBERS // self.dimension)
@@ -57,7 +58,7 @@ class ExactIndex(Index):
         rows = max(1, TILE_NUMBERS // max(self.dimension, len(queries)))
         for start in range(0, self.size, rows):
             scores = queries @ self.keys[start : start + rows].float().T  # [H, rows]
-            if self.half_norms is not None:
+            if self.metric == "l2":
                 # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
                 scores -= self.half_norms[start : start + rows]
             tile_scores, tile_ids = scores.topk(min(k, scores.size(1)), dim=1)
@@ -69,10 +70,16 @@ class ExactIndex(Index):
 
     def _score(self, queries: Tensor, ids: Tensor) -> Tensor:
         """Scores of given keys, fp32 [H, k]."""
-        keys = self.keys[ids].float()  # [H, k, d]
-        if self.metric == "ip":
-            return (keys @ queries.unsqueeze(2)).squeeze(2)
-        return -(keys - queries.unsqueeze(1)).square().sum(2)
+        scores = torch.empty(ids.shape, device=queries.device)
+        rows = max(1, TILE_NUMBERS // max(1, ids.size(1) * self.dimension))
+        for start in range(0, len(queries), rows):
+            block = slice(start, start + rows)
+            keys, query = self.keys[ids[block]].float(), queries[block]  # [rows, k, d], [rows, d]
+            if self.metric == "ip":
+                scores[block] = (keys @ query.unsqueeze(2)).squeeze(2)
+            else:
+                scores[block] = -(keys - query.unsqueeze(1)).square().sum(2)
+        return scores
 
     def to(self, device: torch.device) -> ExactIndex:
         """A copy on `device`."""

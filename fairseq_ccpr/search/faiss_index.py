@@ -14,6 +14,8 @@ from torch import Tensor
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import Index, IndexDescription
 
+logger = logging.getLogger(__name__)
+
 ADD_ROWS = 1 << 16
 TRAIN_ROWS_PER_CENTROID = 64
 TRAIN_ROWS = 1 << 16  # at least, where the store has as many: product quantisers want 2^8 centroids trained well
@@ -72,7 +74,13 @@ class FaissIndex(Index):
         if device.type != "cuda" or not getattr(faiss, "get_num_gpus", lambda: 0)():
             return self
         resources = faiss.StandardGpuResources()
-        on_gpu = FaissIndex(faiss.index_cpu_to_gpu(resources, device.index or 0, self.index), self.metric)
+        try:
+            index = faiss.index_cpu_to_gpu(resources, device.index or 0, self.index)
+        except RuntimeError:
+            kind = type(self.index).__name__
+            logger.warning("FAISS cannot put this %s on the GPU: searching on the CPU; --index exact is faster", kind)
+            return self
+        on_gpu = FaissIndex(index, self.metric)
         on_gpu.resources = resources  # type: ignore[attr-defined]  # must live as long as the index
         return on_gpu
 
@@ -136,6 +144,7 @@ def build_index(
 
     Raises:
         ConfigurationError: a store too small to train such an index.
+        DatastoreError: the file cannot be written.
     """
     index = make_index(keys.shape[1], description.factory, description.metric)
     if not index.is_trained:
@@ -154,4 +163,10 @@ def build_index(
         block = torch.from_numpy(keys[start : start + ADD_ROWS].astype(np.float32))
         index.add(block)
         progress(len(block))
-    import_faiss().write_index(index, str(path))
+    try:
+        import_faiss().write_index(index, str(path))
+    except RuntimeError as error:
+        path.unlink(missing_ok=True)
+        raise DatastoreError(
+            f"FAISS could not write {path} ({str(error).splitlines()[-1]}): is the disk full?"
+        ) from None

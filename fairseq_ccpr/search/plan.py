@@ -63,7 +63,7 @@ def entry_bytes(description: IndexDescription, dimension: int) -> int:
     if description.backend == "exact":
         return 0
     index = make_index(dimension, description.factory, description.metric)
-    if (ivf := inverted_lists(index)) is None:
-        return 4 * dimension + 300  # HNSW: the key itself and its links
-    refined = 4 * dimension if "Refine" in description.factory or "RFlat" in description.factory else 0
-    return ivf.code_size + 8 + refined
+    try:
+        return index.sa_code_size() + 8
+    except RuntimeError:
+        return 4 * dimension + 300  # a graph: the key itself and its links

@@ -8,17 +8,19 @@ import torch
 
 
 class CpuAutocast:
-    """Mix into a fairseq task, before its base: forward passes on a CPU run in bf16 where the hardware has it."""
+    """Mix into a fairseq task, before its base: steps of a model that is on the CPU run under bf16 autocast."""
 
-    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+    def train_step(self, sample: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """See `FairseqTask.train_step`."""
-        with self._autocast():
-            return super().train_step(*args, **kwargs)  # type: ignore[misc]
+        with _autocast(model):
+            return super().train_step(sample, model, *args, **kwargs)  # type: ignore[misc]
 
-    def valid_step(self, *args: Any, **kwargs: Any) -> Any:
+    def valid_step(self, sample: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """See `FairseqTask.valid_step`."""
-        with self._autocast():
-            return super().valid_step(*args, **kwargs)  # type: ignore[misc]
+        with _autocast(model):
+            return super().valid_step(sample, model, *args, **kwargs)  # type: ignore[misc]
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=not torch.cuda.is_available())
+
+def _autocast(model: torch.nn.Module) -> torch.autocast:
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    return torch.autocast("cpu", torch.bfloat16, enabled=on_cpu)

@@ -4,8 +4,10 @@
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Optional
 
+from fairseq import utils
 from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -15,8 +17,8 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.extraction.loading import check_data_bin
 from fairseq_ccpr.models.key_layer import KeyCapture
-from fairseq_ccpr.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,13 @@ class TranslationRetrievalTask(TranslationTask):
             "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
         )
 
+    @classmethod
+    def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
+        """See `FairseqTask.setup_task`."""
+        data_bin = Path(utils.split_paths(cfg.data)[0])
+        check_data_bin(data_bin, *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
+        return super().setup_task(cfg, **kwargs)
+
     def build_base_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
         """fairseq's own generator, without retrieval."""
         return super().build_generator(models, args, **kwargs)
@@ -67,7 +76,7 @@ class TranslationRetrievalTask(TranslationTask):
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
         ensemble = self.build_ensemble(models, 1 if scoring else generator.beam_size)
-        logger.info("retrieval signature: %s|v:%s", ensemble.signature(), __version__)
+        logger.info("retrieval signature: %s", ensemble.signature())
         if scoring:
             return RetrievalScorer(
                 ensemble, self.target_dictionary, compute_alignment=getattr(args, "print_alignment", False)

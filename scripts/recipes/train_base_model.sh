@@ -14,7 +14,7 @@ shift 3
 updates=${UPDATES:-56000}
 scripts=$(cd "$(dirname "$0")/.." && pwd)
 
-if [ ! -e "$output/data-bin/valid.de-en.de.idx" ]; then
+if [ ! -d "$output/data-bin" ]; then
   python "$scripts/prepare_data.py" --train "$train" --valid "$valid" -s de -t en --output "$output/data-bin" \
     ${SPM:+--spm "$SPM"} ${DICT:+--dict "$DICT"}
 fi
