@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("data_bin", metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the chosen options go")
     parser.add_argument("--subset", default="valid", metavar="NAME", help="the held-out pairs")
-    parser.add_argument("--decode", type=int, default=5, metavar="N", help="how many settings to decode with")
+    parser.add_argument("--decode", type=int, default=8, metavar="N", help="how many settings to decode with")
     return parser
 
 

@@ -15,6 +15,7 @@ from fairseq_ccpr.evaluation.decoding import batches, decode
 from fairseq_ccpr.evaluation.scores import Scores
 
 NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
+FEW = 16
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 # In squared distances. Raw decoder states lie some tens to hundreds apart.
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
@@ -63,10 +64,13 @@ def score_grid(cache: TokenCache) -> dict[TokenRetrievalSettings, float]:
 
 
 def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
-    """The best points of the grid that differ in lambda, which likelihood and BLEU disagree on the most."""
-    best: dict[float, TokenRetrievalSettings] = {}
+    """The best points of the grid that differ in lambda, or in whether they take few neighbours or many.
+
+    On lambda, likelihood and BLEU disagree the most; and few neighbours are faster, if they do as well.
+    """
+    best: dict[tuple[float, bool], TokenRetrievalSettings] = {}
     for settings in sorted(grid, key=lambda s: -grid[s]):
-        best.setdefault(settings.lambda_, settings)
+        best.setdefault((settings.lambda_, settings.k <= FEW), settings)
     return list(best.values())[:count]
 
 
