@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.extraction.processes import launched
 from fairseq_ccpr.extraction.token_build import TokenBuildSettings, build_token_datastore
@@ -101,7 +101,7 @@ def build_tokens(settings: TokenBuildSettings) -> int:
 
 def main() -> None:
     """Parse, build, print."""
-    options = vars(make_parser().parse_args())
+    options = vars(make_parser().parse_args(own_arguments()))
     del options["part"]
     run("build_datastore.py", lambda: build_tokens(TokenBuildSettings(**options)))
 

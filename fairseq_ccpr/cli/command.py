@@ -7,12 +7,25 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 from fairseq_ccpr.errors import describe
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and keeps the line breaks of descriptions, which hold examples."""
+
+
+def own_arguments() -> list[str]:
+    """The command line's words, less `--user-dir fairseq_ccpr`, which has no work to do here.
+
+    They are taken out of `sys.argv`, since fairseq looks there for itself, and refuses to import a package twice.
+    """
+    for at, (option, value) in enumerate(zip(sys.argv, sys.argv[1:])):
+        if option == "--user-dir" and Path(value).name == "fairseq_ccpr":
+            del sys.argv[at : at + 2]
+            break
+    return sys.argv[1:]
 
 
 def run(name: str, command: Callable[[], int]) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import run
+from fairseq_ccpr.cli.command import own_arguments, run
 from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
 from fairseq_ccpr.evaluation.decoding import parse_generation
 
@@ -63,7 +63,7 @@ def compare(arguments: list[str]) -> int:
 
 def main() -> None:
     """Parse, compare, print."""
-    arguments = sys.argv[1:]
+    arguments = own_arguments()
     if not arguments or {"-h", "--help"} & set(arguments):
         print(HELP, end="")
         sys.exit(0 if arguments else 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.tuning import as_options, tune
@@ -51,7 +51,7 @@ def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
 
 def main() -> None:
     """Parse, tune, print."""
-    options, rest = make_parser().parse_known_args()
+    options, rest = make_parser().parse_known_args(own_arguments())
     run("tune_retrieval.py", lambda: tune_command(options, rest))
 
 

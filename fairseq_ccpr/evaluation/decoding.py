@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.scores import Scores, score
-from fairseq_ccpr.extraction.loading import without_own_user_dir
 from fairseq_ccpr.tasks.translation_retrieval import TranslationRetrievalTask
 
 
@@ -54,9 +53,7 @@ def parse_generation(arguments: list[str]) -> Any:
         ConfigurationError: there is no --path, or there are options that would have no effect here.
     """
     parser = options.get_generation_parser(default_task="translation_retrieval")
-    cfg = convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(parser, input_args=without_own_user_dir(arguments))
-    )
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=arguments))
     if cfg.common_eval.path is None:
         raise ConfigurationError("give the model's checkpoint with --path")
     unused = {

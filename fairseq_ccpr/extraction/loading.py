@@ -24,7 +24,7 @@ def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str 
     arguments = [str(data_bin), "--task", "translation", "-s", source_lang, "-t", target_lang]
     if user_dir:
         arguments += ["--user-dir", user_dir]
-    parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=without_own_user_dir(arguments))
+    parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=arguments)
     config = convert_namespace_to_omegaconf(parsed)
     utils.import_user_module(config.common)
     return tasks.setup_task(config.task)
@@ -44,14 +44,6 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
                 f"{data_bin} has no dict.{language}.txt: give the folder that fairseq-preprocess wrote, "
                 "and -s and -t as there"
             )
-
-
-def without_own_user_dir(arguments: list[str]) -> list[str]:
-    """The arguments less `--user-dir fairseq_ccpr`: commands of this package need none, and fairseq imports none twice."""
-    for at, words in enumerate(zip(arguments, arguments[1:])):
-        if words[0] == "--user-dir" and Path(words[1]).name == "fairseq_ccpr":
-            return arguments[:at] + arguments[at + 2 :]
-    return arguments
 
 
 def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
