@@ -55,9 +55,8 @@ def target_log_probabilities(scores: Tensor, ids: Tensor, matches: Tensor, tempe
 def _log_softmax(scores: Tensor, ids: Tensor, temperature: float) -> Tensor:
     """log softmax of scores / T over the neighbours that were found, fp32 [H, k]; -inf for the others."""
     found = scores.masked_fill(ids < 0, float("-inf"))
-    lowest = torch.finfo(
-        scores.dtype
-    ).min  # where all are missing: -inf - lowest is -inf, but -inf - -inf is not a number
+    # Where all are missing, -inf - lowest is -inf, but -inf - -inf is not a number.
+    lowest = torch.finfo(scores.dtype).min
     # Only differences count, and before the division they lose nothing.
     logits = (found - found.amax(dim=1, keepdim=True).clamp_min(lowest)) / temperature
     return logits - logits.logsumexp(dim=1, keepdim=True).clamp_min(lowest)
