@@ -6,7 +6,10 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-COMMANDS = ["build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval"]
+COMMANDS = [
+    "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
+    "compare_systems",
+]  # fmt: skip
 
 
 def read_version() -> str:
@@ -36,6 +39,12 @@ setup(
         "sentencepiece>=0.1.99",
         # Progress bars; fairseq brings it as well.
         "tqdm",
+        # An adapter and its PCA in a datastore: tensors that are never unpickled.
+        "safetensors>=0.4",
+        # t-SNE; fairseq brings it as well.
+        "scikit-learn>=1.3",
+        # Pictures of tuning and of retrieval.
+        "matplotlib>=3.7",
     ],
     extras_require={
         # Approximate search on large stores. Without FAISS everything works through exact search in torch.

@@ -16,7 +16,15 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 torch.serialization.add_safe_globals([Namespace])
 install_report()
 
-# Importing the tasks registers them with fairseq.
-from fairseq_ccpr.tasks import translation_cpu_bf16, translation_retrieval  # noqa: E402
+# Importing them registers them with fairseq.
+from fairseq_ccpr.models import supervised_contrastive, token_adapter  # noqa: E402
+from fairseq_ccpr.tasks import token_contrast, translation_cpu_bf16, translation_retrieval  # noqa: E402
 
-__all__ = ["__version__", "translation_cpu_bf16", "translation_retrieval"]
+__all__ = [
+    "__version__",
+    "supervised_contrastive",
+    "token_adapter",
+    "token_contrast",
+    "translation_cpu_bf16",
+    "translation_retrieval",
+]

@@ -20,7 +20,14 @@ from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate
 
-from fairseq_ccpr.cli import build_datastore, compare_decoding, inspect_datastore, tune_retrieval
+from fairseq_ccpr.cli import (
+    build_datastore,
+    compare_decoding,
+    compare_systems,
+    evaluate_retrieval,
+    inspect_datastore,
+    tune_retrieval,
+)
 from fairseq_ccpr.evaluation.decoding import load
 from fairseq_ccpr.extraction.preparation import read_pairs
 
@@ -53,6 +60,8 @@ MAINS = {
     "inspect_datastore": inspect_datastore.main,
     "compare_decoding": compare_decoding.main,
     "tune_retrieval": tune_retrieval.main,
+    "evaluate_retrieval": evaluate_retrieval.main,
+    "compare_systems": compare_systems.main,
     "fairseq-generate": generate.cli_main,
 }
 

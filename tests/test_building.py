@@ -97,7 +97,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, tmp_
 
 def test_killed_while_indexing_resumes_with_the_index(world: World, tmp_path: Path):
     run(BUILD, *build_options(world, whole := tmp_path / "whole"), *SMALL_SHARDS)
-    with patch("fairseq_ccpr.extraction.token_build.build_index", side_effect=KeyboardInterrupt):
+    with patch("fairseq_ccpr.extraction.token_part.build_index", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
     assert done.returncode == 130
     written = (stopped / "token.partial" / "keys.npy").stat().st_mtime_ns

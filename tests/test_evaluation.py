@@ -27,14 +27,14 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
     cfg = parse_generation(world.options("--no-progress-bar"))
     task, models = load(cfg)
     cache = fill_cache(cfg, task, models, task.build_ensemble(models, 1), 64)
-    assert abs(cache.log_likelihood(k, temperature, torch.tensor([lambda_])).item() - wanted.item()) < 1e-4
+    assert abs(cache.log_likelihood(k, temperature, torch.tensor([lambda_]), False).item() - wanted.item()) < 1e-4
 
 
 def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path):
     build(world, tmp_path / "oracle", "--subset", "valid", "test")
     words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 2).stdout
-    assert "504 settings" in shown and "base" in shown
+    assert "700 settings" in shown and "base" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature"]
     assert float(chosen[3]) >= 0.8  # with the answers in the store, much of it is wanted

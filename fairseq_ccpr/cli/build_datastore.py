@@ -10,8 +10,9 @@ from typing import Any
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.datastore.fingerprint import short
+from fairseq_ccpr.extraction.adapter_build import PCA_DIMENSION, build_projected_datastore
 from fairseq_ccpr.extraction.processes import launched
-from fairseq_ccpr.extraction.token_build import TokenBuildSettings, build_token_datastore
+from fairseq_ccpr.extraction.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.search import METRICS
 
@@ -20,6 +21,9 @@ Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trai
 token, the decoder's state as its key.
 
   build_datastore.py tokens data-bin --path model.pt -s de -t en --output datastores/mine
+
+--adapter clknn goes on: it trains a small network on those keys by contrast (CLKNN) and stores what that makes of them,
+narrower and better at finding the right token. Decoding needs no other options for it.
 
 Run the same command again after a kill and it goes on where it was; on a finished datastore, another --index makes only
 the index anew. Several processes share the work: torchrun --nproc-per-node 4 scripts/build_datastore.py tokens ...
@@ -51,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--subset", nargs="+", default=default["subset"], metavar="NAME", help="subsets of DATA_BIN to build from")
     add("--key-layer", choices=KEY_LAYERS, default=default["key_layer"], help="the decoder state that becomes the key")
-    add("--metric", choices=METRICS, default=default["metric"], help="nearness: squared distance or inner product")
+    add("--metric", choices=METRICS, help="nearness: squared distance or inner product (l2; with an adapter ip)")
     add(
         "--index",
         default=default["index"],
@@ -64,6 +68,37 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="P=V,...",
         help=("FAISS search parameters such as nprobe=32, stored with the index; those that suit it if not given"),
     )
+    add(
+        "--adapter",
+        default=default["adapter"],
+        metavar="clknn|FILE|none",
+        help=(
+            "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained elsewhere "
+            "(checkpoint of fairseq-train --task token_contrast); none: the decoder's own states"
+        ),
+    )
+    add(
+        "--adapter-options",
+        default=default["adapter_options"],
+        metavar="STRING",
+        help="options of fairseq-train for the adapter's training, in one string, such as '--max-update 5000 --positives 4'",
+    )
+    add(
+        "--pca-dim",
+        type=int,
+        metavar="N",
+        help=f"width of the keys after PCA of the adapter's vectors ({PCA_DIMENSION}, or what they have if less); 0: no PCA",
+    )
+    add(
+        "--normalize-before-pca", action="store_true", help="scale the adapter's vectors to length 1 before PCA as well"
+    )
+    add(
+        "--raw-datastore",
+        type=Path,
+        metavar="DIR",
+        help="where the decoder's own states are, or go, for the adapter to start from; it is kept (default: in --output)",
+    )
+    add("--keep-raw-keys", action="store_true", help="keep those in --output/raw when all is done")
     add("--max-tokens", type=int, default=default["max_tokens"], metavar="N", help="tokens in a batch, as in fairseq")
     add(
         "--shard-tokens",
@@ -86,9 +121,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def build_tokens(settings: TokenBuildSettings) -> int:
     """Build, and say what came of it."""
+    settings.check()
     start = time.monotonic()
     with launched() as processes:
-        section, left_out = build_token_datastore(settings, processes)
+        build = build_token_datastore if settings.adapter == NO_ADAPTER else build_projected_datastore
+        section, left_out = build(settings, processes)
         if processes.first:
             print(
                 f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "

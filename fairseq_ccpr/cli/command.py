@@ -1,4 +1,4 @@
-"""What every command of this package shares: how it ends."""
+"""What every command of this package shares: its words, its tables, how it ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fairseq_ccpr.errors import describe
 
@@ -26,6 +27,18 @@ def own_arguments() -> list[str]:
             del sys.argv[at : at + 2]
             break
     return sys.argv[1:]
+
+
+def markdown_table(rows: list[list[Any]]) -> str:
+    """A Markdown table, the first row being its head.
+
+    >>> print(markdown_table([["a", "b"], [1, 2.5]]))
+    | a | b |
+    |---|---|
+    | 1 | 2.5 |
+    """
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def run(name: str, command: Callable[[], int]) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import own_arguments, run
+from fairseq_ccpr.cli.command import markdown_table, own_arguments, run
 from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
 from fairseq_ccpr.evaluation.decoding import parse_generation
 
@@ -23,13 +23,11 @@ sentences that retrieval changed for the better. All options are those of fairse
 def as_markdown(comparison: Comparison) -> str:
     """The table, the signatures, and the sentences."""
     rows = comparison.rows()
-    lines = ["| system | BLEU | chrF | seconds | tokens/s | speed |", "|---|---|---|---|---|---|"]
+    table = [["system", "BLEU", "chrF", "seconds", "tokens/s", "speed"]]
     for row in rows:
-        lines.append(
-            f"| {row['system']} | {row['bleu']:.2f} | {row['chrf']:.2f} | {row['seconds']:.1f} | "
-            f"{row['tokens_per_second']} | {row['speed']:.0%} |"
-        )
-    lines += ["", f"{len(comparison.decodings.references):,} sentences"]
+        numbers = [f"{row['bleu']:.2f}", f"{row['chrf']:.2f}", f"{row['seconds']:.1f}", f"{row['tokens_per_second']}"]
+        table.append([row["system"], *numbers, f"{row['speed']:.0%}"])
+    lines = [markdown_table(table), "", f"{len(comparison.decodings.references):,} sentences"]
     lines += [f"BLEU {rows[0]['bleu_signature']}", f"chrF {rows[0]['chrf_signature']}"]
     lines += [f"retrieval {comparison.retrieval_signature}"]
     lines += ["", "The three sentences that retrieval brought nearest to their references, by chrF gained:"]

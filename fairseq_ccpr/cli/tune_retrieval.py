@@ -8,17 +8,19 @@ from pathlib import Path
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.tuning import as_options, tune
+from fairseq_ccpr.evaluation.plots import draw_grid
+from fairseq_ccpr.evaluation.tuning import tune
 
 HELP = """\
 Choose --knn-k, --knn-lambda and --knn-temperature for a datastore. One teacher-forced pass over held-out pairs scores a
-grid of several hundred settings by the likelihood of the references; the best of them are decoded with, and the one of
-the best BLEU goes to FILE, to be used as
+grid of many hundred settings by the likelihood of the references; the best of them are decoded with, and the one of the
+best BLEU goes to FILE, a picture of the grid to FILE.png. Use it as
 
   fairseq-generate DATA_BIN ... --datastore DIR $(cat FILE)
 
 All other options are those of fairseq-generate --task translation_retrieval: --path, -s, -t, --datastore, --max-tokens,
-and, as you give them there, those that make text of subwords (--remove-bpe or --bpe).
+and, as you give them there, those that make text of subwords (--remove-bpe or --bpe). For an adapter's keys the grid has
+both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence leaves one of them.
 """
 
 
@@ -40,12 +42,16 @@ def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
         raise ConfigurationError(f"--decode is {options.decode}: give at least 1")
     cfg = parse_generation([options.data_bin, *rest, "--gen-subset", options.subset])
     tuned = tune(cfg, *load(cfg), count=options.decode)
-    print(f"{len(tuned.grid)} settings by likelihood, then by BLEU on {options.subset}:")
+    print(
+        f"{len(tuned.grid):,} settings by likelihood in {tuned.grid_seconds:.1f} s, "
+        f"{tuned.grid_seconds / tuned.base_seconds:.2f} times a plain decode of {options.subset}; the best by BLEU:"
+    )
     for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
         print(f"{scores.bleu:7.2f}  {name}")
     print(f"BLEU {tuned.scores['base'].bleu_signature}")
     print(f"retrieval {tuned.signature}")
-    options.output.write_text(as_options(tuned.best) + "\n", encoding="utf-8")
+    options.output.write_text(tuned.options + "\n", encoding="utf-8")
+    draw_grid(tuned.grid, Path(f"{options.output}.png"))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.version import __version__
@@ -26,15 +27,18 @@ class TokenSection:
     dimension: int
     key_layer: str
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
-    fingerprints: dict[str, str]  # model, target_dictionary, corpus
+    fingerprints: dict[str, str]  # model, target_dictionary, corpus; with a projection also adapter and pca
     index: IndexDescription
+    projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:
         """The section from parsed JSON; KeyError or TypeError where it is not one."""
-        values = {f.name: data[f.name] for f in fields(cls)}
+        values = {"projection": None} | {f.name: data[f.name] for f in fields(cls) if f.name in data}
         values["index"] = IndexDescription(**values["index"])
+        if values["projection"] is not None:
+            values["projection"] = ProjectionDescription(**values["projection"])
         return cls(**values)
 
 

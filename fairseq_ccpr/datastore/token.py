@@ -9,11 +9,13 @@ import numpy as np
 from fairseq_ccpr.datastore.arrays import open_array
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection, check_checksums, check_sizes
+from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import Index, open_index
 
 TOKEN = "token"
 KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
+PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 SYMBOLS = "symbols.txt"  # the target vocabulary, one a line by id, so that values can be read without the model
 
 
@@ -52,6 +54,24 @@ class TokenDatastore:
         """The index over the keys, on the CPU."""
         return open_index(self.section.index, self.keys, self.directory / TOKEN)
 
+    def open_projection(self) -> KeyProjection | None:
+        """From the decoder's states to keys, on the CPU; None where the states are the keys.
+
+        Raises:
+            DatastoreError: damaged, or of other widths than the manifest says.
+        """
+        described = self.section.projection
+        if described is None:
+            return None
+        projection = KeyProjection.load(self.directory / TOKEN / PROJECTION)
+        found = projection.hidden.in_features, projection.dimension
+        if found != (described.query_dimension, self.section.dimension):
+            raise DatastoreError(
+                f"{self.directory / TOKEN / PROJECTION} goes from width {found[0]} to {found[1]}, but the manifest says "
+                f"{described.query_dimension} to {self.section.dimension}: build the datastore again"
+            )
+        return projection
+
     def check_fingerprint(self, kind: str, found: str, option: str) -> None:
         """Refuse to work with a model or dictionary other than the one the datastore was built with.
 
@@ -85,6 +105,7 @@ class TokenDatastore:
             if self.values[rows].min() < 0 or self.values[rows].max() >= vocabulary:
                 faults.append(f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}")
         self.open_index()
+        self.open_projection()
         return faults
 
     def read_symbols(self) -> list[str]:

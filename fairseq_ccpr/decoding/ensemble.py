@@ -97,9 +97,9 @@ class RetrievalScorer(SequenceScorer):
 
     def __init__(self, ensemble: RetrievalEnsemble, tgt_dict: Any, **kwargs: Any) -> None:
         super().__init__(tgt_dict, **kwargs)
-        self.ensemble = ensemble
+        self.model = ensemble
 
     @torch.no_grad()
     def generate(self, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> list[list[dict[str, Any]]]:
         """Score the targets of a batch; see `SequenceScorer.generate`."""
-        return super().generate([_ScoredModel(self.ensemble, sample)], sample)
+        return super().generate([_ScoredModel(self.model, sample)], sample)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.interpolation import neighbour_log_probabilities
+from fairseq_ccpr.decoding.interpolation import neighbour_log_probabilities, retrieval_confidence
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.version import __version__
 
@@ -30,6 +31,8 @@ class TokenRetrievalSettings:
     k: int
     lambda_: float
     temperature: float
+    confidence: bool = False  # scale lambda by the neighbours' similarity (lambda*)
+    lambda_max: float = 1.0  # of lambda*
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -38,6 +41,22 @@ class TokenRetrievalSettings:
             raise ConfigurationError(f"--knn-lambda is {self.lambda_}: a share between 0 and 1 is needed")
         if not 0 < self.temperature < float("inf"):
             raise ConfigurationError(f"--knn-temperature is {self.temperature}: a number above 0 is needed")
+        if not 0 < self.lambda_max <= 1:
+            raise ConfigurationError(f"--knn-lambda-max is {self.lambda_max}: a share above 0 and up to 1 is needed")
+        if self.lambda_max < 1 and not self.confidence:
+            raise ConfigurationError(
+                "--knn-lambda-max limits the lambda* of --knn-confidence, which is off: leave it out"
+            )
+
+
+class Neighbours(NamedTuple):
+    """What was found for H hypotheses."""
+
+    ids: Tensor  # int64 [H, k], entries; -1 where one is missing
+    scores: Tensor  # fp32 [H, k]
+    values: Tensor  # int64 [H, k], tokens
+    log_probs: Tensor  # fp32 [H, k], log p_r of each token, duplicates merged
+    share: Tensor  # fp32 [H], 0 where nothing was found
 
 
 class TokenRetriever:
@@ -47,12 +66,22 @@ class TokenRetriever:
         datastore: an opened token datastore.
         settings: k, lambda and T.
         device: the model's device; keys and values live there where the index can.
+
+    Raises:
+        ConfigurationError: lambda* over keys that are not of length 1, whose inner products are no confidence.
     """
 
     def __init__(self, datastore: TokenDatastore, settings: TokenRetrievalSettings, device: torch.device) -> None:
         self.datastore = datastore
         self.settings = settings
+        if settings.confidence and datastore.section.projection is None:
+            raise ConfigurationError(
+                f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
+                "build the datastore with --adapter clknn"
+            )
         self.index = datastore.open_index().to(device)
+        projection = datastore.open_projection()
+        self.projection = projection.to(device) if projection is not None else None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable.*")
             self.values = torch.from_numpy(datastore.values).to(device)
@@ -67,18 +96,33 @@ class TokenRetriever:
             values int64 [H, k], log p_r fp32 [H, k] with duplicates merged, and the share lambda fp32 [H], which is 0
             where nothing was found.
         """
-        scores, ids = self.index.search(queries, self.settings.k)
+        found = self.look_up(queries)
+        return found.values, found.log_probs, found.share
+
+    def look_up(self, queries: Tensor) -> Neighbours:
+        """The same with all that is known of the neighbours."""
+        scores, ids = self.search(queries, self.settings.k)
         values = self.values[ids.clamp_min(0)].long()
         share = self.share(scores, ids, values).clamp(0, ALMOST_ALL).masked_fill((ids < 0).all(dim=1), 0.0)
-        return values, neighbour_log_probabilities(scores, ids, values, self.settings.temperature), share
+        log_probs = neighbour_log_probabilities(scores, ids, values, self.settings.temperature)
+        return Neighbours(ids, scores, values, log_probs, share)
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k nearest entries of each of the decoder's states [H, d]; see `Index.search`."""
+        return self.index.search(self.projection(queries) if self.projection is not None else queries, k)
 
     def share(self, scores: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-        """How much the neighbours count, fp32 [H] in [0, 1]; here the same for all. A policy of your own overrides this.
+        """How much the neighbours count, fp32 [H] in [0, 1]: lambda, or lambda* of equation 8 of the CLKNN paper.
+
+        A policy of your own overrides this.
 
         Args:
             scores, ids, values: the neighbours, [H, k] each, as `Index.search` gives them, and their tokens.
         """
-        return scores.new_full((len(scores),), self.settings.lambda_)
+        settings = self.settings
+        if settings.confidence:
+            return (settings.lambda_ * retrieval_confidence(scores, ids)).clamp_max(settings.lambda_max)
+        return scores.new_full((len(scores),), settings.lambda_)
 
     def with_settings(self, settings: TokenRetrievalSettings) -> TokenRetriever:
         """The same retriever over the same index, with other settings."""
@@ -90,7 +134,13 @@ class TokenRetriever:
         """All that decides what is retrieved and how it counts, in one line to be printed with results."""
         section, settings = self.datastore.section, self.settings
         store = short(section.files["token/keys.npy"]["sha256"])
+        keys = section.key_layer + (f"+{section.projection}" if section.projection is not None else "")
+        share = (
+            f"lambda*:{settings.lambda_}<={settings.lambda_max}"
+            if settings.confidence
+            else f"lambda:{settings.lambda_}"
+        )
         return (
-            f"retriever:{type(self).__name__}|store:{store}|entries:{section.size}|layer:{section.key_layer}|index:{section.index}|"
-            f"metric:{section.index.metric}|k:{settings.k}|lambda:{settings.lambda_}|T:{settings.temperature}|v:{__version__}"
+            f"retriever:{type(self).__name__}|store:{store}|entries:{section.size}|keys:{keys}|index:{section.index}|"
+            f"metric:{section.index.metric}|k:{settings.k}|{share}|T:{settings.temperature}|v:{__version__}"
         )

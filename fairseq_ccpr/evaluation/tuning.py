@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import target_log_probabilities
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
+from fairseq_ccpr.decoding.interpolation import retrieval_confidence, target_log_probabilities
+from fairseq_ccpr.decoding.token_retriever import ALMOST_ALL, TokenRetrievalSettings
 from fairseq_ccpr.evaluation.decoding import batches, decode
 from fairseq_ccpr.evaluation.scores import Scores
 
 NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
 FEW = 16
-LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
-# In squared distances. Raw decoder states lie some tens to hundreds apart.
-TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
+LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
+# In squared distances, of which the decoder's states lie some tens to hundreds apart.
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
+# In inner products of unit vectors.
+UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
 @dataclass
@@ -30,10 +34,12 @@ class TokenCache:
     ids: Tensor  # int64 [N, K]
     matches: Tensor  # bool [N, K], whether the neighbour's value is the reference token
 
-    def log_likelihood(self, k: int, temperature: float, lambdas: Tensor) -> Tensor:
-        """Mean log p of the reference tokens (equations 2 and 4 of the CLKNN paper) for each lambda, fp32 [lambdas]."""
-        retrieved = target_log_probabilities(self.scores[:, :k], self.ids[:, :k], self.matches[:, :k], temperature)
-        share = lambdas.unsqueeze(1) * (self.ids[:, :k] >= 0).any(dim=1)  # [lambdas, N]
+    def log_likelihood(self, k: int, temperature: float, lambdas: Tensor, confidence: bool) -> Tensor:
+        """Mean log p of the reference tokens (equations 2, 4 and 8 of the CLKNN paper) for each lambda, fp32 [lambdas]."""
+        scores, ids = self.scores[:, :k], self.ids[:, :k]
+        retrieved = target_log_probabilities(scores, ids, self.matches[:, :k], temperature)
+        factor = retrieval_confidence(scores, ids) if confidence else (ids >= 0).any(dim=1)
+        share = (lambdas.unsqueeze(1) * factor).clamp_max(ALMOST_ALL)  # [lambdas, N]
         mixed = torch.logaddexp(torch.log1p(-share) + self.log_probs, share.log() + retrieved)
         return mixed.mean(dim=1)
 
@@ -46,31 +52,32 @@ def fill_cache(cfg: Any, task: Any, models: list[Any], ensemble: RetrievalEnsemb
         real = sample["target"].ne(task.target_dictionary.pad())
         targets = sample["target"][real]
         log_probs, queries, _ = ensemble.force_decode_models(sample)
-        scores, ids = ensemble.retriever.index.search(queries[real], k)
+        scores, ids = ensemble.retriever.search(queries[real], k)
         matches = (ensemble.retriever.values[ids.clamp_min(0)] == targets.unsqueeze(1)) & (ids >= 0)
         rows.append((log_probs[real].gather(1, targets.unsqueeze(1)).squeeze(1), scores, ids, matches))
     return TokenCache(*(torch.cat(column).cpu() for column in zip(*rows)))
 
 
-def score_grid(cache: TokenCache) -> dict[TokenRetrievalSettings, float]:
-    """Mean log-likelihood of the references at every point of the grid."""
+def score_grid(
+    cache: TokenCache, temperatures: tuple[float, ...], confidences: tuple[bool, ...]
+) -> dict[TokenRetrievalSettings, float]:
+    """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*."""
     grid = {}
-    for k in NEIGHBOURS:
-        for temperature in TEMPERATURES:
-            values = cache.log_likelihood(k, temperature, torch.tensor(LAMBDAS))
-            for lambda_, value in zip(LAMBDAS, values.tolist()):
-                grid[TokenRetrievalSettings(k, lambda_, temperature)] = value
+    for k, temperature, confidence in product(NEIGHBOURS, temperatures, confidences):
+        values = cache.log_likelihood(k, temperature, torch.tensor(LAMBDAS), confidence)
+        for lambda_, value in zip(LAMBDAS, values.tolist()):
+            grid[TokenRetrievalSettings(k, lambda_, temperature, confidence)] = value
     return grid
 
 
 def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
-    """The best points of the grid that differ in lambda, or in whether they take few neighbours or many.
+    """The best points of the grid that differ in lambda, its kind, or in whether they take few neighbours or many.
 
     On lambda, likelihood and BLEU disagree the most; and few neighbours are faster, if they do as well.
     """
-    best: dict[tuple[float, bool], TokenRetrievalSettings] = {}
+    best: dict[tuple[float, bool, bool], TokenRetrievalSettings] = {}
     for settings in sorted(grid, key=lambda s: -grid[s]):
-        best.setdefault((settings.lambda_, settings.k <= FEW), settings)
+        best.setdefault((settings.lambda_, settings.confidence, settings.k <= FEW), settings)
     return list(best.values())[:count]
 
 
@@ -78,18 +85,27 @@ def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[To
 class Tuned:
     """What came of tuning."""
 
-    best: TokenRetrievalSettings
+    options: str  # of fairseq-generate, for the best settings
     signature: str  # of that
     scores: dict[str, Scores]  # by name of the system, the base among them
     grid: dict[TokenRetrievalSettings, float]
+    grid_seconds: float  # the teacher-forced pass included
+    base_seconds: float  # of decoding the same sentences without retrieval
 
 
 def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep."""
     generators = {"base": task.build_base_generator(models, cfg.generation)}
     ensemble = task.build_ensemble(models, generators["base"].beam_size)
-    grid = score_grid(fill_cache(cfg, task, models, ensemble, max(NEIGHBOURS)))
-    chosen = {as_options(settings): settings for settings in candidates(grid, count)}
+    start = time.perf_counter()
+    cache = fill_cache(cfg, task, models, ensemble, max(NEIGHBOURS))
+    unit = ensemble.retriever.projection is not None
+    kinds = (True, False) if unit and not cfg.task.knn_confidence else (ensemble.retriever.settings.confidence,)
+    if cfg.task.no_knn_confidence:
+        kinds = (False,)
+    grid = score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds)
+    grid_seconds = time.perf_counter() - start
+    chosen = {as_options(settings, unit): settings for settings in candidates(grid, count)}
     for name, settings in chosen.items():
         generators[name] = task.build_base_generator(models, cfg.generation)
         retriever = ensemble.retriever.with_settings(settings)
@@ -99,13 +115,19 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     decodings = decode(cfg, task, models, generators)
     scores = {name: decodings.scores(name) for name in generators}
     best = max(chosen, key=lambda name: scores[name].bleu)
-    return Tuned(chosen[best], generators[best].model.signature(), scores, grid)
+    base_seconds = decodings.systems["base"].seconds
+    return Tuned(best, generators[best].model.signature(), scores, grid, grid_seconds, base_seconds)
 
 
-def as_options(settings: TokenRetrievalSettings) -> str:
+def as_options(settings: TokenRetrievalSettings, unit: bool = False) -> str:
     """Settings in the form of fairseq-generate's options.
+
+    Args:
+        unit: whether they are for an adapter's keys, for which lambda* is on unless one says otherwise.
 
     >>> as_options(TokenRetrievalSettings(8, 0.6, 10.0))
     '--knn-k 8 --knn-lambda 0.6 --knn-temperature 10'
     """
-    return f"--knn-k {settings.k} --knn-lambda {settings.lambda_:g} --knn-temperature {settings.temperature:g}"
+    options = f"--knn-k {settings.k} --knn-lambda {settings.lambda_:g} --knn-temperature {settings.temperature:g}"
+    kind = "--knn-confidence" if settings.confidence else "--no-knn-confidence"
+    return f"{options} {kind}" if unit else options

@@ -12,15 +12,16 @@ class CpuAutocast:
 
     def train_step(self, sample: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """See `FairseqTask.train_step`."""
-        with _autocast(model):
+        with cpu_autocast(model):
             return super().train_step(sample, model, *args, **kwargs)  # type: ignore[misc]
 
     def valid_step(self, sample: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """See `FairseqTask.valid_step`."""
-        with _autocast(model):
+        with cpu_autocast(model):
             return super().valid_step(sample, model, *args, **kwargs)  # type: ignore[misc]
 
 
-def _autocast(model: torch.nn.Module) -> torch.autocast:
+def cpu_autocast(model: torch.nn.Module) -> torch.autocast:
+    """bf16 autocast where `model` is on the CPU, else nothing."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     return torch.autocast("cpu", torch.bfloat16, enabled=on_cpu)

@@ -15,6 +15,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
+from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extraction.loading import check_data_bin
@@ -34,9 +35,22 @@ class TranslationRetrievalConfig(TranslationConfig):
     knn_lambda: float = field(
         default=0.5, metadata={"help": "share of the token datastore in the probability of each token, 0 to 1"}
     )
-    knn_temperature: float = field(
-        default=10.0,
-        metadata={"help": "temperature of the neighbours' distribution; squared distances want about 10 to 100"},
+    knn_temperature: Optional[float] = field(
+        default=None,
+        metadata={
+            "help": "temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), "
+            "the inner products of an adapter's keys 0.01 to 0.5 (0.05)"
+        },
+    )
+    knn_confidence: bool = field(
+        default=False,
+        metadata={"help": "scale the share by the neighbours' mean similarity (lambda*); an adapter's keys have it on"},
+    )
+    no_knn_confidence: bool = field(default=False, metadata={"help": "keep the share fixed for an adapter's keys too"})
+    knn_lambda_max: float = field(default=1.0, metadata={"help": "the most that lambda* may be"})
+    knn_log: Optional[str] = field(
+        default=None,
+        metadata={"help": "file for a line of JSON a token of each best hypothesis: share, probabilities, neighbours"},
     )
 
 
@@ -48,13 +62,14 @@ class TranslationRetrievalTask(TranslationTask):
 
     def __init__(self, cfg: TranslationRetrievalConfig, src_dict: Any, tgt_dict: Any) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        self.settings = TokenRetrievalSettings(cfg.knn_k, cfg.knn_lambda, cfg.knn_temperature)
         if not cfg.datastore:
             raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by build_datastore.py")
         self.token_datastore = TokenDatastore(cfg.datastore)
         self.token_datastore.check_fingerprint(
             "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
         )
+        self.settings = _settings(cfg, self.token_datastore)
+        self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
 
     @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
@@ -95,8 +110,13 @@ class TranslationRetrievalTask(TranslationTask):
         """See `FairseqTask.inference_step`."""
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
             # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
-            sample = {name: value for name, value in sample.items() if name != "id"}
-        return super().inference_step(generator, models, sample, **kwargs)
+            given = {name: value for name, value in sample.items() if name != "id"}
+        else:
+            given = sample
+        hypotheses = super().inference_step(generator, models, given, **kwargs)
+        if self.log is not None and isinstance(generator.model, RetrievalEnsemble):
+            self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
+        return hypotheses
 
     def build_ensemble(self, models: list[Any], beam_size: int) -> RetrievalEnsemble:
         """The models and the datastore as one.
@@ -117,3 +137,26 @@ class TranslationRetrievalTask(TranslationTask):
         if expected not in found:
             self.token_datastore.check_fingerprint("model", found[0], "--path")
         return models[found.index(expected)]
+
+
+def _settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -> TokenRetrievalSettings:
+    """The `--knn-*` options, with the defaults that suit the datastore's keys."""
+    if cfg.knn_confidence and cfg.no_knn_confidence:
+        raise ConfigurationError("--knn-confidence and --no-knn-confidence exclude each other: give one of them")
+    unit = datastore.section.projection is not None
+    distances = datastore.section.index.metric == "l2"
+    temperature = cfg.knn_temperature
+    if temperature is None:
+        temperature = 0.05 if unit else 10.0
+    elif unit and temperature >= 1:
+        logger.warning(
+            "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner products of at "
+            "most 1, which want 0.01 to 0.5", temperature, datastore.directory,
+        )  # fmt: skip
+    elif distances and temperature < 1:
+        logger.warning(
+            "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared distances, "
+            "which want about 10 to 100", temperature, datastore.directory,
+        )  # fmt: skip
+    confidence = cfg.knn_confidence or (unit and not cfg.no_knn_confidence)
+    return TokenRetrievalSettings(cfg.knn_k, cfg.knn_lambda, temperature, confidence, cfg.knn_lambda_max)

@@ -1,0 +1,83 @@
+"""Pictures, as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
+
+COLOURS = matplotlib.colormaps["tab10"]
+DPI = 130
+
+
+def draw_grid(grid: dict[TokenRetrievalSettings, float], path: Path) -> None:
+    """Heat maps of a tuner's grid through its best point: lambda by T, and k by T, for each kind of lambda."""
+    kinds = sorted({settings.confidence for settings in grid})
+    figure = Figure(figsize=(11, 4 * len(kinds)), layout="constrained")
+    axes = figure.subplots(len(kinds), 2, squeeze=False)
+    low, high = np.quantile(list(grid.values()), [0.2, 1.0])
+    for row, kind in zip(axes, kinds):
+        points = {settings: value for settings, value in grid.items() if settings.confidence == kind}
+        best = max(points, key=lambda settings: points[settings])
+        label = "λ of λ*" if kind else "λ"
+        across = {s: v for s, v in points.items() if s.k == best.k}
+        _heat_map(row[0], {(s.temperature, s.lambda_): v for s, v in across.items()}, label, low, high)
+        row[0].set_title(f"{label} by T, k = {best.k}")
+        across = {s: v for s, v in points.items() if s.lambda_ == best.lambda_}
+        image = _heat_map(row[1], {(s.temperature, s.k): v for s, v in across.items()}, "k", low, high)
+        row[1].set_title(f"k by T, {label} = {best.lambda_:g}")
+        figure.colorbar(image, ax=row[1], label="mean log p of the reference's tokens", extend="min")
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+def _heat_map(axes: Axes, values: dict[tuple[float, float], float], label: str, low: float, high: float) -> AxesImage:
+    columns, rows = (sorted({point[i] for point in values}) for i in (0, 1))
+    table = np.array([[values[column, row] for column in columns] for row in rows])
+    image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
+    axes.set_xticks(range(len(columns)), [f"{column:g}" for column in columns])
+    axes.set_yticks(range(len(rows)), [f"{row:g}" for row in rows])
+    axes.set(xlabel="T", ylabel=label)
+    best = np.unravel_index(table.argmax(), table.shape)
+    axes.plot(best[1], best[0], marker="*", color="red", markersize=14)
+    return image
+
+
+def draw_precision(curves: Mapping[str, Sequence[float]], path: Path, title: str, measure: str) -> None:
+    """Lines over k = 1, 2, ... of each system's retrieval accuracy: figure 3 of the CLKNN paper."""
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, values) in enumerate(curves.items()):
+        axes.plot(range(1, len(values) + 1), values, label=name, color=COLOURS(number))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(
+        ticks := [2**i for i in range(20) if 2**i <= max(map(len, curves.values()))], [str(t) for t in ticks]
+    )
+    axes.set(xlabel="k", ylabel=measure, title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+def draw_clusters(panels: list[tuple[str, np.ndarray, list[str]]], columns: int, path: Path) -> None:
+    """Points in the plane, coloured by token: figure 2 of the CLKNN paper.
+
+    Args:
+        panels: title, coordinates [n, 2] and the token of each point, row by row.
+        columns: panels in a row.
+    """
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4 * columns, 3.8 * rows), layout="constrained")
+    for axes, (title, points, tokens) in zip(figure.subplots(rows, columns, squeeze=False).flat, panels):
+        for number, token in enumerate(dict.fromkeys(tokens)):
+            of_token = np.array([other == token for other in tokens])
+            axes.scatter(*points[of_token].T, s=14, color=COLOURS(number % 10), label=token.replace("▁", "_"))
+        axes.set(title=title, xticks=[], yticks=[])
+        axes.legend(fontsize=6, loc="best", handletextpad=0.1, borderpad=0.2)
+    figure.savefig(path, dpi=DPI, format="png")

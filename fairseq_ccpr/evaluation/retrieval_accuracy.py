@@ -1,0 +1,184 @@
+"""How often a datastore's keys find the right token: by k, by kind of key, and by how frequent the token is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.manifold import TSNE
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_ccpr.datastore.projection import fit_pca, sample_rows
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search.precision import any_hit_at_k, matching_neighbours, precision_at_k
+
+SEEN_OFTEN_ENOUGH = 10  # times a token must occur to be in a band: footnote 6 of the CLKNN paper
+BANDS = {"high (first 1%)": (0.0, 0.01), "middle (40-60%)": (0.4, 0.6), "low (last 1%)": (0.99, 1.0)}
+OVERALL = "all but punctuation"
+CLUSTERS = MEMBERS = 10  # tokens in a picture, and points of each: figure 2 of the paper
+QUERY_BLOCK = 256
+
+
+@dataclass
+class Keys:
+    """One kind of key: an index over those of the store, and how a decoder's state becomes a query."""
+
+    index: ExactIndex
+    to_query: Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Accuracy:
+    """What came of an evaluation."""
+
+    # band -> system -> precision@1..k and any-hit@1..k, in per cent
+    precision: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    any_hit: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    queries: dict[str, int] = field(default_factory=dict)  # by band
+
+
+def token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]:
+    """The tokens of each band of frequency, and those that are no punctuation.
+
+    Args:
+        values: int [N], the tokens of a datastore.
+        symbols: by token id.
+    """
+    counts = np.bincount(values, minlength=len(symbols))
+    ranked = np.argsort(-counts, kind="stable")
+    ranked = ranked[counts[ranked] >= SEEN_OFTEN_ENOUGH]
+    bands = {}
+    for name, (low, high) in BANDS.items():
+        start, end = round(low * len(ranked)), round(high * len(ranked))
+        bands[name] = ranked[min(start, len(ranked) - 1) : max(end, start + 1)] if len(ranked) else ranked
+    words = [i for i, symbol in enumerate(symbols) if any(letter.isalnum() for letter in symbol)]
+    return {OVERALL: np.array(words, dtype=np.int64), **bands}
+
+
+def key_sets(raw: TokenDatastore, projected: dict[str, TokenDatastore]) -> dict[str, Keys]:
+    """Raw keys, raw keys after PCA to the width of each projected kind, and those kinds.
+
+    Raises:
+        DatastoreError: datastores that do not belong together.
+    """
+    if raw.section.projection is not None:
+        raise DatastoreError(
+            f"{raw.directory} went through an adapter: the first datastore must be one of --adapter none"
+        )
+    sets = {"raw": Keys(ExactIndex(raw.keys, "l2"), lambda states: states)}
+    for name, store in projected.items():
+        for kind in ("model", "corpus", "target_dictionary"):
+            store.check_fingerprint(kind, raw.section.fingerprints[kind], str(raw.directory))
+        projection = store.open_projection()
+        if projection is None or store.section.size != raw.section.size:
+            raise DatastoreError(f"{store.directory} was not made from the keys of {raw.directory} with an adapter")
+        width = store.section.dimension
+        if width < raw.section.dimension and (label := f"raw, PCA {width}") not in sets:
+            sets[label] = _pca_keys(raw.keys, width)
+        sets[name] = Keys(ExactIndex(store.keys, "ip"), torch.inference_mode()(projection.forward))
+    return sets
+
+
+def _pca_keys(keys: np.ndarray, width: int) -> Keys:
+    pca = fit_pca(torch.from_numpy(keys[sample_rows(len(keys))]).float(), width)
+    mean, components = pca.mean.float(), pca.components.float()
+
+    def to_query(states: Tensor) -> Tensor:
+        return (states.float() - mean) @ components.T
+
+    blocks = [to_query(torch.from_numpy(keys[i : i + (1 << 16)])).half() for i in range(0, len(keys), 1 << 16)]
+    return Keys(ExactIndex(torch.cat(blocks), "l2"), to_query)
+
+
+def evaluate_retrieval(
+    sets: dict[str, Keys],
+    raw: TokenDatastore,
+    queries: TokenDatastore | None,
+    count: int,
+    k: int,
+    seed: int,
+    quiet: bool,
+) -> Accuracy:
+    """Precision@1..k and any-hit@1..k of each kind of key, for up to `count` random queries in each band.
+
+    Args:
+        sets: of `key_sets`.
+        raw: the store that is searched. A band that has no query is left out.
+        queries: raw keys of held-out text; without it, the queries are entries of `raw`, their own sentences left out.
+
+    Raises:
+        ConfigurationError: the queries are those of another model.
+    """
+    source = queries or raw
+    if (
+        source.section.fingerprints["model"] != raw.section.fingerprints["model"]
+        or source.section.projection is not None
+    ):
+        raise ConfigurationError(
+            f"{source.directory} does not hold the raw keys of the same model: build it like {raw.directory}"
+        )
+    rng = np.random.default_rng(seed)
+    accuracy = Accuracy()
+    values, sentences = torch.from_numpy(raw.values[:]), torch.from_numpy(raw.provenance[:, 0].copy())
+    for band, tokens in token_bands(raw.values, raw.read_symbols()).items():
+        eligible = np.flatnonzero(np.isin(source.values, tokens))
+        rows = np.sort(rng.permutation(eligible)[:count])
+        if not len(rows):
+            continue
+        accuracy.queries[band] = len(rows)
+        targets = torch.from_numpy(source.values[rows])
+        own = torch.from_numpy(source.provenance[rows, 0]) if queries is None else None
+        accuracy.precision[band], accuracy.any_hit[band] = {}, {}
+        for name, keys in tqdm(sets.items(), desc=band, unit="system", disable=quiet):
+            vectors = keys.to_query(torch.from_numpy(source.keys[rows].astype(np.float32)))
+            parts = [
+                matching_neighbours(
+                    keys.index, values, vectors[block], targets[block], k,
+                    *((sentences, own[block]) if own is not None else ()),
+                )
+                for block in torch.arange(len(rows)).split(QUERY_BLOCK)
+            ]  # fmt: skip
+            matches = torch.cat(parts)
+            accuracy.precision[band][name] = (100 * precision_at_k(matches).mean(dim=0)).tolist()
+            accuracy.any_hit[band][name] = (100 * any_hit_at_k(matches).mean(dim=0)).tolist()
+    return accuracy
+
+
+def cluster_points(sets: dict[str, Keys], raw: TokenDatastore, seed: int) -> list[tuple[str, np.ndarray, list[str]]]:
+    """Random entries of random tokens of each band, brought into the plane by t-SNE, for each kind of key.
+
+    Returns:
+        For `draw_clusters`: title, coordinates [n, 2], and the token of each point.
+    """
+    rng = np.random.default_rng(seed)
+    symbols = raw.read_symbols()
+    chosen: dict[str, tuple[np.ndarray, list[str]]] = {}
+    for band, tokens in token_bands(raw.values, symbols).items():
+        if band != OVERALL:
+            some = rng.permutation(tokens)[:CLUSTERS]
+            rows = [rng.permutation(np.flatnonzero(raw.values == token))[:MEMBERS] for token in some]
+            chosen[band] = np.concatenate(rows), [symbols[t] for t, r in zip(some, rows) for _ in r]
+    panels: list[tuple[str, np.ndarray, list[str]]] = []
+    for name, keys in sets.items():
+        for band, (entries, labels) in chosen.items():
+            vectors = keys.to_query(torch.from_numpy(raw.keys[entries].astype(np.float32))).numpy()
+            tsne = TSNE(perplexity=min(30, (len(vectors) - 1) / 3), random_state=seed)
+            panels.append((f"{name}: {band}", tsne.fit_transform(vectors), labels))
+    return panels
+
+
+def as_table(accuracy: Accuracy, ks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> list[list[Any]]:
+    """Rows of a table: band, number of queries, system, and precision@k / any-hit@k for each k."""
+    table: list[list[Any]] = [["band", "queries", "keys", *(f"k = {k}" for k in ks)]]
+    for band, systems in accuracy.precision.items():
+        for name, precision in systems.items():
+            hits = accuracy.any_hit[band][name]
+            cells = [f"{precision[k - 1]:.1f} / {hits[k - 1]:.1f}" for k in ks if k <= len(precision)]
+            table.append([band, accuracy.queries[band], name, *cells])
+    return table

@@ -1,0 +1,89 @@
+"""The CLKNN adapter: a feed-forward network from the decoder's state to a vector made for retrieval."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from torch import Tensor, nn
+
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+
+HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
+WIDEST_OUTPUT = 512  # the paper's, for that decoder
+
+
+@dataclass
+class TokenAdapterConfig(FairseqDataclass):
+    """Options of `--arch token_adapter`."""
+
+    adapter_hidden_dim: int = field(
+        default=0, metadata={"help": f"width inside the adapter; 0: {HIDDEN_TIMES} times that of the keys"}
+    )
+    adapter_output_dim: int = field(
+        default=0, metadata={"help": f"width of its output; 0: that of the keys, {WIDEST_OUTPUT} at most"}
+    )
+
+
+@register_model("token_adapter", dataclass=TokenAdapterConfig)
+class TokenAdapter(BaseFairseqModel):
+    """z = ReLU(h W1 + b1) W2 + b2: equation 5 of the CLKNN paper.
+
+    Args:
+        dimension: d, width of the keys h.
+        hidden: d_f.
+        output: d_o, width of z.
+    """
+
+    def __init__(self, dimension: int, hidden: int, output: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(dimension, hidden)
+        self.output = nn.Linear(hidden, output)
+
+    @classmethod
+    def build_model(cls, cfg: TokenAdapterConfig, task: Any) -> "TokenAdapter":
+        """See `BaseFairseqModel.build_model`."""
+        for name in ("adapter_hidden_dim", "adapter_output_dim"):
+            if (value := getattr(cfg, name)) < 0:
+                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give a width, or 0 for the default")
+        d = task.dimension
+        return cls(d, cfg.adapter_hidden_dim or HIDDEN_TIMES * d, cfg.adapter_output_dim or min(d, WIDEST_OUTPUT))
+
+    def forward(self, keys: Tensor) -> Tensor:
+        """z of each key, [..., d] -> [..., d_o]."""
+        return self.output(torch.relu(self.hidden(keys.to(self.hidden.weight.dtype))))
+
+    @classmethod
+    def load(cls, path: Path) -> "TokenAdapter":
+        """The adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32; its sizes are those of the weights.
+
+        Raises:
+            CheckpointError: a missing file, or the checkpoint of something else.
+        """
+        if not path.is_file():
+            raise CheckpointError(f"there is no adapter {path}: give clknn, none, or the checkpoint of a trained one")
+        try:
+            weights = checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]
+            hidden, width = weights["hidden.weight"].shape
+            adapter = cls(width, hidden, weights["output.weight"].shape[0])
+            adapter.load_state_dict(weights)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            EOFError,
+            RuntimeError,
+            pickle.UnpicklingError,
+        ) as error:
+            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(
+                f"{path} is no adapter ({message}): give a checkpoint of fairseq-train --task token_contrast"
+            ) from None
+        return adapter.float().eval()

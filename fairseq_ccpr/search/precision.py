@@ -1,0 +1,54 @@
+"""How often the neighbours found carry the token that was meant: the quality of keys, whatever they are used for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.search.base import Index
+
+
+def matching_neighbours(
+    index: Index,
+    values: Tensor,
+    queries: Tensor,
+    targets: Tensor,
+    k: int,
+    sentences: Tensor | None = None,
+    own: Tensor | None = None,
+) -> Tensor:
+    """Which of the k nearest neighbours have the query's token, those of its own sentence left out.
+
+    Args:
+        values: [N], the token of each key.
+        queries: [Q, d].
+        targets: [Q], the token each query stands for.
+        sentences: [N], the sentence of each key; with `own` [Q], that of each query. Without them none is left out.
+
+    Returns:
+        bool [Q, k], nearest first; False where there are fewer than k.
+    """
+    surplus = 0
+    if sentences is not None and own is not None and len(own):
+        surplus = int(torch.bincount(sentences.long())[own.long()].max())
+    _, ids = index.search(queries, k + surplus)
+    allowed = ids >= 0
+    if sentences is not None and own is not None:
+        allowed &= sentences[ids.clamp_min(0)] != own.unsqueeze(1)
+    matches = (values[ids.clamp_min(0)] == targets.unsqueeze(1)) & allowed
+    first = (~allowed).byte().argsort(dim=1, stable=True)[:, :k]
+    return matches.gather(1, first)
+
+
+def precision_at_k(matches: Tensor) -> Tensor:
+    """Share of matches among the nearest 1, 2, ... k of each query, fp32 [Q, k].
+
+    >>> precision_at_k(torch.tensor([[True, False]]))
+    tensor([[1.0000, 0.5000]])
+    """
+    return matches.float().cumsum(1) / torch.arange(1, matches.size(1) + 1, device=matches.device)
+
+
+def any_hit_at_k(matches: Tensor) -> Tensor:
+    """Whether the nearest 1, 2, ... k hold a match, fp32 [Q, k]."""
+    return (matches.cumsum(1) > 0).float()
