@@ -26,7 +26,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.tuning import fill_cache
-from fairseq_ccpr.extraction import adapter_build
+from fairseq_ccpr.extraction import adapter_build, adapter_training, token_part
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 
 TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
@@ -65,9 +65,10 @@ def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_
     assert not (tmp_path / "s" / "adapter").exists()
 
 
-@pytest.mark.parametrize("stage", ["train_adapter", "fit_pca", "_project", "publish"])
+@pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
 def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str):
-    place = {"_project": adapter_build._Projection, "publish": adapter_build.TokenPart}.get(stage, adapter_build)
+    places = {"_run": adapter_training, "fill": token_part.TokenPart, "describe_files": token_part}
+    place = places.get(stage, adapter_build)
     options = [*ADAPTER, "--raw-datastore", world.datastore]
     with patch.object(place, stage, side_effect=KeyboardInterrupt):
         assert build(world, tmp_path / "s", *options, check=False).returncode == 130
@@ -226,12 +227,29 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
         "--adapter-options",
         "--no-such-option 1",
         *raw,
-        sentence="fairseq-train ended with exit code",
+        sentence="fairseq-train does not take them .*no-such-option",
     )
-    torch.save({"model": TokenAdapter(40, 8, 6).state_dict()}, tmp_path / "wide.pt")
+    torch.save(torch.load(best) | {"model": TokenAdapter(40, 8, 6).state_dict()}, tmp_path / "wide.pt")
     says("--adapter", tmp_path / "wide.pt", *raw, sentence="width 40, but those of .* are 32 wide")
     refused(build(world, world.datastore, *ADAPTER, check=False), "holds the decoder's own states as keys")
-    refused(build(world, clknn, *ADAPTER[:-1], 12, *raw, check=False), "built with another pca")
+    says(
+        "--adapter",
+        "clknn",
+        "--adapter-options",
+        "--positives 0",
+        *raw,
+        sentence="ended with exit code 1 .*--positives is 0",
+    )
+    says("--adapter", best, "--pca-dim", -1, *raw, sentence="--pca-dim is -1")
+    says(
+        "--adapter",
+        best,
+        "--key-layer",
+        "last_ffn_input",
+        sentence="trained for another key layer: decoder_output there",
+    )
+    refused(build(world, clknn, *ADAPTER[:-1], 12, *raw, check=False), "built with another (dimension|projection)")
+    refused(build(world, clknn, *ADAPTER, "--keep-raw-keys", check=False), "its raw keys were dropped")
     refused(build(world, clknn, check=False), "built with another (dimension|projection)")
 
 

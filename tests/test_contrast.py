@@ -102,6 +102,15 @@ def test_every_member_is_as_likely_to_be_drawn():
     np.testing.assert_allclose(counts[6:] / 20000, 1 / 3, atol=0.02)
 
 
+def test_centres_of_large_clusters_are_means_of_a_sample():
+    torch.manual_seed(7)
+    keys, values = torch.randn(4000, 5) + torch.tensor([1.0, 0, 0, 0, 0]), torch.arange(4000) % 4
+    keys[:, 1] += 2 * values
+    found = TokenClusters(values, torch.arange(4000)).centres(lambda entries: keys[entries], torch.Generator())
+    wanted = torch.nn.functional.normalize(torch.stack([keys[values == v].mean(dim=0) for v in range(4)]), dim=1)
+    assert (found * wanted).sum(dim=1).min() > 0.9
+
+
 def test_centres_are_means():
     torch.manual_seed(2)
     keys, values = torch.randn(300, 5), torch.randint(0, 40, (300,))
@@ -120,7 +129,7 @@ def test_precision_leaves_out_the_own_sentence(size, k, exclude, seed):
     values, sentences = (torch.randint(0, 5, (size,), generator=generator) for _ in range(2))
     rows = torch.randint(size, (7,), generator=generator)
     queries, targets, own = keys[rows], values[rows], sentences[rows]
-    given_sentences = (sentences, own) if exclude else ()
+    given_sentences = (sentences, own, int(torch.bincount(sentences).max())) if exclude else ()
     found = matching_neighbours(ExactIndex(keys, "l2"), values, queries, targets, k, *given_sentences)
     for number in range(7):
         order = (keys - queries[number]).square().sum(1).argsort(stable=True).tolist()
@@ -185,9 +194,9 @@ def test_training_raises_precision_where_it_can(hard: bool):
 def test_draws_depend_on_nothing_but_their_arguments():
     adapter = TokenAdapter(32, 64, 16)
     one, two = (ContrastSampler(*noisy_keys(4), SETTINGS, torch.device("cpu")) for _ in range(2))
-    two.draw(adapter, 5, 39, 0)
-    assert torch.equal(one.draw(adapter, 5, 40, 3), two.draw(adapter, 5, 40, 3))
-    assert not torch.equal(one.draw(adapter, 5, 40, 3), one.draw(adapter, 5, 40, 4))
+    two.draw(adapter, 5, 41, 0)
+    assert torch.equal(one.draw(adapter, 5, 45, 3), two.draw(adapter, 5, 45, 3))
+    assert not torch.equal(one.draw(adapter, 5, 45, 3), one.draw(adapter, 5, 45, 4))
 
 
 def test_held_out_sentences_are_never_drawn():
@@ -203,5 +212,8 @@ def test_held_out_sentences_are_never_drawn():
 
 def test_a_store_without_repeated_tokens_is_refused():
     values = np.array([4, 4, 5, 6, 7], dtype=np.int32)
-    with pytest.raises(DatastoreError, match=r"too small to train an adapter on: of its 5 entries, [01] tokens"):
+    with pytest.raises(
+        DatastoreError,
+        match=r"too small to train an adapter on: of the [1-5] entries that are not held out, [01] tokens",
+    ):
         ContrastSampler(np.zeros((5, 8), np.float16), values, np.arange(5), SETTINGS, torch.device("cpu"))

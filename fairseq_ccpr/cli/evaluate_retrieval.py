@@ -8,12 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
+from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.plots import draw_clusters, draw_precision
 from fairseq_ccpr.evaluation.retrieval_accuracy import (
     BANDS,
     OVERALL,
+    RAW,
     as_table,
     cluster_points,
     evaluate_retrieval,
@@ -28,8 +30,9 @@ keys, of raw keys after PCA, and of any number of datastores that --adapter made
   build_datastore.py tokens data-bin ... --output datastores/clknn --adapter clknn --raw-datastore datastores/raw
   evaluate_retrieval.py datastores/raw clknn=datastores/clknn --output accuracy
 
-Queries are random entries, whose own sentences are left out of what they find, or those of --queries. Each band of token
-frequency has its own; tokens that occur less than 10 times are in none. All search is exact.
+Queries are random tokens of --queries, text that no adapter has seen; without it random entries, whose own sentences are
+left out of what they find, but on which adapters may have been trained. Each band of token frequency has its own; tokens
+that occur less than 10 times are in none but the first. All search is exact.
 """
 
 
@@ -60,12 +63,18 @@ def evaluate(options: argparse.Namespace) -> int:
     projected = {}
     for word in options.projected:
         name, _, folder = word.rpartition("=")
-        projected[name or Path(folder).name] = TokenDatastore(folder)
+        name = name or Path(folder).name
+        if name in projected or name == RAW:
+            raise ConfigurationError(f"two kinds of keys are called '{name}': name them, as in NAME={folder}")
+        projected[name] = TokenDatastore(folder)
     sets = key_sets(raw, projected)
     queries = TokenDatastore(options.queries) if options.queries else None
     accuracy = evaluate_retrieval(sets, raw, queries, options.count, options.k, options.seed, options.quiet)
     print("precision@k / any-hit@k, per cent\n")
-    print(markdown_table(as_table(accuracy)))
+    print(markdown_table(as_table(accuracy)) + "\n")
+    for name, store in {RAW: raw, **projected, **({"queries": queries} if queries else {})}.items():
+        keys = short(store.section.files["token/keys.npy"]["sha256"])
+        print(f"{name} {store.directory} store:{keys}|entries:{store.section.size}|seed:{options.seed}")
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "accuracy.json").write_text(json.dumps(asdict(accuracy), indent=1) + "\n", encoding="utf-8")
@@ -74,7 +83,8 @@ def evaluate(options: argparse.Namespace) -> int:
                 picture = options.output / f"precision-{stem}.png"
                 draw_precision(accuracy.precision[band], picture, band, "precision@k, %")
         panels = cluster_points(sets, raw, options.seed)
-        draw_clusters(panels, len(BANDS), options.output / "clusters.png")
+        if panels:
+            draw_clusters(panels, len(panels) // len(sets), options.output / "clusters.png")
     return 0
 
 

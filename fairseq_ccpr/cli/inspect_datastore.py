@@ -32,6 +32,8 @@ def inspect(directory: Path, top: int) -> int:
     section = datastore.section
     print(f"datastore      {directory}")
     print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
+    if section.projection is not None:
+        print(f"adapter        {section.projection}, from states {section.projection.query_dimension} wide")
     print(f"sentences      {', '.join(f'{name} {count:,}' for name, count in section.subsets.items())}")
     print(f"index          {section.index} ({section.index.metric})")
     for name, value in section.fingerprints.items():

@@ -40,6 +40,10 @@ def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
     """Tune, print what was tried, write what was chosen."""
     if options.decode < 1:
         raise ConfigurationError(f"--decode is {options.decode}: give at least 1")
+    if not options.output.absolute().parent.is_dir():
+        raise ConfigurationError(
+            f"--output {options.output} cannot be written: there is no folder {options.output.parent}"
+        )
     cfg = parse_generation([options.data_bin, *rest, "--gen-subset", options.subset])
     tuned = tune(cfg, *load(cfg), count=options.decode)
     print(

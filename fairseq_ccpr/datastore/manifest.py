@@ -16,7 +16,7 @@ from fairseq_ccpr.version import __version__
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"  # in a part that is not finished: what it is being built from
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass
@@ -27,7 +27,7 @@ class TokenSection:
     dimension: int
     key_layer: str
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
-    fingerprints: dict[str, str]  # model, target_dictionary, corpus; with a projection also adapter and pca
+    fingerprints: dict[str, str]  # model, target_dictionary, corpus; with a projection also adapter
     index: IndexDescription
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
@@ -47,7 +47,7 @@ class Manifest:
     """All of `manifest.json`."""
 
     token: TokenSection | None = None
-    format_version: int = FORMAT_VERSION
+    format_version: int = FORMAT_VERSION  # 2 brought projections, which readers of 1 would overlook
     created_with: str = f"fairseq-ccpr {__version__}"
 
     def write(self, directory: Path) -> None:

@@ -117,7 +117,7 @@ def fit_pca(rows: Tensor, dimension: int) -> Pca:
 
 def sample_rows(count: int, seed: int = 1) -> np.ndarray:
     """Which of `count` rows to fit a PCA on, in order."""
-    return np.sort(np.random.default_rng(seed).permutation(count)[:PCA_ROWS])
+    return np.sort(np.random.default_rng(seed).choice(count, min(PCA_ROWS, count), replace=False))
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:

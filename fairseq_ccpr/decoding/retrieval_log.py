@@ -31,6 +31,7 @@ class RetrievalLog:
 
     def __init__(self, path: Path, dictionary: Any) -> None:
         self.dictionary = dictionary
+        self.sentences = 0
         try:
             self.stream = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -52,13 +53,15 @@ class RetrievalLog:
         log_probs, queries, _ = ensemble.force_decode_models(forced)
         real = target.ne(pad)
         found = ensemble.retriever.look_up(queries[real])
-        tokens, model = target[real].unsqueeze(1), log_probs[real]
+        tokens = target[real].unsqueeze(1)
         retrieved = found.log_probs.masked_fill(found.values != tokens, float("-inf")).amax(dim=1)
-        of_model = model.gather(1, tokens).squeeze(1)
+        of_model = log_probs.gather(2, target.unsqueeze(2)).squeeze(2)[real]
         mixed = torch.logaddexp(torch.log1p(-found.share) + of_model, found.share.log() + retrieved)
         sentences, positions = (part.tolist() for part in real.nonzero().unbind(dim=1))
         columns = [tokens.squeeze(1), found.share, of_model, retrieved, mixed, found.ids, found.values, found.scores]
-        numbers = sample["id"].tolist()
+        # fairseq-interactive gives its sentences no numbers.
+        numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))
+        self.sentences += len(hypotheses)
         for row, position, *rest in zip(sentences, positions, *(column.tolist() for column in columns)):
             self.stream.write(json.dumps(self._line(numbers[row], position, *rest), ensure_ascii=False) + "\n")
         self.stream.flush()

@@ -60,6 +60,7 @@ def parse_generation(arguments: list[str]) -> Any:
         "--lm-path": cfg.generation.lm_path,
         "--replace-unk": cfg.generation.replace_unk,
         "--prefix-size": cfg.generation.prefix_size,
+        "--knn-log": cfg.task.get("knn_log"),
     }
     for name, value in unused.items():
         if value:

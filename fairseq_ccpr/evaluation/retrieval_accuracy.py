@@ -20,9 +20,11 @@ from fairseq_ccpr.search.precision import any_hit_at_k, matching_neighbours, pre
 
 SEEN_OFTEN_ENOUGH = 10  # times a token must occur to be in a band: footnote 6 of the CLKNN paper
 BANDS = {"high (first 1%)": (0.0, 0.01), "middle (40-60%)": (0.4, 0.6), "low (last 1%)": (0.99, 1.0)}
+RAW = "raw"
 OVERALL = "all but punctuation"
 CLUSTERS = MEMBERS = 10  # tokens in a picture, and points of each: figure 2 of the paper
 QUERY_BLOCK = 256
+KEY_BLOCK = 1 << 16
 
 
 @dataclass
@@ -57,7 +59,8 @@ def token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]
     for name, (low, high) in BANDS.items():
         start, end = round(low * len(ranked)), round(high * len(ranked))
         bands[name] = ranked[min(start, len(ranked) - 1) : max(end, start + 1)] if len(ranked) else ranked
-    words = [i for i, symbol in enumerate(symbols) if any(letter.isalnum() for letter in symbol)]
+    special = 4  # <s>, <pad>, </s>, <unk>
+    words = [i for i, symbol in enumerate(symbols) if i >= special and any(letter.isalnum() for letter in symbol)]
     return {OVERALL: np.array(words, dtype=np.int64), **bands}
 
 
@@ -71,12 +74,13 @@ def key_sets(raw: TokenDatastore, projected: dict[str, TokenDatastore]) -> dict[
         raise DatastoreError(
             f"{raw.directory} went through an adapter: the first datastore must be one of --adapter none"
         )
-    sets = {"raw": Keys(ExactIndex(raw.keys, "l2"), lambda states: states)}
+    sets = {RAW: Keys(ExactIndex(raw.keys, "l2"), lambda states: states)}
     for name, store in projected.items():
         for kind in ("model", "corpus", "target_dictionary"):
             store.check_fingerprint(kind, raw.section.fingerprints[kind], str(raw.directory))
         projection = store.open_projection()
-        if projection is None or store.section.size != raw.section.size:
+        same_keys = (store.section.size, store.section.key_layer) == (raw.section.size, raw.section.key_layer)
+        if projection is None or not same_keys:
             raise DatastoreError(f"{store.directory} was not made from the keys of {raw.directory} with an adapter")
         width = store.section.dimension
         if width < raw.section.dimension and (label := f"raw, PCA {width}") not in sets:
@@ -92,8 +96,11 @@ def _pca_keys(keys: np.ndarray, width: int) -> Keys:
     def to_query(states: Tensor) -> Tensor:
         return (states.float() - mean) @ components.T
 
-    blocks = [to_query(torch.from_numpy(keys[i : i + (1 << 16)])).half() for i in range(0, len(keys), 1 << 16)]
-    return Keys(ExactIndex(torch.cat(blocks), "l2"), to_query)
+    reduced = torch.empty(len(keys), width, dtype=torch.float16)
+    for start in range(0, len(keys), KEY_BLOCK):
+        rows = slice(start, start + KEY_BLOCK)
+        reduced[rows] = to_query(torch.from_numpy(keys[rows].astype(np.float32)))
+    return Keys(ExactIndex(reduced, "l2"), to_query)
 
 
 def evaluate_retrieval(
@@ -126,6 +133,7 @@ def evaluate_retrieval(
     rng = np.random.default_rng(seed)
     accuracy = Accuracy()
     values, sentences = torch.from_numpy(raw.values[:]), torch.from_numpy(raw.provenance[:, 0].copy())
+    lengths = torch.bincount(sentences.long())
     for band, tokens in token_bands(raw.values, raw.read_symbols()).items():
         eligible = np.flatnonzero(np.isin(source.values, tokens))
         rows = np.sort(rng.permutation(eligible)[:count])
@@ -134,13 +142,14 @@ def evaluate_retrieval(
         accuracy.queries[band] = len(rows)
         targets = torch.from_numpy(source.values[rows])
         own = torch.from_numpy(source.provenance[rows, 0]) if queries is None else None
+        longest = int(lengths[own.long()].max()) if own is not None else 0
         accuracy.precision[band], accuracy.any_hit[band] = {}, {}
         for name, keys in tqdm(sets.items(), desc=band, unit="system", disable=quiet):
             vectors = keys.to_query(torch.from_numpy(source.keys[rows].astype(np.float32)))
             parts = [
                 matching_neighbours(
                     keys.index, values, vectors[block], targets[block], k,
-                    *((sentences, own[block]) if own is not None else ()),
+                    *((sentences, own[block], longest) if own is not None else ()),
                 )
                 for block in torch.arange(len(rows)).split(QUERY_BLOCK)
             ]  # fmt: skip
@@ -160,7 +169,7 @@ def cluster_points(sets: dict[str, Keys], raw: TokenDatastore, seed: int) -> lis
     symbols = raw.read_symbols()
     chosen: dict[str, tuple[np.ndarray, list[str]]] = {}
     for band, tokens in token_bands(raw.values, symbols).items():
-        if band != OVERALL:
+        if band != OVERALL and len(tokens):
             some = rng.permutation(tokens)[:CLUSTERS]
             rows = [rng.permutation(np.flatnonzero(raw.values == token))[:MEMBERS] for token in some]
             chosen[band] = np.concatenate(rows), [symbols[t] for t, r in zip(some, rows) for _ in r]
@@ -175,10 +184,12 @@ def cluster_points(sets: dict[str, Keys], raw: TokenDatastore, seed: int) -> lis
 
 def as_table(accuracy: Accuracy, ks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> list[list[Any]]:
     """Rows of a table: band, number of queries, system, and precision@k / any-hit@k for each k."""
+    longest = max(len(values) for systems in accuracy.precision.values() for values in systems.values())
+    ks = tuple(k for k in ks if k <= longest)
     table: list[list[Any]] = [["band", "queries", "keys", *(f"k = {k}" for k in ks)]]
     for band, systems in accuracy.precision.items():
         for name, precision in systems.items():
             hits = accuracy.any_hit[band][name]
-            cells = [f"{precision[k - 1]:.1f} / {hits[k - 1]:.1f}" for k in ks if k <= len(precision)]
+            cells = [f"{precision[k - 1]:.1f} / {hits[k - 1]:.1f}" for k in ks]
             table.append([band, accuracy.queries[band], name, *cells])
     return table

@@ -13,6 +13,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import retrieval_confidence, target_log_probabilities
 from fairseq_ccpr.decoding.token_retriever import ALMOST_ALL, TokenRetrievalSettings
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import batches, decode
 from fairseq_ccpr.evaluation.scores import Scores
 
@@ -54,7 +55,8 @@ def fill_cache(cfg: Any, task: Any, models: list[Any], ensemble: RetrievalEnsemb
         log_probs, queries, _ = ensemble.force_decode_models(sample)
         scores, ids = ensemble.retriever.search(queries[real], k)
         matches = (ensemble.retriever.values[ids.clamp_min(0)] == targets.unsqueeze(1)) & (ids >= 0)
-        rows.append((log_probs[real].gather(1, targets.unsqueeze(1)).squeeze(1), scores, ids, matches))
+        of_targets = log_probs.gather(2, sample["target"].unsqueeze(2)).squeeze(2)[real]
+        rows.append((of_targets, scores, ids, matches))
     return TokenCache(*(torch.cat(column).cpu() for column in zip(*rows)))
 
 
@@ -94,7 +96,15 @@ class Tuned:
 
 
 def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
-    """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep."""
+    """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep.
+
+    Raises:
+        ConfigurationError: a limit of lambda*, which the grid does not have.
+    """
+    if cfg.task.knn_lambda_max != 1:
+        raise ConfigurationError(
+            "--knn-lambda-max is not tuned: leave it out here, and add it to what comes out if need be"
+        )
     generators = {"base": task.build_base_generator(models, cfg.generation)}
     ensemble = task.build_ensemble(models, generators["base"].beam_size)
     start = time.perf_counter()

@@ -65,6 +65,8 @@ class TokenBuildSettings:
             )
         if self.adapter_options and self.adapter != TRAINED_ADAPTER:
             raise ConfigurationError("--adapter-options are for training: they need --adapter clknn")
+        if self.pca_dim is not None and self.pca_dim < 0:
+            raise ConfigurationError(f"--pca-dim is {self.pca_dim}: give a width, or 0 for no PCA")
         if self.normalize_before_pca and self.pca_dim == 0:
             raise ConfigurationError("--normalize-before-pca needs PCA: leave out --pca-dim 0")
 

@@ -184,5 +184,8 @@ def refuse_foreign(output: Path) -> None:
     """Refuse an output that exists and is neither empty, nor a datastore, nor the beginning of one."""
     if not output.exists() or (output / MANIFEST).exists():
         return
-    if not output.is_dir() or {path.name for path in output.iterdir()} - {f"{TOKEN}.partial", RAW, ADAPTER}:
+    ours = {f"{TOKEN}.partial", RAW, ADAPTER}
+    if (output / TOKEN / PLAN).exists():  # killed while publishing
+        ours.add(TOKEN)
+    if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
         raise DatastoreError(f"--output {output} exists and is no datastore: give a new or an empty folder")

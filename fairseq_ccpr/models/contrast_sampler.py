@@ -70,14 +70,18 @@ class ContrastSampler:
         pool = torch.from_numpy(np.flatnonzero(~held_out))
         self.values = _tensor(values)
         clusters = TokenClusters(self.values[pool], pool)
-        if (repeated := int((clusters.counts > 1).sum())) < 2:
+        if (few := int((clusters.counts > 1).sum())) < 2:
             raise DatastoreError(
-                f"the datastore is too small to train an adapter on: of its {len(values):,} entries, {repeated} tokens "
-                "occur twice, and 2 are needed; use a larger one, or --adapter none"
+                f"the datastore is too small to train an adapter on: of the {len(pool):,} entries that are not held out, "
+                f"{few} tokens occur twice, and 2 are needed; use a larger one, or --adapter none"
             )
-        chosen = np.random.default_rng(settings.seed).permutation(len(pool))[: settings.valid_keys]
+        rng = np.random.default_rng(settings.seed)
+        chosen = rng.choice(len(pool), min(settings.valid_keys, len(pool)), replace=False)
         self.valid_pool = pool[torch.from_numpy(np.sort(chosen))]
         self.clusters = clusters.to(device)
+        self.cluster_of_token = torch.full((int(self.values.max()) + 1,), -1, device=device)
+        repeated = (clusters.counts > 1).nonzero().squeeze(1)
+        self.cluster_of_token[clusters.tokens[repeated].long()] = repeated
         self.keys = _tensor(keys)
         if device.type == "cuda" and keys.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
             self.keys = self.keys.to(device)
@@ -86,14 +90,17 @@ class ContrastSampler:
         self._index: ExactIndex | None = None
 
     def rows(self, entries: Tensor) -> Tensor:
-        """The keys of entries, [..., d] on the training device."""
-        return self.keys[entries.to(self.keys.device)].to(self.device)
+        """The keys of entries, fp32 [..., d] on the training device."""
+        return self.keys[entries.to(self.keys.device)].to(self.device).float()
 
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
-        """Anchors with their positives and negatives. The same arguments give the same draw.
+        """Random anchors with their positives and negatives.
+
+        What is drawn depends on nothing but the arguments and, for hard negatives, on the adapter as it was when the
+        centres were last made: in the first draw of each R updates, or after a resume.
 
         Args:
-            adapter: from h to z, as it is now; tells which negatives are hard.
+            adapter: from h to z, as it is now.
             count: B.
             update: number of the update.
             part: tells apart what is drawn for one update by several processes, or one after the other.
@@ -101,27 +108,50 @@ class ContrastSampler:
         Returns:
             Keys [B, 1 + M + N, d]: each anchor, its positives, its negatives.
         """
-        settings = self.settings
-        seed = ((settings.seed * 1_000_003 + update) * 1_000_003 + part) % (1 << 63)
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = self._generator(update, part)
         slots = torch.randint(self.clusters.anchors, (count,), generator=generator, device=self.device)
-        positives = self.clusters.draw_positives(slots, settings.positives, generator)
+        return self._contrast(adapter, self.rows(self.clusters.members[slots]), slots, update, generator)
+
+    def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
+        """The same for held-out entries as anchors, those of tokens that the other sentences have twice or more."""
+        entries = self.queries[queries.cpu()]
+        cluster = self.cluster_of_token[self.values[entries].long().to(self.device)]
+        known = cluster >= 0
+        anchors = self.rows(entries[known.cpu()])
+        return self._contrast(adapter, anchors, self.clusters.starts[cluster[known]], 0, self._generator(0, 0))
+
+    def _contrast(
+        self, adapter: Any, anchors: Tensor, slots: Tensor, update: int, generator: torch.Generator
+    ) -> Tensor:
+        """Anchors [B, d] of the clusters of `slots`, with positives, which are never those slots, and negatives."""
+        settings, clusters = self.settings, self.clusters
+        positives = clusters.draw_positives(slots, settings.positives, generator)
         if settings.hard:
-            similarities = self.similarities(adapter, slots, update, generator)
-            negatives = self.clusters.draw_hard_negatives(
+            similarities = self._similarities(adapter, anchors, update)
+            negatives = clusters.draw_hard_negatives(
                 slots, similarities, settings.negatives, settings.nearest_clusters, generator
             )
         else:
-            negatives = self.clusters.draw_random_negatives(slots, settings.negatives, generator)
-        return self.rows(self.clusters.members[torch.cat([slots.unsqueeze(1), positives, negatives], dim=1)])
+            negatives = clusters.draw_random_negatives(slots, settings.negatives, generator)
+        others = self.rows(clusters.members[torch.cat([positives, negatives], dim=1)])
+        return torch.cat([anchors.unsqueeze(1), others], dim=1)
 
     @torch.no_grad()
-    def similarities(self, adapter: Any, slots: Tensor, update: int, generator: torch.Generator) -> Tensor:
-        """Of each anchor to the centre of each cluster, which were made anew at most R updates ago: fp32 [B, C]."""
-        if self._centres is None or update // self.settings.refresh_interval != self._refreshed:
+    def _similarities(self, adapter: Any, anchors: Tensor, update: int) -> Tensor:
+        """Of each anchor to the centre of each cluster, [B, C]."""
+        interval = update // self.settings.refresh_interval
+        if self._centres is None or interval != self._refreshed:
+            generator = self._generator(interval, -1)
             self._centres = self.clusters.centres(lambda entries: adapter(self.rows(entries)), generator)
-            self._refreshed = update // self.settings.refresh_interval
-        return adapter(self.rows(self.clusters.members[slots])).float() @ self._centres.T
+            self._refreshed = interval
+        return adapter(anchors).float() @ self._centres.T
+
+    def _generator(self, *numbers: int) -> torch.Generator:
+        """A generator of its own for each sequence of numbers."""
+        seed = self.settings.seed
+        for number in numbers:
+            seed = (seed * 1_000_003 + number) % (1 << 63)
+        return torch.Generator(self.device).manual_seed(seed)
 
     @torch.no_grad()
     def prepare_validation(self, adapter: Any) -> None:
@@ -146,12 +176,13 @@ class ContrastSampler:
 
 def _hold_out(sentences: np.ndarray, settings: ContrastSettings) -> np.ndarray:
     """Which entries belong to the sentences held out, bool [N]: about `valid_queries` of them."""
-    ids, inverse, lengths = np.unique(sentences, return_inverse=True, return_counts=True)
-    order = np.random.default_rng(settings.seed).permutation(len(ids))
+    first = np.diff(sentences, prepend=sentences[0] - 1) != 0  # entries stand sentence by sentence
+    lengths = np.diff(np.append(np.flatnonzero(first), len(sentences)))
+    order = np.random.default_rng(settings.seed).permutation(len(lengths))
     enough = int(np.searchsorted(lengths[order].cumsum(), settings.valid_queries)) + 1
-    chosen = np.zeros(len(ids), dtype=bool)
-    chosen[order[: max(1, min(enough, int(HELD_OUT * len(ids))))]] = True
-    return chosen[inverse]
+    chosen = np.zeros(len(lengths), dtype=bool)
+    chosen[order[: max(1, min(enough, int(HELD_OUT * len(lengths))))]] = True
+    return np.repeat(chosen, lengths)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -75,10 +75,11 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """See `FairseqCriterion.reduce_metrics`."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
-        for name, label, scale in (("loss", "loss", 1), ("precision", "accuracy", 100)):
-            if any(name in log for log in logging_outputs):
-                total = sum(log.get(name, 0) for log in logging_outputs)
-                metrics.log_scalar(label, scale * total / count, count, round=3)
+        metrics.log_scalar("loss", sum(log.get("loss", 0) for log in logging_outputs) / max(count, 1), count, round=3)
+        if any("precision" in log for log in logging_outputs):
+            queries = sum(log.get("queries", 0) for log in logging_outputs)
+            precision = sum(log.get("precision", 0) for log in logging_outputs)
+            metrics.log_scalar("accuracy", 100 * precision / queries, queries, round=3)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -43,8 +43,25 @@ class TokenAdapter(BaseFairseqModel):
 
     def __init__(self, dimension: int, hidden: int, output: int) -> None:
         super().__init__()
+        self.trained_on: dict[str, str] = {}
         self.hidden = nn.Linear(dimension, hidden)
         self.output = nn.Linear(hidden, output)
+        if hidden >= 2 * dimension and output <= dimension:
+            self._start_from_the_identity()
+
+    @torch.no_grad()
+    def _start_from_the_identity(self) -> None:
+        """Make z a rotation of h, since h = ReLU(h) - ReLU(-h): training starts from keys as good as the raw ones.
+
+        The other hidden units are random, and count for nothing yet.
+        """
+        d = self.hidden.in_features
+        rotation = nn.init.orthogonal_(torch.empty(self.output.out_features, d))
+        self.hidden.weight[: 2 * d] = torch.cat([torch.eye(d), -torch.eye(d)])
+        self.hidden.bias[: 2 * d] = 0
+        self.output.weight.zero_()
+        self.output.weight[:, : 2 * d] = torch.cat([rotation, -rotation], dim=1)
+        self.output.bias.zero_()
 
     @classmethod
     def build_model(cls, cfg: TokenAdapterConfig, task: Any) -> "TokenAdapter":
@@ -53,7 +70,7 @@ class TokenAdapter(BaseFairseqModel):
             if (value := getattr(cfg, name)) < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give a width, or 0 for the default")
         d = task.dimension
-        return cls(d, cfg.adapter_hidden_dim or HIDDEN_TIMES * d, cfg.adapter_output_dim or min(d, WIDEST_OUTPUT))
+        return cls(d, cfg.adapter_hidden_dim or HIDDEN_TIMES * d, cfg.adapter_output_dim or default_output(d))
 
     def forward(self, keys: Tensor) -> Tensor:
         """z of each key, [..., d] -> [..., d_o]."""
@@ -63,16 +80,20 @@ class TokenAdapter(BaseFairseqModel):
     def load(cls, path: Path) -> "TokenAdapter":
         """The adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32; its sizes are those of the weights.
 
+        Its `trained_on` says which model's states it was trained on, and of which layer, where the checkpoint does.
+
         Raises:
             CheckpointError: a missing file, or the checkpoint of something else.
         """
         if not path.is_file():
             raise CheckpointError(f"there is no adapter {path}: give clknn, none, or the checkpoint of a trained one")
         try:
-            weights = checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+            weights = state["model"]
             hidden, width = weights["hidden.weight"].shape
             adapter = cls(width, hidden, weights["output.weight"].shape[0])
             adapter.load_state_dict(weights)
+            adapter.trained_on = dict(state.get("task_state") or {})
         except (
             KeyError,
             TypeError,
@@ -87,3 +108,8 @@ class TokenAdapter(BaseFairseqModel):
                 f"{path} is no adapter ({message}): give a checkpoint of fairseq-train --task token_contrast"
             ) from None
         return adapter.float().eval()
+
+
+def default_output(dimension: int) -> int:
+    """Width of z where none is given, for keys of width `dimension`."""
+    return min(dimension, WIDEST_OUTPUT)

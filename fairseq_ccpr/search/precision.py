@@ -16,6 +16,7 @@ def matching_neighbours(
     k: int,
     sentences: Tensor | None = None,
     own: Tensor | None = None,
+    longest: int = 0,
 ) -> Tensor:
     """Which of the k nearest neighbours have the query's token, those of its own sentence left out.
 
@@ -23,15 +24,13 @@ def matching_neighbours(
         values: [N], the token of each key.
         queries: [Q, d].
         targets: [Q], the token each query stands for.
-        sentences: [N], the sentence of each key; with `own` [Q], that of each query. Without them none is left out.
+        sentences: [N], the sentence of each key; with `own` [Q], that of each query, and `longest`, the most keys that
+            one of those has. Without them none is left out.
 
     Returns:
         bool [Q, k], nearest first; False where there are fewer than k.
     """
-    surplus = 0
-    if sentences is not None and own is not None and len(own):
-        surplus = int(torch.bincount(sentences.long())[own.long()].max())
-    _, ids = index.search(queries, k + surplus)
+    _, ids = index.search(queries, k + longest)
     allowed = ids >= 0
     if sentences is not None and own is not None:
         allowed &= sentences[ids.clamp_min(0)] != own.unsqueeze(1)

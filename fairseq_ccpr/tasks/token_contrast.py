@@ -77,7 +77,9 @@ class Numbers(FairseqDataset):
     def collater(self, samples: list[int]) -> dict[str, Any]:
         """See `FairseqDataset.collater`."""
         count = len(samples)
-        return {"numbers": torch.as_tensor(samples), "nsentences": count, "ntokens": count} if count else {}
+        if not count:
+            return {}
+        return {"numbers": torch.as_tensor(samples), "first": int(samples[0]), "nsentences": count, "ntokens": count}
 
 
 @register_task("token_contrast", dataclass=TokenContrastConfig)
@@ -106,6 +108,14 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
                 "`raw` folder that --keep-raw-keys leaves"
             )
         self.dimension = self.datastore.section.dimension
+        self.trained_on = {
+            "model": self.datastore.section.fingerprints["model"],
+            "key_layer": self.datastore.section.key_layer,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint says of the keys it was trained on; see `FairseqTask.state_dict`."""
+        return self.trained_on
 
     @cached_property
     def sampler(self) -> ContrastSampler:
@@ -135,7 +145,7 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
         numbers = sample["numbers"]
         adapter = _adapter(model)
         with cpu_autocast(adapter):
-            keys = self.sampler.draw(adapter, len(numbers), update_num, int(numbers[0]))
+            keys = self.sampler.draw(adapter, len(numbers), update_num, sample["first"])
         contrasts = {"keys": keys, "positives": self.settings.positives}
         return super().train_step(contrasts, model, criterion, optimizer, update_num, ignore_grad)
 
@@ -145,11 +155,13 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
         """See `FairseqTask.valid_step`."""
-        numbers = sample["numbers"]
+        numbers, adapter = sample["numbers"], _adapter(model)
         model.eval()
-        precision = self.sampler.precision(_adapter(model), numbers, self.cfg.valid_neighbours).sum()
-        count = len(numbers)
-        return precision, count, {"precision": precision, "nsentences": count, "ntokens": count, "sample_size": count}
+        keys = self.sampler.draw_held_out(adapter, numbers)
+        contrasts = {"keys": keys, "positives": self.settings.positives}
+        loss, count, logged = super().valid_step(contrasts, model, criterion)
+        precision = self.sampler.precision(adapter, numbers, self.cfg.valid_neighbours).sum()
+        return loss, count, logged | {"precision": precision, "queries": len(numbers)}
 
     def max_positions(self) -> None:
         """Nothing here is too long."""
@@ -167,5 +179,7 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
 
 
 def _adapter(model: Any) -> Any:
-    """The adapter itself, outside fairseq's wrapper for several processes."""
-    return getattr(model, "module", model)
+    """The adapter itself, outside fairseq's wrappers for several processes."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model

@@ -114,7 +114,7 @@ class TranslationRetrievalTask(TranslationTask):
         else:
             given = sample
         hypotheses = super().inference_step(generator, models, given, **kwargs)
-        if self.log is not None and isinstance(generator.model, RetrievalEnsemble):
+        if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
             self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
         return hypotheses
 
