@@ -45,7 +45,7 @@ def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp
     assert made.keys.shape == (raw.section.size, 16) and made.section.index.metric == "ip"
     np.testing.assert_allclose(np.linalg.norm(made.keys.astype(np.float64), axis=1), 1, atol=2e-3)
     assert np.array_equal(made.values, raw.values) and np.array_equal(made.provenance, raw.provenance)
-    assert call("inspect_datastore", clknn).returncode == 0
+    assert "clknn24+pca, from states 32 wide" in call("inspect_datastore", clknn).stdout
     build(world, own := tmp_path / "own", *ADAPTER)
     assert sorted(p.name for p in own.iterdir()) == ["adapter", "manifest.json", "token"]
     assert np.array_equal(TokenDatastore(own).keys, made.keys)  # the same training, from keys of its own
@@ -134,6 +134,7 @@ def test_decoding_is_plain_without_a_share_and_confident_by_default(
     confident, fixed = decode(*store, "--knn-lambda", 0.6), decode(*store, "--knn-lambda", 0.6, "--no-knn-confidence")
     assert not equal(confident, fixed) and not equal(confident, decode(base=True))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--knn-confidence"))
+    assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
     assert re.search(r"keys:decoder_output\+clknn24\+pca\|.*\|lambda\*:0\.6<=1\.0\|T:0\.1", caplog.text)
 
 
@@ -161,6 +162,14 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
         similarities = [max(0, n["score"]) for n in line["neighbours"]]
         assert line["lambda"] == pytest.approx(min(0.7, 0.8 * np.mean(similarities)), abs=1e-5)
         assert (line["retrieval"] is None) == (line["token"] not in [n["token"] for n in line["neighbours"]])
+
+
+def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path):
+    (tmp_path / "in").write_text("▁das ▁Haus\n▁der\n", encoding="utf-8")
+    words = world.options("--datastore", clknn, "--input", tmp_path / "in", "--knn-log", tmp_path / "log.jsonl")
+    run("fairseq-interactive", *words, "--buffer-size", 2, "--max-tokens", 100)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {line["sentence"] for line in lines} == {0, 1} and lines[0]["position"] == 0
 
 
 @pytest.mark.parametrize("confidence", [True, False])

@@ -9,9 +9,10 @@
 #   choices    random negatives, vectors scaled to length 1 before PCA too, no PCA
 #   adapters   this domain's adapter against others', which ADAPTERS="name=checkpoint_best.pt ..." gives
 # The options are those of your decoding: -s and -t, --remove-bpe, --max-tokens and so on. The first variant of each
-# table is the default, and p-values are against it.
+# table is the default, and p-values are against it. QUERIES=DIR, a raw datastore of held-out text, is what precision is
+# measured on; KEY_LAYER=last_ffn_input goes with raw keys of that layer.
 set -euo pipefail
-[ $# -ge 5 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 5 ] || { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 table=$1 data=$2 model=$3 raw=$4 out=$5
 shift 5
 decoding=("$@")
