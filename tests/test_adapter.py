@@ -27,6 +27,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.tuning import fill_cache
 from fairseq_ccpr.extraction import adapter_build, adapter_training, token_part
+from fairseq_ccpr.extraction.adapter_training import AdapterTraining
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 
 TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
@@ -91,6 +92,16 @@ def test_killed_training_resumes(world: World, tmp_path: Path):
     log = (out / "adapter" / "train.log").read_text()  # of both runs
     assert log.count("epoch 001 | valid") == 1 and "epoch 004 | valid" in log
     assert TokenDatastore(out).section.dimension == 24
+
+
+def test_training_options_are_read_as_fairseq_reads_them():
+    plain, other = AdapterTraining.parse(""), AdapterTraining.parse("--adapter-output-dim 7 --max-update 12")
+    assert (plain.width(40), plain.width(4000), other.width(40)) == (40, 512, 7)
+    assert other.words[:2] == ["--total-num-update", "12"]
+    assert plain.fingerprint(["keys"]) not in (other.fingerprint(["keys"]), plain.fingerprint(["other keys"]))
+    for wrong in ("--lr nothing", "--arch nothing", "an 'open quote"):
+        with pytest.raises(ConfigurationError, match="fairseq-train does not take them"):
+            AdapterTraining.parse(wrong)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -61,7 +61,7 @@ class AdapterTraining:
                 parsed: Any = options.parse_args_and_arch(
                     parser, input_args=["datastore", "--total-num-update", "1", *words]
                 )
-        except (SystemExit, ValueError) as error:
+        except (SystemExit, ValueError, KeyError, RuntimeError) as error:
             lines = said.getvalue().strip().splitlines()
             reason = lines[-1].split("error: ")[-1] if lines else error
             raise ConfigurationError(
@@ -69,7 +69,7 @@ class AdapterTraining:
             ) from None
         # The learning rate falls to 0 at the last update.
         words = ["--total-num-update", str(parsed.max_update), *words]
-        return cls(words, parsed.adapter_output_dim or None)
+        return cls(words, getattr(parsed, "adapter_output_dim", 0) or None)
 
     def fingerprint(self, of_keys: list[str]) -> str:
         """Digest of all that the outcome depends on: the keys, the options, and the defaults of those not given."""
