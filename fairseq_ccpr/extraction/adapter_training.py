@@ -33,7 +33,7 @@ UPDATES = 3000
 # fairseq takes the later of two, so --adapter-options can change any of them.
 DEFAULTS = (
     "--task token_contrast --arch token_adapter --criterion supervised_contrastive "
-    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 5e-4 "
+    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 1e-3 "
     "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0"
 )
 
