@@ -8,8 +8,9 @@ import torch
 from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.version import __version__
 
-# fairseq announces on import which packages it could use for speech.
-logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+# fairseq announces on import which packages it could use for speech; matplotlib, where it looks for its files.
+for name in ("fairseq.tasks.text_to_speech", "matplotlib"):
+    logging.getLogger(name).setLevel(logging.WARNING)
 
 # fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
 # weights_only on, so that nothing in a checkpoint can run.

@@ -1,5 +1,5 @@
 # Sourced by demo.sh and test.sh: makes the checkout's own virtual environment, .venv, once, and enters it.
-# PYTHON=python3.12 chooses the interpreter (3.11 was tried, 3.12 has the wheels); EXTRAS says what to install.
+# PYTHON=python3.12 chooses the interpreter (3.11 and 3.12 are tested); EXTRAS says what to install.
 
 if [ ! -e .venv/bin/activate ]; then
   for python in ${PYTHON:-python3.11 python3.12 python3}; do
