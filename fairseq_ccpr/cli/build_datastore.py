@@ -23,7 +23,7 @@ token, the decoder's state as its key.
   build_datastore.py tokens data-bin --path model.pt -s de -t en --output datastores/mine
 
 --adapter clknn goes on: it trains a small network on those keys by contrast (CLKNN) and stores what that makes of them,
-narrower and better at finding the right token. Decoding needs no other options for it.
+narrower, and made for finding the right token. Decoding needs no other options for it.
 
 Run the same command again after a kill and it goes on where it was; on a finished datastore, another --index makes only
 the index anew. Several processes share the work: torchrun --nproc-per-node 4 scripts/build_datastore.py tokens ...
