@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # The main job on real text: a German-English model of software texts translates the Bible, without and with a
-# datastore of Bible verses. What is built lands in datastores/demo/work and is used again the next time.
+# datastore of Bible verses. What is built lands in datastores/demo/built and is used again the next time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 EXTRAS=cpu
 . scripts/setup.sh
-demo=datastores/demo work=datastores/demo/work
+demo=datastores/demo built=datastores/demo/built
 
-if [ ! -d $work/data-bin ]; then
+if [ ! -d $built/data-bin ]; then
   python scripts/prepare_data.py --train $demo/bible.train.tsv.xz --valid $demo/bible.valid.tsv.xz \
-    --test $demo/bible.test.tsv.xz -s de -t en --spm $demo/spm.model --dict $demo/dict.en.txt --output $work/data-bin
+    --test $demo/bible.test.tsv.xz -s de -t en --spm $demo/spm.model --dict $demo/dict.en.txt --output $built/data-bin
 fi
-python scripts/build_datastore.py tokens $work/data-bin --path $demo/model.pt -s de -t en --output $work/datastore
-python scripts/compare_decoding.py $work/data-bin --path $demo/model.pt -s de -t en --datastore $work/datastore \
-  $(cat $demo/knn.options) --beam 5 --max-tokens 4000 --remove-bpe sentencepiece --results-path $work/results
+python scripts/build_datastore.py tokens $built/data-bin --path $demo/model.pt -s de -t en --output $built/datastore
+python scripts/compare_decoding.py $built/data-bin --path $demo/model.pt -s de -t en --datastore $built/datastore \
+  $(cat $demo/knn.options) --beam 5 --max-tokens 4000 --remove-bpe sentencepiece --results-path $built/results

@@ -222,6 +222,8 @@ def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Pa
     assert (
         "| raw |" in call("evaluate_retrieval", world.datastore, "--queries", queries, "--count", 30, "--quiet").stdout
     )
+    build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
+    refused(call("evaluate_retrieval", world.datastore, "--queries", other, check=False), "of the same model and layer")
     refused(call("evaluate_retrieval", clknn, check=False), "went through an adapter")
     refused(call("evaluate_retrieval", world.datastore, world.datastore, check=False), "not made from the keys of")
 

@@ -84,8 +84,7 @@ def compare(options: argparse.Namespace) -> int:
 
 def main() -> None:
     """Parse, compare, print."""
-    own_arguments()
-    options = make_parser().parse_args()
+    options = make_parser().parse_args(own_arguments())
     run("compare_systems.py", lambda: compare(options))
 
 

@@ -90,8 +90,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def main() -> None:
     """Parse, evaluate, print."""
-    own_arguments()
-    options = make_parser().parse_args()
+    options = make_parser().parse_args(own_arguments())
     run("evaluate_retrieval.py", lambda: evaluate(options))
 
 

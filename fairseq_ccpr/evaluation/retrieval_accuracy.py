@@ -120,15 +120,16 @@ def evaluate_retrieval(
         queries: raw keys of held-out text; without it, the queries are entries of `raw`, their own sentences left out.
 
     Raises:
-        ConfigurationError: the queries are those of another model.
+        ConfigurationError: the queries are those of another model or layer, or none has a token of any band.
     """
     source = queries or raw
-    if (
-        source.section.fingerprints["model"] != raw.section.fingerprints["model"]
-        or source.section.projection is not None
-    ):
+    of_source, of_raw = (
+        (store.section.fingerprints["model"], store.section.key_layer, store.section.projection)
+        for store in (source, raw)
+    )
+    if of_source != of_raw:
         raise ConfigurationError(
-            f"{source.directory} does not hold the raw keys of the same model: build it like {raw.directory}"
+            f"{source.directory} does not hold raw keys of the same model and layer: build it like {raw.directory}"
         )
     rng = np.random.default_rng(seed)
     accuracy = Accuracy()
@@ -156,6 +157,8 @@ def evaluate_retrieval(
             matches = torch.cat(parts)
             accuracy.precision[band][name] = (100 * precision_at_k(matches).mean(dim=0)).tolist()
             accuracy.any_hit[band][name] = (100 * any_hit_at_k(matches).mean(dim=0)).tolist()
+    if not accuracy.queries:
+        raise ConfigurationError(f"no token of {source.directory} is in any band: give a larger datastore")
     return accuracy
 
 
