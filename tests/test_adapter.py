@@ -23,6 +23,8 @@ from test_bad_input import refused
 
 from fairseq_ccpr.datastore.projection import KeyProjection, Pca, fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.tuning import fill_cache
@@ -57,6 +59,14 @@ def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp
     assert str(TokenDatastore(own).section.index).startswith("IVF8,Flat")
     build(world, kept := tmp_path / "kept", *ADAPTER, "--keep-raw-keys")
     assert TokenDatastore(kept / "raw").section.fingerprints == raw.section.fingerprints
+    assert list(TokenDatastore(kept / "valid").section.subsets) == ["valid"]
+
+
+def test_without_other_text_sentences_are_held_out(world: World, clknn: Path, tmp_path: Path):
+    build(world, whole := tmp_path / "whole", *ADAPTER, "--subset", "train", "valid")
+    assert TokenDatastore(whole).section.projection is not None
+    other = TokenDatastore(whole).section.fingerprints["adapter"]
+    assert other != TokenDatastore(clknn).section.fingerprints["adapter"]
 
 
 def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_path: Path):
@@ -146,7 +156,20 @@ def test_decoding_is_plain_without_a_share_and_confident_by_default(
     assert not equal(confident, fixed) and not equal(confident, decode(base=True))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--knn-confidence"))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
-    assert re.search(r"keys:decoder_output\+clknn24\+pca\|.*\|lambda\*:0\.6<=1\.0\|T:0\.1", caplog.text)
+    assert re.search(r"keys:decoder_output\+clknn24\+pca\|.*\|lambda\*:0\.6<=1\.0\|s0:0\.0\|T:0\.1", caplog.text)
+
+
+def test_mixture_sums_to_one(world: World, clknn: Path):
+    states = torch.from_numpy(TokenDatastore(world.datastore).keys[::7].astype(np.float32))
+    states += torch.randn_like(states)
+    retriever = TokenRetriever(
+        TokenDatastore(clknn), TokenRetrievalSettings(16, 0.9, 0.05, confidence=True), torch.device("cpu")
+    )
+    values, retrieved, share = retriever(states)
+    assert share.min() < share.max() <= 0.9
+    log_probs = torch.randn(len(states), int(values.max()) + 9).log_softmax(1)
+    mixed = interpolate_(log_probs, values, retrieved, share)
+    torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
 
 
 def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Callable, tmp_path: Path):
@@ -161,6 +184,8 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
         0.8,
         "--knn-lambda-max",
         0.7,
+        "--knn-min-similarity",
+        0.2,
     ]
     found = decode(*options, "--knn-log", tmp_path / "log.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -170,7 +195,7 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
         assert [line["position"] for line in mine] == list(range(len(scores)))
         np.testing.assert_allclose([line["mixed"] for line in mine], scores, atol=2e-4)
     for line in lines:
-        similarities = [max(0, n["score"]) for n in line["neighbours"]]
+        similarities = [max(0, (n["score"] - 0.2) / 0.8) for n in line["neighbours"]]
         assert line["lambda"] == pytest.approx(min(0.7, 0.8 * np.mean(similarities)), abs=1e-5)
         assert (line["retrieval"] is None) == (line["token"] not in [n["token"] for n in line["neighbours"]])
 
@@ -183,17 +208,19 @@ def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path):
     assert {line["sentence"] for line in lines} == {0, 1} and lines[0]["position"] == 0
 
 
-@pytest.mark.parametrize("confidence", [True, False])
-def test_tuner_scores_equal_a_direct_computation(world: World, clknn: Path, decode: Callable, confidence: bool):
+@pytest.mark.parametrize("confidence, least", [(True, 0.0), (True, 0.4), (False, 0.0)])
+def test_tuner_scores_equal_a_direct_computation(
+    world: World, clknn: Path, decode: Callable, confidence: bool, least: float
+):
     store = ["--datastore", clknn, "--knn-temperature", 0.07, "--knn-k", 8, "--knn-lambda", 0.7]
-    scored = decode(*store, "--knn-confidence" if confidence else "--no-knn-confidence", "--score-reference")
+    kind = ["--knn-confidence", "--knn-min-similarity", least] if confidence else ["--no-knn-confidence"]
+    scored = decode(*store, *kind, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*store, "--no-progress-bar"))
     task, models = load(cfg)
     cache = fill_cache(cfg, task, models, task.build_ensemble(models, 1), 64)
-    assert cache.log_likelihood(8, 0.07, torch.tensor([0.7]), confidence).item() == pytest.approx(
-        wanted.item(), abs=1e-4
-    )
+    found = cache.log_likelihood(8, 0.07, torch.tensor([0.7]), confidence, least)
+    assert found.item() == pytest.approx(wanted.item(), abs=1e-4)
 
 
 def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn: Path, tmp_path: Path):
@@ -241,7 +268,12 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
     says(*ADAPTER, "--metric", "l2", sentence="--metric is l2, but the keys of an adapter")
     says("--adapter", "nothing.pt", sentence=r"there is no adapter nothing\.pt")
     says("--adapter", world.model, sentence="is no adapter")
-    says("--adapter", best, "--adapter-options", "--seed 2", *raw, sentence="are for training")
+    says("--adapter", best, "--adapter-options", "--seed 2", *raw, sentence="--adapter-options is for training")
+    says("--adapter", best, "--valid-subset", "test", *raw, sentence="--valid-subset is for training")
+    says(
+        *ADAPTER, "--valid-subset", "train", *raw, sentence="--valid-subset is train, which the datastore is built from"
+    )
+    says(*ADAPTER, "--valid-subset", "nothing", *raw, sentence="holds no subset 'nothing'")
     says("--adapter", best, "--pca-dim", 25, *raw, sentence="--pca-dim is 25, .*24 wide")
     says(
         "--adapter",
@@ -290,6 +322,8 @@ def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
     refused(call("fairseq-generate", *of_unit, *both, check=False), "exclude each other")
     refused(call("fairseq-generate", *of_unit, "--knn-lambda-max", 0, check=False), "--knn-lambda-max is 0")
     refused(call("fairseq-generate", *of_raw, "--knn-lambda-max", 0.5, check=False), "which is off")
+    refused(call("fairseq-generate", *of_raw, "--knn-min-similarity", 0.5, check=False), "which is off")
+    refused(call("fairseq-generate", *of_unit, "--knn-min-similarity", 1, check=False), "--knn-min-similarity is 1")
     refused(
         call("fairseq-generate", *of_raw, "--knn-log", "/nowhere/log", check=False), "--knn-log /nowhere/log cannot"
     )
@@ -302,6 +336,9 @@ def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
     refused(run("fairseq-train", world.datastore, *words, check=False), "give --best-checkpoint-metric accuracy")
     refused(run("fairseq-train", clknn, *tracked, check=False), "went through an adapter already")
     refused(run("fairseq-train", world.datastore, *tracked, "--positives", 0, check=False), "--positives is 0")
+    build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
+    for wrong, sentence in ((other, "holds states of another key layer"), (clknn, "went through an adapter already")):
+        refused(run("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False), sentence)
 
 
 def test_systems_are_compared_with_significance(tmp_path: Path):

@@ -145,6 +145,8 @@ def test_confidence_is_the_mean_similarity_of_what_was_found():
     scores = torch.tensor([[0.9, 0.6, 0.3], [0.8, 0, 0], [0, 0, 0], [0.7, 0.7, 0.7], [0.5, -0.5, -0.9]])
     scores[ids < 0] = float("-inf")
     torch.testing.assert_close(retrieval_confidence(scores, ids), torch.tensor([0.6, 0.8, 0.0, 0.7, 0.5 / 3]))
+    wanted = torch.tensor([(0.8 + 0.2 + 0) / 3, 0.6, 0.0, 0.4, 0.0])
+    torch.testing.assert_close(retrieval_confidence(scores, ids, least=0.5), wanted)
 
 
 SETTINGS = ContrastSettings(
@@ -179,7 +181,7 @@ def test_training_raises_precision_where_it_can(hard: bool):
 
     def precision() -> float:
         sampler.prepare_validation(adapter)
-        return sampler.precision(adapter, torch.arange(len(sampler.queries)), 8).mean().item()
+        return sampler.precision(adapter, torch.arange(len(sampler.query_values)), 8).mean().item()
 
     before = precision()
     for update in range(400):
@@ -203,11 +205,27 @@ def test_held_out_sentences_are_never_drawn():
     keys, values, sentences = noisy_keys(5)
     keys[:, 0] = sentences % 1000 / 10
     sampler = ContrastSampler(keys, values, sentences, SETTINGS, torch.device("cpu"))
-    held_out = set(np.unique(sentences[sampler.queries.numpy()]).tolist())
+    held_out = set((sampler.query_keys[:, 0].float() * 10).round().int().tolist())
     assert 20 <= len(held_out) <= 40
     drawn = sampler.draw(TokenAdapter(32, 64, 16), 500, 0, 0)[..., 0].float()
     assert not held_out & set((drawn * 10).round().int().flatten().tolist())
-    assert not set(sampler.valid_pool.tolist()) & set(sampler.queries.tolist())
+    assert not held_out & set((sampler.rows(sampler.valid_pool)[:, 0] * 10).round().int().tolist())
+
+
+def test_queries_of_other_text_leave_all_the_rest_for_training():
+    keys, values, sentences = noisy_keys(6)
+    other_keys, other_values, _ = noisy_keys(7)
+    other_values[:50] = values.max() + 3  # tokens that training has not
+    sampler = ContrastSampler(keys, values, sentences, SETTINGS, torch.device("cpu"), (other_keys, other_values))
+    assert len(sampler.valid_pool) == min(SETTINGS.valid_keys, len(keys)) and sampler.clusters.anchors == len(keys)
+    assert len(sampler.query_keys) == SETTINGS.valid_queries
+    assert {key.tobytes() for key in sampler.query_keys.numpy()} <= {key.tobytes() for key in other_keys}
+    adapter = TokenAdapter(32, 64, 16)
+    sampler.prepare_validation(adapter)
+    everything = torch.arange(SETTINGS.valid_queries)
+    unknown = sampler.query_values == values.max() + 3
+    assert unknown.any() and not sampler.precision(adapter, everything, 4)[unknown].any()
+    assert len(sampler.draw_held_out(adapter, everything)) == int((~unknown).sum())
 
 
 def test_a_store_without_repeated_tokens_is_refused():

@@ -163,4 +163,6 @@ def test_damaged_index_file_is_refused(tmp_path):
 def test_automatic_index_is_exact_where_that_is_fastest():
     assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
     assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
-    assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ8x4fs,Refine(SQfp16)"
+    for odd in (7, 129, 200):  # the codes must share the width out evenly
+        plan_index("auto", "ip", "", 10**6, odd)
+    assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ16x4fs,Refine(SQfp16)"

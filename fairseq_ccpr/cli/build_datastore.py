@@ -99,6 +99,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="where the decoder's own states are, or go, for the adapter to start from; it is kept (default: in --output)",
     )
     add("--keep-raw-keys", action="store_true", help="keep those in --output/raw when all is done")
+    add(
+        "--valid-subset",
+        metavar="NAME",
+        help="subset of DATA_BIN by whose retrieval accuracy the best adapter is chosen (valid, where there is one; "
+        "without one, some sentences are held out)",
+    )
     add("--max-tokens", type=int, default=default["max_tokens"], metavar="N", help="tokens in a batch, as in fairseq")
     add(
         "--shard-tokens",

@@ -62,18 +62,22 @@ def _log_softmax(scores: Tensor, ids: Tensor, temperature: float) -> Tensor:
     return logits - logits.logsumexp(dim=1, keepdim=True).clamp_min(lowest)
 
 
-def retrieval_confidence(scores: Tensor, ids: Tensor) -> Tensor:
+def retrieval_confidence(scores: Tensor, ids: Tensor, least: float = 0.0) -> Tensor:
     """The mean similarity of the neighbours found, fp32 [H] in [0, 1]: what equation 8 of the CLKNN paper gives lambda.
 
     Args:
         scores: fp32 [H, k], inner products of unit vectors. Negative ones, which do occur, count as 0.
         ids: int64 [H, k]; -1 marks a missing neighbour.
+        least: similarity s0 in [0, 1) that counts as none; above it (s - s0) / (1 - s0) takes the place of s. The paper's
+            is 0, but in a wrong domain neighbours are similar as well, only less so.
 
     >>> retrieval_confidence(torch.tensor([[0.9, 0.5, -0.2]]), torch.tensor([[4, 2, -1]]))
     tensor([0.7000])
     """
     found = ids >= 0
-    return scores.clamp(0, 1).masked_fill(~found, 0.0).sum(dim=1) / found.sum(dim=1).clamp_min(1)
+    return ((scores - least) / (1 - least)).clamp(0, 1).masked_fill(~found, 0.0).sum(dim=1) / found.sum(
+        dim=1
+    ).clamp_min(1)
 
 
 def interpolate_(log_probs: Tensor, values: Tensor, retrieved: Tensor, share: Tensor) -> Tensor:

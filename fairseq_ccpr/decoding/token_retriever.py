@@ -33,6 +33,7 @@ class TokenRetrievalSettings:
     temperature: float
     confidence: bool = False  # scale lambda by the neighbours' similarity (lambda*)
     lambda_max: float = 1.0  # of lambda*
+    min_similarity: float = 0.0  # s0 of lambda*
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -43,10 +44,15 @@ class TokenRetrievalSettings:
             raise ConfigurationError(f"--knn-temperature is {self.temperature}: a number above 0 is needed")
         if not 0 < self.lambda_max <= 1:
             raise ConfigurationError(f"--knn-lambda-max is {self.lambda_max}: a share above 0 and up to 1 is needed")
-        if self.lambda_max < 1 and not self.confidence:
+        if not 0 <= self.min_similarity < 1:
             raise ConfigurationError(
-                "--knn-lambda-max limits the lambda* of --knn-confidence, which is off: leave it out"
+                f"--knn-min-similarity is {self.min_similarity}: a cosine from 0 up to, but not, 1 is needed"
             )
+        for name, off in (("lambda_max", 1), ("min_similarity", 0)):
+            if getattr(self, name) != off and not self.confidence:
+                raise ConfigurationError(
+                    f"--knn-{name.replace('_', '-')} is for the lambda* of --knn-confidence, which is off: leave it out"
+                )
 
 
 class Neighbours(NamedTuple):
@@ -121,7 +127,8 @@ class TokenRetriever:
         """
         settings = self.settings
         if settings.confidence:
-            return (settings.lambda_ * retrieval_confidence(scores, ids)).clamp_max(settings.lambda_max)
+            confidence = retrieval_confidence(scores, ids, settings.min_similarity)
+            return (settings.lambda_ * confidence).clamp_max(settings.lambda_max)
         return scores.new_full((len(scores),), settings.lambda_)
 
     def with_settings(self, settings: TokenRetrievalSettings) -> TokenRetriever:
@@ -136,7 +143,7 @@ class TokenRetriever:
         store = short(section.files["token/keys.npy"]["sha256"])
         keys = section.key_layer + (f"+{section.projection}" if section.projection is not None else "")
         share = (
-            f"lambda*:{settings.lambda_}<={settings.lambda_max}"
+            f"lambda*:{settings.lambda_}<={settings.lambda_max}|s0:{settings.min_similarity}"
             if settings.confidence
             else f"lambda:{settings.lambda_}"
         )

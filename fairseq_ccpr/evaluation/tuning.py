@@ -35,11 +35,13 @@ class TokenCache:
     ids: Tensor  # int64 [N, K]
     matches: Tensor  # bool [N, K], whether the neighbour's value is the reference token
 
-    def log_likelihood(self, k: int, temperature: float, lambdas: Tensor, confidence: bool) -> Tensor:
+    def log_likelihood(
+        self, k: int, temperature: float, lambdas: Tensor, confidence: bool, min_similarity: float = 0.0
+    ) -> Tensor:
         """Mean log p of the reference tokens (equations 2, 4 and 8 of the CLKNN paper) for each lambda, fp32 [lambdas]."""
         scores, ids = self.scores[:, :k], self.ids[:, :k]
         retrieved = target_log_probabilities(scores, ids, self.matches[:, :k], temperature)
-        factor = retrieval_confidence(scores, ids) if confidence else (ids >= 0).any(dim=1)
+        factor = retrieval_confidence(scores, ids, min_similarity) if confidence else (ids >= 0).any(dim=1)
         share = (lambdas.unsqueeze(1) * factor).clamp_max(ALMOST_ALL)  # [lambdas, N]
         mixed = torch.logaddexp(torch.log1p(-share) + self.log_probs, share.log() + retrieved)
         return mixed.mean(dim=1)
@@ -61,14 +63,15 @@ def fill_cache(cfg: Any, task: Any, models: list[Any], ensemble: RetrievalEnsemb
 
 
 def score_grid(
-    cache: TokenCache, temperatures: tuple[float, ...], confidences: tuple[bool, ...]
+    cache: TokenCache, temperatures: tuple[float, ...], confidences: tuple[bool, ...], min_similarity: float = 0.0
 ) -> dict[TokenRetrievalSettings, float]:
     """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*."""
     grid = {}
     for k, temperature, confidence in product(NEIGHBOURS, temperatures, confidences):
-        values = cache.log_likelihood(k, temperature, torch.tensor(LAMBDAS), confidence)
+        least = min_similarity if confidence else 0.0
+        values = cache.log_likelihood(k, temperature, torch.tensor(LAMBDAS), confidence, least)
         for lambda_, value in zip(LAMBDAS, values.tolist()):
-            grid[TokenRetrievalSettings(k, lambda_, temperature, confidence)] = value
+            grid[TokenRetrievalSettings(k, lambda_, temperature, confidence, min_similarity=least)] = value
     return grid
 
 
@@ -113,7 +116,7 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     kinds = (True, False) if unit and not cfg.task.knn_confidence else (ensemble.retriever.settings.confidence,)
     if cfg.task.no_knn_confidence:
         kinds = (False,)
-    grid = score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds)
+    grid = score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds, cfg.task.knn_min_similarity)
     grid_seconds = time.perf_counter() - start
     chosen = {as_options(settings, unit): settings for settings in candidates(grid, count)}
     for name, settings in chosen.items():
@@ -140,4 +143,5 @@ def as_options(settings: TokenRetrievalSettings, unit: bool = False) -> str:
     """
     options = f"--knn-k {settings.k} --knn-lambda {settings.lambda_:g} --knn-temperature {settings.temperature:g}"
     kind = "--knn-confidence" if settings.confidence else "--no-knn-confidence"
-    return f"{options} {kind}" if unit else options
+    least = f" --knn-min-similarity {settings.min_similarity:g}" if settings.min_similarity else ""
+    return f"{options} {kind}{least}" if unit else options

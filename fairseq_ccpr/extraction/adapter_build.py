@@ -18,12 +18,13 @@ from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreEr
 from fairseq_ccpr.extraction.adapter_training import AdapterTraining
 from fairseq_ccpr.extraction.processes import Processes
 from fairseq_ccpr.extraction.token_build import TRAINED_ADAPTER, Extraction, TokenBuildSettings
-from fairseq_ccpr.extraction.token_part import ADAPTER, RAW, TokenPart, refuse_foreign
+from fairseq_ccpr.extraction.token_part import ADAPTER, RAW, VALID, TokenPart, refuse_foreign
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.plan import plan_index
 
 PCA_DIMENSION = 128  # the paper's
+RAW_INDEX = IndexDescription("exact", "l2")
 BLOCK_ROWS = 1 << 14
 
 
@@ -32,7 +33,7 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 
     1. Plan: as for raw keys; and that the adapter, PCA and index fit together.
     2. Raw keys: a datastore of its own, in `--raw-datastore`, or in `raw` beside the part and dropped in the end.
-    3. Train the adapter on them, or read it from a file.
+    3. Train the adapter on them, validating on the states of `--valid-subset`, or read it from a file.
     4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key.
     5. Index, publish.
 
@@ -50,16 +51,20 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
             "and build anew"
         )
     processes.barrier()  # all have seen the same
+    valid_folder = settings.output / VALID
     if unfinished:
-        raw = plan.extract(raw_folder, processes, part.show)
+        raw = extract(plan.extraction, raw_folder, processes, part.show)
+        valid = extract(plan.valid, valid_folder, processes, show=False) if plan.valid else None
         if processes.first:
-            plan.project(raw, part)
+            plan.project(raw, valid, part)
     if processes.first:
         if not part.up_to_date:
             part.make_index()
             part.publish()
-        if unfinished and settings.raw_datastore is None and not settings.keep_raw_keys:
-            shutil.rmtree(raw_folder)
+        if unfinished and not settings.keep_raw_keys:
+            shutil.rmtree(valid_folder, ignore_errors=True)
+            if settings.raw_datastore is None:
+                shutil.rmtree(raw_folder)
     processes.barrier()
     return part.section, plan.extraction.corpus.left_out
 
@@ -69,13 +74,16 @@ class _Plan:
 
     def __init__(self, settings: TokenBuildSettings, extraction: Extraction) -> None:
         self.settings, self.extraction, self.device = settings, extraction, extraction.device
-        self.raw_section = extraction.section(IndexDescription("exact", "l2"))
+        self.raw_section = extraction.section(RAW_INDEX)
         d = self.raw_section.dimension
         self.given: TokenAdapter | None = None
+        self.valid: Extraction | None = None
         if settings.adapter == TRAINED_ADAPTER:
             self.training = AdapterTraining.parse(settings.adapter_options)
             self.width = self.training.width(d)
+            self.valid = extraction.of_valid()
             of_keys = [self.raw_section.key_layer, *self.raw_section.fingerprints.values()]
+            of_keys += [self.valid.corpus.fingerprint] if self.valid else []
             self.identity = self.training.fingerprint(of_keys)
         else:
             self.given = self._load(Path(settings.adapter))
@@ -127,26 +135,13 @@ class _Plan:
         section.fingerprints["adapter"] = self.identity
         return TokenPart(s.output, section, self.extraction.symbols, show)
 
-    def extract(self, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
-        """The decoder's own states, together with the other processes, unless they are there."""
-        raw = TokenPart(folder, self.raw_section, self.extraction.symbols, show)
-        raw.keep_index()
-        processes.barrier()
-        if not raw.filled:
-            self.extraction.fill(raw)
-            if processes.first:
-                raw.publish()
-            processes.barrier()
-        return TokenDatastore(folder)
-
-    def project(self, raw: TokenDatastore, part: TokenPart) -> None:
+    def project(self, raw: TokenDatastore, valid: TokenDatastore | None, part: TokenPart) -> None:
         """Train where need be, fit PCA, and fill `part` with what they make of the raw keys."""
         s = self.settings
         adapter = self.given
         if adapter is None:
-            adapter = TokenAdapter.load(
-                self.training.run(raw.directory, s.output / ADAPTER, self.identity, s.cpu, s.quiet)
-            )
+            stores = [raw.directory, *([valid.directory] if valid else [])]
+            adapter = TokenAdapter.load(self.training.run(stores, s.output / ADAPTER, self.identity, s.cpu, s.quiet))
         part.prepare({"block_rows": BLOCK_ROWS})
         projection = self._projection(part, raw, adapter.to(self.device))
         blocks = range(0, part.section.size, BLOCK_ROWS)
@@ -177,6 +172,19 @@ class _Plan:
         rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
         z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
         return torch.nn.functional.normalize(z, dim=1) if self.settings.normalize_before_pca else z
+
+
+def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
+    """The decoder's own states, together with the other processes, unless they are there."""
+    raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
+    raw.keep_index()
+    processes.barrier()
+    if not raw.filled:
+        extraction.fill(raw)
+        if processes.first:
+            raw.publish()
+        processes.barrier()
+    return TokenDatastore(folder)
 
 
 def _rows(keys: np.ndarray, device: torch.device) -> Tensor:

@@ -28,12 +28,12 @@ BEST, LAST = "checkpoint_best.pt", "checkpoint_last.pt"
 FINISHED = "finished"  # a file in the save directory
 LOG = "train.log"
 LOCK = "lock"
-UPDATES = 3000
+UPDATES = 1000
 
 # fairseq takes the later of two, so --adapter-options can change any of them.
 DEFAULTS = (
     "--task token_contrast --arch token_adapter --criterion supervised_contrastive "
-    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 1e-3 "
+    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
     "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0"
 )
 
@@ -81,11 +81,11 @@ class AdapterTraining:
         """Of the vectors the adapter makes of keys of width `dimension`."""
         return self.output_dim or default_output(dimension)
 
-    def run(self, raw: Path, save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
+    def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
         """Train, go on training, or find trained, the adapter of a raw datastore.
 
         Args:
-            raw: datastore of the decoder's own states.
+            stores: datastores of the decoder's own states: to train on, and, if there is one, to validate on.
             save_dir: where fairseq keeps its checkpoints.
             identity: the fingerprint.
             quiet: let fairseq's messages go to a log in `save_dir`, not to stderr.
@@ -107,8 +107,9 @@ class AdapterTraining:
             save_dir.mkdir(parents=True, exist_ok=True)
             write_json(plan, {"fingerprint": identity})
             user_dir = Path(__file__).resolve().parent.parent
-            command = [sys.executable, "-m", "fairseq_cli.train", str(raw), "--user-dir", str(user_dir), *self.words]
-            command += ["--save-dir", str(save_dir), *(["--cpu"] if cpu else [])]
+            command = [sys.executable, "-m", "fairseq_cli.train", str(stores[0]), "--user-dir", str(user_dir)]
+            command += [word for valid in stores[1:] for word in ("--valid-datastore", str(valid))]
+            command += [*self.words, "--save-dir", str(save_dir), *(["--cpu"] if cpu else [])]
             _run(command, save_dir, quiet)
             if not (save_dir / BEST).exists():
                 raise ConfigurationError(

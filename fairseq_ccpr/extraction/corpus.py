@@ -70,7 +70,7 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
     for subset in subsets:
         if subset in sentence_counts:
             raise ConfigurationError(f"--subset names '{subset}' twice")
-        prefix = next((p for p in (f"{source}-{target}", f"{target}-{source}") if _has(data_bin, subset, p)), None)
+        prefix = _prefix(task, subset)
         if prefix is None:
             raise ConfigurationError(
                 f"{data_bin} holds no subset '{subset}' for {source}-{target}: {subset}.{source}-{target}.* are "
@@ -96,8 +96,18 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
     return Corpus(task, sentence_counts, shards, left_out, fingerprint.of_files(files))
 
 
-def _has(data_bin: Path, subset: str, prefix: str) -> bool:
-    return all((data_bin / f"{subset}.{prefix}.{side}.bin").exists() for side in prefix.split("-"))
+def has_subset(task: Any, subset: str) -> bool:
+    """Whether the data of a translation task have a subset of this name."""
+    return _prefix(task, subset) is not None
+
+
+def _prefix(task: Any, subset: str) -> str | None:
+    """The languages as they stand in the names of a subset's files, which are the same for both directions."""
+    source, target = task.cfg.source_lang, task.cfg.target_lang
+    for prefix in (f"{source}-{target}", f"{target}-{source}"):
+        if all((Path(task.cfg.data) / f"{subset}.{prefix}.{side}.bin").exists() for side in (source, target)):
+            return prefix
+    return None
 
 
 def _cut(sentences: np.ndarray, lengths: np.ndarray, shard_tokens: int) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy as np
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.corpus import Corpus, read_corpus
+from fairseq_ccpr.extraction.corpus import Corpus, has_subset, read_corpus
 from fairseq_ccpr.extraction.force_decoding import force_decode
 from fairseq_ccpr.extraction.loading import load_model, load_task
 from fairseq_ccpr.extraction.processes import Processes
-from fairseq_ccpr.extraction.token_part import TokenPart
+from fairseq_ccpr.extraction.token_part import VALID, TokenPart
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.plan import plan_index
@@ -43,6 +44,7 @@ class TokenBuildSettings:
     normalize_before_pca: bool = False
     raw_datastore: Path | None = None
     keep_raw_keys: bool = False
+    valid_subset: str | None = None
     max_tokens: int = 4000
     shard_tokens: int = 131072
     fp16: bool = False
@@ -56,15 +58,20 @@ class TokenBuildSettings:
             if (value := getattr(self, name)) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
         if self.adapter == NO_ADAPTER:
-            for name in ("adapter_options", "pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys"):
-                if getattr(self, name) not in (None, False, ""):
+            for name in ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys"):
+                if getattr(self, name) not in (None, False):
                     raise ConfigurationError(f"--{name.replace('_', '-')} needs --adapter clknn or --adapter FILE")
         elif self.metric == "l2":
             raise ConfigurationError(
                 "--metric is l2, but the keys of an adapter are compared by inner product: leave it out"
             )
-        if self.adapter_options and self.adapter != TRAINED_ADAPTER:
-            raise ConfigurationError("--adapter-options are for training: they need --adapter clknn")
+        for name in ("adapter_options", "valid_subset"):
+            if getattr(self, name) and self.adapter != TRAINED_ADAPTER:
+                raise ConfigurationError(f"--{name.replace('_', '-')} is for training: it needs --adapter clknn")
+        if self.valid_subset in self.subset:
+            raise ConfigurationError(
+                f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that it will not hold"
+            )
         if self.pca_dim is not None and self.pca_dim < 0:
             raise ConfigurationError(f"--pca-dim is {self.pca_dim}: give a width, or 0 for no PCA")
         if self.normalize_before_pca and self.pca_dim == 0:
@@ -81,8 +88,22 @@ class Extraction:
         self.model = load_model(settings.path, self.task, self.device, settings.fp16)
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
         self.capture = KeyCapture(self.model, settings.key_layer, keys_only=True)
-        self.corpus: Corpus = read_corpus(self.task, settings.subset, self.model.max_positions(), settings.shard_tokens)
+        self.corpus = self._read(settings.subset)
         self.symbols: list[str] = self.task.target_dictionary.symbols
+
+    def _read(self, subsets: list[str]) -> Corpus:
+        return read_corpus(self.task, subsets, self.model.max_positions(), self.settings.shard_tokens)
+
+    def of_valid(self) -> Extraction | None:
+        """The same of the text that an adapter's training is to validate on, if there is any."""
+        name = self.settings.valid_subset
+        if name is None and VALID not in self.settings.subset and has_subset(self.task, VALID):
+            name = VALID
+        if name is None:
+            return None
+        other = copy.copy(self)
+        other.corpus = self._read([name])
+        return other
 
     def section(self, index: IndexDescription) -> TokenSection:
         """What the manifest says of the decoder's own states as keys."""

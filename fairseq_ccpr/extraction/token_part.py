@@ -28,7 +28,7 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.faiss_index import build_index
 from fairseq_ccpr.search.plan import entry_bytes
 
-RAW, ADAPTER = "raw", "adapter"  # beside the part, where an adapter is trained
+RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # beside the part, while an adapter is trained
 
 
 class TokenPart:
@@ -184,7 +184,7 @@ def refuse_foreign(output: Path) -> None:
     """Refuse an output that exists and is neither empty, nor a datastore, nor the beginning of one."""
     if not output.exists() or (output / MANIFEST).exists():
         return
-    ours = {f"{TOKEN}.partial", RAW, ADAPTER}
+    ours = {f"{TOKEN}.partial", RAW, VALID, ADAPTER}
     if (output / TOKEN / PLAN).exists():  # killed while publishing
         ours.add(TOKEN)
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:

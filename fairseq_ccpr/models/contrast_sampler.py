@@ -44,13 +44,14 @@ class ContrastSettings:
 class ContrastSampler:
     """Draws contrasts from a token datastore, all on the training device.
 
-    Some sentences are held out: their tokens are the queries of validation, and nothing else.
+    The queries of validation are tokens of other text, or, without that, of sentences that are held out from training.
 
     Args:
         keys: fp16 [N, d], may be memory-mapped. They move to a GPU when they take no more than half of what is free
             there; else the rows drawn do.
         values: int32 [N].
         sentences: int [N], the sentence each entry came from.
+        other_text: keys and values of text that is not among these, of which the queries are a sample.
 
     Raises:
         DatastoreError: fewer than 2 tokens occur twice.
@@ -63,10 +64,12 @@ class ContrastSampler:
         sentences: np.ndarray,
         settings: ContrastSettings,
         device: torch.device,
+        other_text: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         self.settings, self.device = settings, device
-        held_out = _hold_out(sentences, settings)
-        self.queries = torch.from_numpy(np.flatnonzero(held_out))
+        held_out = _hold_out(sentences, settings) if other_text is None else np.zeros(len(values), dtype=bool)
+        queries = (keys[held_out], values[held_out]) if other_text is None else _sample(*other_text, settings)
+        self.query_keys, self.query_values = (torch.from_numpy(array).to(device) for array in queries)
         pool = torch.from_numpy(np.flatnonzero(~held_out))
         self.values = _tensor(values)
         clusters = TokenClusters(self.values[pool], pool)
@@ -79,7 +82,8 @@ class ContrastSampler:
         chosen = rng.choice(len(pool), min(settings.valid_keys, len(pool)), replace=False)
         self.valid_pool = pool[torch.from_numpy(np.sort(chosen))]
         self.clusters = clusters.to(device)
-        self.cluster_of_token = torch.full((int(self.values.max()) + 1,), -1, device=device)
+        most = max(int(self.values.max()), int(self.query_values.max()))
+        self.cluster_of_token = torch.full((most + 1,), -1, device=device)
         repeated = (clusters.counts > 1).nonzero().squeeze(1)
         self.cluster_of_token[clusters.tokens[repeated].long()] = repeated
         self.keys = _tensor(keys)
@@ -113,11 +117,11 @@ class ContrastSampler:
         return self._contrast(adapter, self.rows(self.clusters.members[slots]), slots, update, generator)
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
-        """The same for held-out entries as anchors, those of tokens that the other sentences have twice or more."""
-        entries = self.queries[queries.cpu()]
-        cluster = self.cluster_of_token[self.values[entries].long().to(self.device)]
+        """The same for queries of validation as anchors, those of tokens that training has twice or more."""
+        queries = queries.to(self.device)
+        cluster = self.cluster_of_token[self.query_values[queries].long()]
         known = cluster >= 0
-        anchors = self.rows(entries[known.cpu()])
+        anchors = self.query_keys[queries[known]].float()
         return self._contrast(adapter, anchors, self.clusters.starts[cluster[known]], 0, self._generator(0, 0))
 
     def _contrast(
@@ -164,13 +168,13 @@ class ContrastSampler:
         """Share of the k nearest neighbours that have the query's token, fp32 [Q].
 
         Args:
-            queries: which of the held-out entries.
+            queries: which of those of validation.
         """
         assert self._index is not None, "prepare_validation comes first"
-        entries = self.queries[queries.cpu()]
-        z = torch.nn.functional.normalize(adapter(self.rows(entries)).float(), dim=1)
+        queries = queries.to(self.device)
+        z = torch.nn.functional.normalize(adapter(self.query_keys[queries].float()).float(), dim=1)
         values = self.values[self.valid_pool].to(self.device)
-        matches = matching_neighbours(self._index, values, z, self.values[entries].to(self.device), k)
+        matches = matching_neighbours(self._index, values, z, self.query_values[queries], k)
         return matches.float().mean(dim=1)
 
 
@@ -183,6 +187,13 @@ def _hold_out(sentences: np.ndarray, settings: ContrastSettings) -> np.ndarray:
     chosen = np.zeros(len(lengths), dtype=bool)
     chosen[order[: max(1, min(enough, int(HELD_OUT * len(lengths))))]] = True
     return np.repeat(chosen, lengths)
+
+
+def _sample(keys: np.ndarray, values: np.ndarray, settings: ContrastSettings) -> tuple[np.ndarray, np.ndarray]:
+    """At most `valid_queries` of some entries, in order."""
+    count = min(settings.valid_queries, len(values))
+    rows = np.sort(np.random.default_rng(settings.seed).choice(len(values), count, replace=False))
+    return keys[rows], values[rows]
 
 
 def _tensor(array: np.ndarray) -> Tensor:

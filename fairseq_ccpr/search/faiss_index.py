@@ -103,7 +103,9 @@ def default_parameters(index: Any) -> str:
     faiss = import_faiss()
     parameters = []
     if (ivf := inverted_lists(index)) is not None:
-        parameters.append(f"nprobe={min(16, ivf.nlist)}")
+        # By angle, the nearest keys are spread over more lists.
+        lists = 24 if ivf.metric_type == faiss.METRIC_INNER_PRODUCT else 16
+        parameters.append(f"nprobe={min(lists, ivf.nlist)}")
     if isinstance(index, faiss.IndexRefine):
         parameters.append("k_factor_rf=8")
     if isinstance(index, faiss.IndexHNSW):

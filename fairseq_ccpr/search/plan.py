@@ -10,6 +10,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import METRICS, IndexDescription
 from fairseq_ccpr.search.faiss_index import default_parameters, inverted_lists, make_index, set_parameters
 
+NARROW = 128  # dimensions, each of which then has a code of its own
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
 
 
@@ -49,13 +50,14 @@ def plan_index(
 def automatic_factory(size: int, dimension: int) -> str:
     """Inverted lists of 4-bit codes that registers scan, the best few scored again from fp16 keys.
 
-    There are about as many lists as keys in each.
+    There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are narrow.
 
-    >>> automatic_factory(1_000_000, 256)
-    'IVF1024,PQ128x4fs,Refine(SQfp16)'
+    >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
+    ('IVF1024,PQ128x4fs,Refine(SQfp16)', 'IVF1024,PQ128x4fs,Refine(SQfp16)')
     """
     lists = 1 << round(math.log2(math.sqrt(size)))
-    return f"IVF{lists},PQ{max(1, dimension // 2)}x4fs,Refine(SQfp16)"
+    codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
+    return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
 
 
 def entry_bytes(description: IndexDescription, dimension: int) -> int:

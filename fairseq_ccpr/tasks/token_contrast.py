@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -34,7 +34,14 @@ class TokenContrastConfig(FairseqDataclass):
         default=200, metadata={"help": "R, updates until the clusters' centres are made anew"}
     )
     anchors_per_epoch: int = field(
-        default=50000, metadata={"help": "anchors drawn in an epoch, after which fairseq validates and saves"}
+        default=32000, metadata={"help": "anchors drawn in an epoch, after which fairseq validates and saves"}
+    )
+    valid_datastore: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "a datastore of the same states of held-out text, for validation; without it some sentences of the "
+            "one that is trained on are held out, which is no test where the same sentences come again and again"
+        },
     )
     valid_queries: int = field(default=2000, metadata={"help": "held-out tokens, about, that validation searches for"})
     valid_keys: int = field(default=200000, metadata={"help": "keys, at most, that it searches in"})
@@ -101,17 +108,16 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
             cfg.positives, cfg.negatives, cfg.nearest_clusters, cfg.negative_sampling == "hard",
             cfg.refresh_interval, cfg.valid_queries, cfg.valid_keys, cfg.seed,
         )  # fmt: skip
-        self.datastore = TokenDatastore(cfg.data)
-        if self.datastore.section.projection is not None:
-            raise ConfigurationError(
-                f"the keys of {cfg.data} went through an adapter already: give a datastore of --adapter none, or the "
-                "`raw` folder that --keep-raw-keys leaves"
-            )
+        self.datastore = _raw(cfg.data)
         self.dimension = self.datastore.section.dimension
-        self.trained_on = {
-            "model": self.datastore.section.fingerprints["model"],
-            "key_layer": self.datastore.section.key_layer,
-        }
+        self.trained_on = _states(self.datastore)
+        self.valid_datastore = _raw(cfg.valid_datastore) if cfg.valid_datastore else None
+        if self.valid_datastore is not None and (found := _states(self.valid_datastore)) != self.trained_on:
+            what = next(name for name in found if found[name] != self.trained_on[name])
+            raise ConfigurationError(
+                f"--valid-datastore {cfg.valid_datastore} holds states of another {what.replace('_', ' ')} than {cfg.data}: "
+                "build both with the same"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint says of the keys it was trained on; see `FairseqTask.state_dict`."""
@@ -122,15 +128,16 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
         """The keys, on the device that trains."""
         gpu = torch.cuda.is_available() and not self.cfg.cpu
         device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
-        store = self.datastore
-        return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device)
+        store, other = self.datastore, self.valid_datastore
+        other_text = (other.keys, other.values) if other is not None else None
+        return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text)
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """See `FairseqTask.load_dataset`. `train` and `valid` are two parts of the one datastore."""
+        """See `FairseqTask.load_dataset`. `train` is what anchors are drawn from, `valid` the queries."""
         if split == "train":
             self.datasets[split] = Numbers(self.cfg.anchors_per_epoch)
         else:
-            self.datasets[split] = Numbers(len(self.sampler.queries))
+            self.datasets[split] = Numbers(len(self.sampler.query_values))
 
     def train_step(
         self,
@@ -176,6 +183,23 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
     def target_dictionary(self) -> None:
         """There are no words here."""
         return None
+
+
+def _raw(directory: str) -> TokenDatastore:
+    """A datastore whose keys are the decoder's own states."""
+    datastore = TokenDatastore(directory)
+    if datastore.section.projection is not None:
+        raise ConfigurationError(
+            f"the keys of {directory} went through an adapter already: give a datastore of --adapter none, or the "
+            "`raw` folder that --keep-raw-keys leaves"
+        )
+    return datastore
+
+
+def _states(datastore: TokenDatastore) -> dict[str, str]:
+    """Which states its keys are."""
+    section = datastore.section
+    return {"model": section.fingerprints["model"], "key_layer": section.key_layer}
 
 
 def _adapter(model: Any) -> Any:

@@ -48,6 +48,12 @@ class TranslationRetrievalConfig(TranslationConfig):
     )
     no_knn_confidence: bool = field(default=False, metadata={"help": "keep the share fixed for an adapter's keys too"})
     knn_lambda_max: float = field(default=1.0, metadata={"help": "the most that lambda* may be"})
+    knn_min_similarity: float = field(
+        default=0.0,
+        metadata={
+            "help": "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains"
+        },
+    )
     knn_log: Optional[str] = field(
         default=None,
         metadata={"help": "file for a line of JSON a token of each best hypothesis: share, probabilities, neighbours"},
@@ -159,4 +165,6 @@ def _settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -> Tok
             "which want about 10 to 100", temperature, datastore.directory,
         )  # fmt: skip
     confidence = cfg.knn_confidence or (unit and not cfg.no_knn_confidence)
-    return TokenRetrievalSettings(cfg.knn_k, cfg.knn_lambda, temperature, confidence, cfg.knn_lambda_max)
+    return TokenRetrievalSettings(
+        cfg.knn_k, cfg.knn_lambda, temperature, confidence, cfg.knn_lambda_max, cfg.knn_min_similarity
+    )
