@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 COMMANDS = [
     "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
-    "compare_systems",
+    "compare_systems", "extract_phrases", "evaluate_alignments",
 ]  # fmt: skip
 
 
@@ -50,6 +50,8 @@ setup(
         # Approximate search on large stores. Without FAISS everything works through exact search in torch.
         "cpu": ["faiss-cpu>=1.8"],
         "gpu": ["faiss-gpu>=1.8"],
+        # Word alignment, of which phrase pairs are made; ready alignments need none.
+        "align": ["sil-thot>=3.5"],
         "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10"],
     },
     entry_points={

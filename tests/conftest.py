@@ -24,12 +24,14 @@ from fairseq_ccpr.cli import (
     build_datastore,
     compare_decoding,
     compare_systems,
+    evaluate_alignments,
     evaluate_retrieval,
+    extract_phrases,
     inspect_datastore,
     tune_retrieval,
 )
 from fairseq_ccpr.evaluation.decoding import load
-from fairseq_ccpr.extraction.preparation import read_pairs
+from fairseq_ccpr.phrases.text_pairs import read_pairs
 
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +64,8 @@ MAINS = {
     "tune_retrieval": tune_retrieval.main,
     "evaluate_retrieval": evaluate_retrieval.main,
     "compare_systems": compare_systems.main,
+    "extract_phrases": extract_phrases.main,
+    "evaluate_alignments": evaluate_alignments.main,
     "fairseq-generate": generate.cli_main,
 }
 

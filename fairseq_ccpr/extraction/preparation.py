@@ -7,8 +7,6 @@ Raises:
 from __future__ import annotations
 
 import io
-import lzma
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -17,27 +15,9 @@ from fairseq import options
 from fairseq_cli import preprocess
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.phrases.text_pairs import read_pairs
 
 SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by itself
-
-
-def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """Sentence pairs of a TSV file, plain or `.xz`: source, tab, target.
-
-    Raises:
-        ConfigurationError: a line that is no pair, by its number, or bytes that are not UTF-8.
-    """
-    with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                columns = line.decode("utf-8").rstrip("\r\n").split("\t")
-            except UnicodeDecodeError:
-                raise ConfigurationError(f"{path}, line {number}: the bytes are not UTF-8") from None
-            if len(columns) != 2:
-                raise ConfigurationError(
-                    f"{path}, line {number}: {len(columns)} columns, and a pair has 2: source, tab, target"
-                )
-            yield columns[0], columns[1]
 
 
 def train_sentencepiece(path: Path, prefix: Path, pieces: int) -> None:

@@ -1,0 +1,79 @@
+"""Word alignment of sentence pairs: what an aligner is, those there are, and alignments that are ready.
+
+Links are int32 [A, 2], (source word, target word), counted from 0.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairseq_ccpr.errors import ConfigurationError
+
+Spans = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class SentencePair:
+    """A sentence pair with the character spans of its words."""
+
+    source: str
+    target: str
+    source_words: Spans
+    target_words: Spans
+    links: np.ndarray | None = None  # where they were given
+
+    def words(self) -> tuple[list[str], list[str]]:
+        """The words of both sides in lower case, as statistical aligners and frequencies count them."""
+        return (
+            [self.source[a:b].lower() for a, b in self.source_words],
+            [self.target[a:b].lower() for a, b in self.target_words],
+        )
+
+
+class Aligner(ABC):
+    """Finds the links between the words of sentence pairs.
+
+    Args:
+        symmetrization: how two directions become one alignment, for aligners that have directions; it may be set anew at
+            any time.
+    """
+
+    def __init__(self, symmetrization: str) -> None:
+        self.symmetrization = symmetrization
+
+    @abstractmethod
+    def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
+        """Learn from sentence pairs, of which nothing but the text is known; a progress bar where `show`."""
+
+    @abstractmethod
+    def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
+        """Links [A, 2] of each pair."""
+
+
+def parse_links(text: str, source_size: int, target_size: int, where: str) -> np.ndarray:
+    """Links of one line in Pharaoh format, which counts words from 0.
+
+    >>> parse_links("0-1 1-0", 2, 2, "").tolist()
+    [[0, 1], [1, 0]]
+
+    Raises:
+        ConfigurationError: what is no link, or points beyond a sentence; `where` names the line.
+    """
+    links = np.empty((len(words := text.split()), 2), np.int32)
+    for row, word in enumerate(words):
+        left, _, right = word.partition("-")
+        if not (left.isdecimal() and right.isdecimal()):
+            raise ConfigurationError(
+                f"{where}: '{word}' is no link; write them as in '0-0 1-2', source word and target word counted from 0"
+            )
+        if int(left) >= source_size or int(right) >= target_size:
+            raise ConfigurationError(
+                f"{where}: the link {word} points beyond the sentence, which has {source_size} source and {target_size} "
+                "target words (words are what stands between spaces, counted from 0)"
+            )
+        links[row] = int(left), int(right)
+    return links

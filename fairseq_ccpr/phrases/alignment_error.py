@@ -1,0 +1,112 @@
+"""Alignment error rate (Och and Ney, 2003) on sentences that people have aligned.
+
+A gold set is two files, line by line: sentence pairs, `source ||| target`, words between spaces; and links, `i-j` where
+they are sure and `ipj` where they are possible, counted from 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.phrases.alignment import Aligner, SentencePair
+from fairseq_ccpr.phrases.text_pairs import read_together
+from fairseq_ccpr.phrases.words import space_spans
+
+_LINK = re.compile(r"(\d+)([-p])(\d+)")
+Link = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class GoldPair:
+    """A sentence pair and its links, counted from 0; sure links are possible as well."""
+
+    pair: SentencePair
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+
+@dataclass
+class AlignmentCounts:
+    """What the measures are made of; counts of several sentences add up."""
+
+    found: int = 0  # A
+    sure: int = 0  # S
+    found_sure: int = 0  # A ∩ S
+    found_possible: int = 0  # A ∩ P
+
+    def add(self, links: set[Link], gold: GoldPair) -> None:
+        """Count one sentence."""
+        self.found += len(links)
+        self.sure += len(gold.sure)
+        self.found_sure += len(links & gold.sure)
+        self.found_possible += len(links & gold.possible)
+
+    @property
+    def precision(self) -> float:
+        """|A ∩ P| / |A|, 0 where nothing was found."""
+        return self.found_possible / self.found if self.found else 0.0
+
+    @property
+    def recall(self) -> float:
+        """|A ∩ S| / |S|."""
+        return self.found_sure / self.sure
+
+    @property
+    def error_rate(self) -> float:
+        """AER = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|).
+
+        >>> AlignmentCounts(found=4, sure=2, found_sure=2, found_possible=4).error_rate
+        0.0
+        """
+        return 1 - (self.found_sure + self.found_possible) / (self.found + self.sure)
+
+
+def read_gold(sentences: Path, links: Path) -> list[GoldPair]:
+    """Read a gold set.
+
+    Raises:
+        ConfigurationError: a line that is no pair or no links, by its number, or a set without sure links.
+    """
+    gold = []
+    for number, (text, marks) in enumerate(read_together(sentences, links), 1):
+        sides = text.split("|||")
+        if len(sides) != 2:
+            raise ConfigurationError(f"{sentences}, line {number}: expected 'source ||| target', found '{text[:60]}'")
+        pair = SentencePair(sides[0], sides[1], space_spans(sides[0]), space_spans(sides[1]))
+        sure, possible = set(), set()
+        for mark in marks.split():
+            match = _LINK.fullmatch(mark)
+            link = (int(match[1]) - 1, int(match[3]) - 1) if match else (-1, -1)
+            if match is None or not (0 <= link[0] < len(pair.source_words) and 0 <= link[1] < len(pair.target_words)):
+                raise ConfigurationError(
+                    f"{links}, line {number}: '{mark}' is no link between words of the sentence, which has "
+                    f"{len(pair.source_words)} source and {len(pair.target_words)} target words, counted from 1; write "
+                    "sure links as 1-2, possible ones as 1p2"
+                )
+            possible.add(link)
+            if match[2] == "-":
+                sure.add(link)
+        gold.append(GoldPair(pair, frozenset(sure), frozenset(possible)))
+    if not any(pair.sure for pair in gold):
+        raise ConfigurationError(f"{links} holds no sure link: there is nothing to measure against")
+    return gold
+
+
+def measure(aligner: Aligner, gold: Iterable[GoldPair]) -> AlignmentCounts:
+    """Align the gold set with a trained aligner and count."""
+    pairs = list(gold)
+    counts = AlignmentCounts()
+    for links, expected in zip(aligner.align([pair.pair for pair in pairs]), pairs):
+        counts.add(as_set(links), expected)
+    return counts
+
+
+def as_set(links: np.ndarray) -> set[Link]:
+    """Links [A, 2] as a set."""
+    return {(int(i), int(j)) for i, j in links}

@@ -1,0 +1,255 @@
+"""From sentence pairs to phrase pairs on disk: read, align, extract, filter, write. The text is read twice.
+
+The first reading counts words and trains the aligner; the second aligns, extracts and writes, a batch at a time, so that
+memory holds what the aligner has learnt and no more.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.phrases.aligners import ALIGNERS
+from fairseq_ccpr.phrases.alignment import Aligner, SentencePair, Spans, parse_links
+from fairseq_ccpr.phrases.pair_extraction import consistent_pairs
+from fairseq_ccpr.phrases.pair_filters import FilterCounts, PairFilter, WordFilter
+from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
+from fairseq_ccpr.phrases.text_pairs import TextPairs
+from fairseq_ccpr.phrases.words import space_spans, word_spans
+
+TRAIN, VALID = "train", "valid"
+READY = "ready"  # in place of an aligner's name, where alignments are given
+BATCH = 1000  # sentence pairs
+
+
+@dataclass(frozen=True)
+class ExtractionSettings:
+    """What decides which phrase pairs come out of a text."""
+
+    aligner: str = "eflomal"
+    symmetrization: str = "grow-diag-final-and"
+    max_words: int = 100
+    max_phrase_words: int = 7
+    max_edge_share: float = 0.003
+    punctuation_edges: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigurationError: a number out of its range.
+        """
+        for name in ("max_words", "max_phrase_words"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        if not 0 < self.max_edge_share <= 1:
+            raise ConfigurationError(
+                f"--max-edge-share is {self.max_edge_share}: give a share of all words above 0; 1 drops none"
+            )
+
+
+@dataclass
+class Split:
+    """One of the sets that are made: rows of a text."""
+
+    text: TextPairs
+    first: int = 0  # usable sentence pairs of the text before it
+    count: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
+def usable_pairs(
+    text: TextPairs, find_words: Callable[[str], Spans], max_words: int, skipped: Counter[str]
+) -> Iterator[SentencePair]:
+    """The sentence pairs of a text that have words on both sides, and not too many.
+
+    Args:
+        text: where they are.
+        find_words: from a sentence to the character spans of its words.
+        max_words: the most words a sentence may have.
+        skipped: counts the others by reason.
+
+    Raises:
+        ConfigurationError: bad text, or an alignment that does not fit it.
+    """
+    for number, (source, target, alignment) in enumerate(text.read(), 1):
+        source_words, target_words = find_words(source), find_words(target)
+        links = None
+        if alignment is not None:
+            where = f"{text.alignments}, line {number}"
+            links = parse_links(alignment, len(source_words), len(target_words), where)
+        if not source_words or not target_words:
+            skipped["empty"] += 1
+        elif max(len(source_words), len(target_words)) > max_words:
+            skipped["too long"] += 1
+        else:
+            yield SentencePair(source, target, source_words, target_words, links)
+
+
+class PairExtraction:
+    """One run: the texts, how they become phrase pairs, and what was counted.
+
+    Args:
+        text: the sentence pairs.
+        settings: how.
+        valid: how many sentence pairs to hold out: the last of `text`, or the first of `valid_text`; None: all of that.
+        valid_text: held-out sentence pairs.
+        more_text: further sentence pairs for the aligner to learn from.
+        show: whether to draw progress bars.
+
+    Raises:
+        ConfigurationError: settings that cannot work, or an aligner that is not installed.
+    """
+
+    def __init__(
+        self, text: TextPairs, settings: ExtractionSettings, valid: int | None = None, valid_text: TextPairs | None = None,
+        more_text: list[TextPairs] | None = None, show: bool = False,
+    ) -> None:  # fmt: skip
+        settings.check()
+        for path in (p for t in (text, valid_text, *(more_text or [])) if t for p in t.paths):
+            if not path.is_file():
+                raise ConfigurationError(f"{path} is no regular file: the text is read twice, so give files, not pipes")
+        self.settings, self.text, self.valid, self.valid_text = settings, text, valid, valid_text
+        self.more_text, self.show = more_text or [], show
+        self.find_words: Callable[[str], Spans] = word_spans
+        self.aligner: Aligner | None = None
+        if text.alignments is not None:
+            self.find_words = space_spans  # the words that the alignments count
+        else:
+            self.aligner = ALIGNERS[settings.aligner](settings.symmetrization)
+        self.frequencies: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+
+    def run(self, output: Path, name: str, languages: tuple[str, str]) -> dict[str, tuple[Split, FilterCounts]]:
+        """Extract all and write OUTPUT/train and, where something is held out, OUTPUT/valid.
+
+        Returns:
+            For each set, what was read and what was filtered.
+
+        Raises:
+            ConfigurationError: bad text, nothing usable in it, or filters that keep nothing.
+        """
+        if output.exists():
+            raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
+        partial = output.with_name(output.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+        splits = self.learn()
+        counts = {}
+        try:
+            for split_name, split in splits.items():
+                fingerprints = {"text": fingerprint.of_files(split.text.paths)}
+                skipped = dict(split.skipped)
+                manifest = PhraseManifest(name, *languages, self._described(), fingerprints, skipped)
+                with PairWriter(partial / split_name, manifest) as writer:
+                    counts[split_name] = self._write(split, writer, split_name)
+                    self._refuse_nothing(counts[split_name])
+            partial.rename(output)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return {split_name: (split, counts[split_name]) for split_name, split in splits.items()}
+
+    def learn(self) -> dict[str, Split]:
+        """The first reading: count words, train the aligner, and decide which sentence pairs belong to which set."""
+        train = Split(self.text)
+        splits = {TRAIN: train}
+        if self.valid_text is not None:
+            splits[VALID] = Split(self.valid_text)
+
+        def all_pairs() -> Iterator[SentencePair]:
+            for split_name, split in splits.items():
+                limit = self.valid if split_name == VALID else None
+                for pair in islice(self._usable(split.text, split.skipped), limit):
+                    split.count += 1
+                    for counter, words in zip(self.frequencies, pair.words()):
+                        counter.update(words)
+                    yield pair
+            for text in self.more_text:
+                yield from self._usable(text, Counter())
+
+        pairs = tqdm(all_pairs(), desc="reading", unit="pair", unit_scale=True, disable=not self.show)
+        if self.aligner is not None:
+            self.aligner.train(pairs, self.show)
+        else:
+            for _ in pairs:
+                pass
+        if self.valid_text is None and self.valid:
+            splits[VALID] = Split(self.text, train.count - self.valid, self.valid)
+            train.count -= self.valid
+        for split_name, split in splits.items():
+            if split.count < 1:
+                reasons = (
+                    ", ".join(f"{count:,} {reason}" for reason, count in split.skipped.items()) or "the file is empty"
+                )
+                raise ConfigurationError(
+                    f"{split.text.paths[0]} leaves no sentence pair for '{split_name}' (skipped: {reasons}; held out: "
+                    f"{self.valid or 0:,}): give more text, a larger --max-words or a smaller --valid"
+                )
+        return splits
+
+    def _usable(self, text: TextPairs, skipped: Counter[str]) -> Iterator[SentencePair]:
+        return usable_pairs(text, self.find_words, self.settings.max_words, skipped)
+
+    def _write(self, split: Split, writer: PairWriter, name: str) -> FilterCounts:
+        """The second reading of one set."""
+        share, edges = self.settings.max_edge_share, self.settings.punctuation_edges
+        pair_filter = PairFilter(*(WordFilter(counter, share, edges) for counter in self.frequencies))
+        pairs = islice(self._usable(split.text, Counter()), split.first, split.first + split.count)
+        with tqdm(desc=name, total=split.count, unit="pair", unit_scale=True, disable=not self.show) as bar:
+            while batch := list(islice(pairs, BATCH)):
+                for pair, spans in zip(batch, self._extract(batch, pair_filter)):
+                    writer.add(pair.source, pair.target, spans)
+                bar.update(len(batch))
+        return pair_filter.counts
+
+    def _extract(self, batch: list[SentencePair], pair_filter: PairFilter) -> list[np.ndarray]:
+        """Character spans [p, 4] of the phrase pairs of each sentence pair."""
+        if self.aligner is not None:
+            links = self.aligner.align(batch)
+        else:
+            links = [pair.links for pair in batch if pair.links is not None]
+        sentence = np.repeat(np.arange(len(batch)), [len(found) for found in links])
+        numbered = np.column_stack([sentence, np.concatenate(links)])
+        source_sizes = np.array([len(pair.source_words) for pair in batch])
+        target_sizes = np.array([len(pair.target_words) for pair in batch])
+        pairs = consistent_pairs(source_sizes, target_sizes, numbered, self.settings.max_phrase_words)
+        pairs = pair_filter(batch, pairs)
+        first = np.searchsorted(pairs[:, 0], np.arange(len(batch) + 1))
+        return [
+            np.column_stack(
+                [
+                    np.array(words)[pairs[first[i] : first[i + 1], column] - end, end]
+                    for words, column, end in (
+                        (pair.source_words, 1, 0), (pair.source_words, 2, 1),
+                        (pair.target_words, 3, 0), (pair.target_words, 4, 1),
+                    )
+                ]
+            )
+            for i, pair in enumerate(batch)
+        ]  # fmt: skip
+
+    def _described(self) -> dict[str, object]:
+        """The settings, as a manifest has them."""
+        ready = {"aligner": READY, "symmetrization": READY} if self.aligner is None else {}
+        return asdict(self.settings) | ready
+
+    def _refuse_nothing(self, counts: FilterCounts) -> None:
+        """Refuse filters that leave nothing.
+
+        Raises:
+            ConfigurationError: says how many pairs there were and which filter dropped them.
+        """
+        if not counts.kept:
+            raise ConfigurationError(
+                f"no phrase pair is left: {counts.consistent:,} agree with the alignment, {counts.edges:,} were dropped for "
+                f"a frequent word or punctuation at an edge (--max-edge-share {self.settings.max_edge_share}), "
+                f"{counts.wordless:,} for having digits and punctuation only; give a larger --max-edge-share or more text"
+            )

@@ -1,0 +1,116 @@
+"""Phrase pairs that agree with a word alignment (Koehn, Och and Marcu, 2003; CCPR, section 4), many sentences at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_NONE = np.iinfo(np.int32).max  # the first link of a stretch of words without any
+
+
+def consistent_pairs(
+    source_sizes: np.ndarray, target_sizes: np.ndarray, links: np.ndarray, max_words: int
+) -> np.ndarray:
+    """All pairs of word spans with at least one link between them and none from inside to outside.
+
+    Spans may overlap, and may begin and end with words that have no link.
+
+    >>> consistent_pairs(np.array([2]), np.array([3]), np.array([[0, 0, 0], [0, 1, 2]]), 2).tolist()
+    [[0, 0, 1, 0, 1], [0, 0, 1, 0, 2], [0, 1, 2, 1, 3], [0, 1, 2, 2, 3]]
+
+    Args:
+        source_sizes: int [S], source words of each sentence pair.
+        target_sizes: int [S], target words.
+        links: int [A, 3], (sentence, source word, target word).
+        max_words: the most words a phrase may have on either side.
+
+    Returns:
+        int32 [P, 5], (sentence, source start, source end, target start, target end) in words of the sentence, ends
+        exclusive, in ascending order.
+    """
+    # Words are numbered through all sentences. A box that held words of two would have links of neither between them, or
+    # its span of source words would reach over a border, and those are not enumerated.
+    source_first, target_first = _starts(source_sizes), _starts(target_sizes)
+    source_links = links[:, 1] + source_first[links[:, 0]]
+    target_links = links[:, 2] + target_first[links[:, 0]]
+    source_range = _Ranges(source_links, target_links, int(source_sizes.sum()), max_words)
+    target_range = _Ranges(target_links, source_links, int(target_sizes.sum()), max_words)
+    source_sentence = np.repeat(np.arange(len(source_sizes)), source_sizes)
+    target_sentence = np.repeat(np.arange(len(target_sizes)), target_sizes)
+    free_before, free_after = _free_neighbours(target_links, target_sentence)
+    found = []
+    for length in range(1, max_words + 1):
+        low, high = source_range.low[length - 1], source_range.high[length - 1]
+        start = np.arange(len(low))
+        fits = (low != _NONE) & (high - low < max_words)
+        fits &= source_sentence[start] == source_sentence[np.minimum(start + length, len(source_sentence)) - 1]
+        fits &= start + length <= len(source_sentence)
+        start, low, high = start[fits], low[fits], high[fits]
+        # The other way: the links of the target words must come from inside the source words.
+        inside = target_range.low[high - low, low] >= start
+        inside &= target_range.high[high - low, low] < start + length
+        start, low, high = start[inside], low[inside], high[inside]
+        for before, after in _extensions(max_words):
+            extended = (free_before[low] >= before) & (free_after[high] >= after)
+            extended &= high - low + 1 + before + after <= max_words
+            at, first, last = start[extended], low[extended] - before, high[extended] + after
+            sentence = source_sentence[at]
+            found.append(
+                np.stack(
+                    [
+                        sentence,
+                        at - source_first[sentence],
+                        at + length - source_first[sentence],
+                        first - target_first[sentence],
+                        last + 1 - target_first[sentence],
+                    ],
+                    axis=1,
+                )
+            )
+    pairs = np.concatenate(found).astype(np.int32)
+    return pairs[np.lexsort(pairs.T[::-1])]
+
+
+def _starts(sizes: np.ndarray) -> np.ndarray:
+    """[S], where each sentence begins when its words are numbered through all."""
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
+
+
+def _extensions(max_words: int) -> list[tuple[int, int]]:
+    """How many words without a link a phrase may take in, before and behind."""
+    return [(before, after) for before in range(max_words) for after in range(max_words - before)]
+
+
+class _Ranges:
+    """Whereto stretches of words are linked: `low` and `high` [max_words, W], by length − 1 and first word.
+
+    A stretch without links has low = _NONE and high = −1; one that would reach beyond the last word stops there.
+    """
+
+    def __init__(self, words: np.ndarray, linked: np.ndarray, size: int, max_words: int) -> None:
+        self.low = np.full((max_words, size), _NONE, np.int64)
+        self.high = np.full((max_words, size), -1, np.int64)
+        np.minimum.at(self.low[0], words, linked)
+        np.maximum.at(self.high[0], words, linked)
+        for length in range(1, max_words):  # [W] words from each start: one more than before
+            shifted = slice(length, None)
+            self.low[length], self.high[length] = self.low[length - 1], self.high[length - 1]
+            upto = max(size - length, 0)
+            np.minimum(self.low[length, :upto], self.low[0, shifted], out=self.low[length, :upto])
+            np.maximum(self.high[length, :upto], self.high[0, shifted], out=self.high[length, :upto])
+
+
+def _free_neighbours(linked: np.ndarray, sentence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each word, how many words without a link stand next before and next after it in its sentence; two [W]."""
+    size = len(sentence)
+    free = np.ones(size, bool)
+    free[linked] = False
+    before, after = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    number = np.arange(size)
+    new_sentence = np.ones(size + 1, bool)
+    new_sentence[1:-1] = sentence[1:] != sentence[:-1]
+    # The last word before each that ends a run: a linked one, or the last of the sentence before.
+    barrier = np.maximum.accumulate(np.where(~free, number, np.where(new_sentence[:-1], number - 1, -1)))
+    before[1:] = np.where(new_sentence[1:-1], 0, number[:-1] - barrier[:-1])
+    barrier = np.minimum.accumulate(np.where(~free, number, np.where(new_sentence[1:], number + 1, size))[::-1])[::-1]
+    after[:-1] = np.where(new_sentence[1:-1], 0, barrier[1:] - number[1:])
+    return before, after

@@ -1,0 +1,216 @@
+"""Phrase pairs in their sentences, on disk: text of both sides, character spans, a manifest.
+
+manifest.json         what it holds, what it was made from and how, size and checksum of each file
+source.txt            UTF-8, one sentence a line
+target.txt            the same lines on the other side
+source-offsets.npy    int64 [S + 1], the byte at which each line of source.txt begins; the last is the file's size
+target-offsets.npy    int64 [S + 1]
+pairs.npy             int32 [P, 5], (sentence, source start, source end, target start, target end), in characters of
+                      the sentence, ends exclusive, in ascending order
+pair-offsets.npy      int64 [S + 1], the first pair of each sentence; the last is P
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from fairseq_ccpr.datastore.arrays import open_array
+from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums, check_sizes, describe_files, write_json
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.version import __version__
+
+KIND = "phrase-pairs"
+FORMAT_VERSION = 1
+SIDES = "source", "target"
+PAIRS, PAIR_OFFSETS = "pairs", "pair-offsets"
+FILES = [
+    *(f"{side}.txt" for side in SIDES), *(f"{side}-offsets.npy" for side in SIDES), f"{PAIRS}.npy", f"{PAIR_OFFSETS}.npy",
+]  # fmt: skip
+_AGAIN = "extract the phrase pairs again"
+
+
+@dataclass
+class PhraseManifest:
+    """All of `manifest.json`."""
+
+    name: str  # of the set, where several are mixed
+    source_lang: str
+    target_lang: str
+    settings: dict[str, Any]  # of the extraction
+    fingerprints: dict[str, str]  # text: SHA-256 of the files it was made from
+    skipped: dict[str, int] = field(default_factory=dict)  # reason -> sentence pairs that were left out
+    sentences: int = 0
+    size: int = 0
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
+    kind: str = KIND
+    format_version: int = FORMAT_VERSION
+    created_with: str = f"fairseq-ccpr {__version__}"
+
+
+class PhrasePairs:
+    """Phrase pairs opened for reading, memory-mapped.
+
+    Attributes:
+        pairs: int32 [P, 5], (sentence, source start, source end, target start, target end), in characters.
+        manifest: what else is known of them.
+
+    Raises:
+        DatastoreError: missing, unfinished, damaged, or something else.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        self.manifest = read_manifest(self.directory)
+        check_sizes(self.directory, self.manifest.files)
+        count, size = self.manifest.sentences, self.manifest.size
+        self.pairs = self._open(PAIRS, (size, 5), "int32")
+        self._pair_offsets = self._open(PAIR_OFFSETS, (count + 1,), "int64")
+        self._offsets = [self._open(f"{side}-offsets", (count + 1,), "int64") for side in SIDES]
+        self._texts = [self._open_text(f"{side}.txt") for side in SIDES]
+
+    @property
+    def size(self) -> int:
+        """Phrase pairs, P."""
+        return self.manifest.size
+
+    @property
+    def sentences(self) -> int:
+        """Sentence pairs, S; those without a phrase pair count as well."""
+        return self.manifest.sentences
+
+    def sentence(self, number: int) -> tuple[str, str]:
+        """Source and target sentence, as they stood in the text."""
+        source, target = (
+            bytes(text[offsets[number] : offsets[number + 1] - 1]).decode("utf-8")
+            for text, offsets in zip(self._texts, self._offsets)
+        )
+        return source, target
+
+    def pairs_of(self, number: int) -> np.ndarray:
+        """The pairs of one sentence, int32 [p, 5]."""
+        return self.pairs[self._pair_offsets[number] : self._pair_offsets[number + 1]]
+
+    def find_damage(self) -> list[str]:
+        """The full check, which reads every byte: what is wrong, a sentence each; an empty list means healthy."""
+        return [
+            f"{name}: the bytes have changed since it was made (checksum)"
+            for name in check_checksums(self.directory, self.manifest.files)
+        ]
+
+    def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return open_array(self.directory / f"{name}.npy", shape, dtype)
+
+    def _open_text(self, name: str) -> np.ndarray:
+        """The bytes of a text, which has at least one line feed a sentence."""
+        return np.memmap(self.directory / name, np.uint8, "r") if self.manifest.sentences else np.empty(0, np.uint8)
+
+
+def read_manifest(directory: Path) -> PhraseManifest:
+    """Read and check the manifest of phrase pairs.
+
+    Raises:
+        DatastoreError: no such directory, no phrase pairs, unfinished ones, a newer format, or a damaged manifest.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        if directory.with_name(directory.name + ".partial").exists() or directory.suffix == ".partial":
+            raise DatastoreError(f"the phrase pairs {directory} are unfinished: {_AGAIN}")
+        inside = " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
+        raise DatastoreError(f"there are no phrase pairs at {directory}: it has no {MANIFEST}{inside}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.get("kind") != KIND:
+            raise DatastoreError(f"{directory} holds no phrase pairs: its {MANIFEST} is that of something else")
+        if data["format_version"] > FORMAT_VERSION:
+            raise DatastoreError(
+                f"{path} has format version {data['format_version']}, and this fairseq-ccpr ({__version__}) reads up to "
+                f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
+            )
+        manifest = PhraseManifest(**data)
+        if set(manifest.files) != set(FILES):
+            raise DatastoreError(f"{path} is damaged (it names other files than {', '.join(FILES)}): {_AGAIN}")
+        return manifest
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DatastoreError(f"{path} is damaged ({error!r}): {_AGAIN}") from None
+
+
+class PairWriter:
+    """Writes phrase pairs sentence by sentence; in memory is one sentence. The manifest, written last, makes them whole.
+
+    Args:
+        directory: a folder that does not exist.
+        manifest: all that is known beforehand.
+    """
+
+    def __init__(self, directory: Path, manifest: PhraseManifest) -> None:
+        self.directory, self.manifest = directory, manifest
+        directory.mkdir(parents=True)
+        self._texts = [(directory / f"{side}.txt").open("wb") for side in SIDES]
+        self._offsets = [GrowingArray(directory / f"{side}-offsets.npy", (), "int64") for side in SIDES]
+        self._pairs = GrowingArray(directory / f"{PAIRS}.npy", (5,), "int32")
+        self._pair_offsets = GrowingArray(directory / f"{PAIR_OFFSETS}.npy", (), "int64")
+
+    def __enter__(self) -> PairWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the files, and finish if nothing went wrong."""
+        self._write_offsets()  # where a next sentence would begin: the ends of the last
+        for stream in self._texts:
+            stream.close()
+        for array in (*self._offsets, self._pairs, self._pair_offsets):
+            array.close()
+        if error is None:
+            self.manifest.files = describe_files(self.directory, FILES)
+            write_json(self.directory / MANIFEST, asdict(self.manifest))
+
+    def add(self, source: str, target: str, spans: np.ndarray) -> None:
+        """Append a sentence pair and the character spans [p, 4] of its phrase pairs."""
+        self._write_offsets()
+        for stream, text in zip(self._texts, (source, target)):
+            stream.write(text.encode("utf-8") + b"\n")
+        self._pairs.append(np.insert(spans, 0, self.manifest.sentences, axis=1))
+        self.manifest.sentences += 1
+        self.manifest.size += len(spans)
+
+    def _write_offsets(self) -> None:
+        for offsets, stream in zip(self._offsets, self._texts):
+            offsets.append(np.array([stream.tell()]))
+        self._pair_offsets.append(np.array([self.manifest.size]))
+
+
+class GrowingArray:
+    """A `.npy` file that takes rows until it is closed, when its header learns how many came."""
+
+    def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: str) -> None:
+        self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
+        self.stream: IO[bytes] = path.open("wb")
+        self.stream.write(self._header())
+
+    def append(self, rows: np.ndarray) -> None:
+        """Append rows [n, ...]."""
+        self.stream.write(np.ascontiguousarray(rows, self.dtype).data)
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Write the header anew, which has room for any number of rows, and close the file."""
+        self.stream.seek(0)
+        self.stream.write(self._header())
+        self.stream.close()
+
+    def _header(self) -> bytes:
+        buffer = BytesIO()
+        shape = (self.rows, *self.row_shape)
+        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(buffer, header)
+        return buffer.getvalue()

@@ -1,0 +1,97 @@
+"""Sentence pairs as text: two files line by line, or a TSV, plain, `.gz` or `.xz`, with or without alignments.
+
+Raises:
+    ConfigurationError: bytes that are not UTF-8 (by line), a line that is no pair, files of different lengths.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.errors import ConfigurationError
+
+_OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text without their ends; only a line feed ends one, as in other tools for parallel text."""
+    with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+        try:
+            for number, line in enumerate(stream, 1):
+                try:
+                    yield line.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError:
+                    raise ConfigurationError(f"{path}, line {number}: the bytes are not UTF-8") from None
+        except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+            raise ConfigurationError(f"{path} is damaged, or not what its name says: {error}") from None
+
+
+def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """Sentence pairs of a TSV file: source, tab, target."""
+    for number, line in enumerate(read_lines(path), 1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise ConfigurationError(
+                f"{path}, line {number}: {len(columns)} columns, and a pair has 2: source, tab, target"
+            )
+        yield columns[0], columns[1]
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """Where sentence pairs are: either two files or one TSV, and perhaps their word alignments in Pharaoh format."""
+
+    source: Path | None = None
+    target: Path | None = None
+    pairs: Path | None = None
+    alignments: Path | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files, in a fixed order."""
+        return [path for path in (self.source, self.target, self.pairs, self.alignments) if path is not None]
+
+    def read(self) -> Iterator[tuple[str, str, str | None]]:
+        """Source, target and alignment of each line; the alignment is None where there are none.
+
+        Raises:
+            ConfigurationError: as above.
+        """
+        if self.pairs is not None:
+            rows: Iterator[tuple[str, ...]] = read_pairs(self.pairs)
+        else:
+            assert self.source is not None and self.target is not None
+            rows = read_together(self.source, self.target)
+        if self.alignments is None:
+            yield from ((source, target, None) for source, target in rows)
+            return
+        text = self.pairs or self.source
+        assert text is not None
+        for row, line in zip_longest(rows, read_lines(self.alignments)):
+            if row is None or line is None:
+                shorter, longer = (text, self.alignments) if row is None else (self.alignments, text)
+                raise ConfigurationError(
+                    f"{shorter} has fewer lines than {longer}: give one alignment for each sentence pair, in their order"
+                )
+            yield row[0], row[1], line
+
+
+def read_together(one: Path, two: Path) -> Iterator[tuple[str, str]]:
+    """Lines of two files side by side, which must be equally many."""
+    counts = [0, 0]
+    for left, right in zip_longest(read_lines(one), read_lines(two)):
+        counts[0] += left is not None
+        counts[1] += right is not None
+        if left is not None and right is not None:
+            yield left, right
+    if counts[0] != counts[1]:
+        raise ConfigurationError(
+            f"{one} has {counts[0]:,} lines and {two} has {counts[1]:,}: give files in which line n of the one "
+            "translates line n of the other"
+        )

@@ -1,0 +1,11 @@
+"""Phrase pairs out of sentence pairs: python scripts/extract_phrases.py --help"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fairseq_ccpr.cli.extract_phrases import main
+
+if __name__ == "__main__":
+    main()
