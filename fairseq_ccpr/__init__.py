@@ -18,11 +18,19 @@ torch.serialization.add_safe_globals([Namespace])
 install_report()
 
 # Importing them registers them with fairseq.
-from fairseq_ccpr.models import supervised_contrastive, token_adapter  # noqa: E402
-from fairseq_ccpr.tasks import token_contrast, translation_cpu_bf16, translation_retrieval  # noqa: E402
+from fairseq_ccpr.models import ccpr_criterion, phrase_encoder, supervised_contrastive, token_adapter  # noqa: E402
+from fairseq_ccpr.tasks import (  # noqa: E402
+    phrase_contrast,
+    token_contrast,
+    translation_cpu_bf16,
+    translation_retrieval,
+)
 
 __all__ = [
     "__version__",
+    "ccpr_criterion",
+    "phrase_contrast",
+    "phrase_encoder",
     "supervised_contrastive",
     "token_adapter",
     "token_contrast",

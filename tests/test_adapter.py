@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, USER_DIR, World, build, build_options, call, equal, run
+from conftest import ROOT, USER_DIR, World, build, build_options, call, equal, run, run_two_processes
 from sklearn.decomposition import PCA
 from test_bad_input import refused
 
@@ -339,6 +339,18 @@ def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
     build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
     for wrong, sentence in ((other, "holds states of another key layer"), (clknn, "went through an adapter already")):
         refused(run("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False), sentence)
+
+
+def test_two_processes_train_one_adapter(world: World, tmp_path: Path):
+    words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu", "--batch-size", 16]
+    words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--lr", 1e-3, "--save-dir", tmp_path]
+    words += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric", "--max-update", 6]
+    words += ["--anchors-per-epoch", 192, "--valid-queries", 100, "--nearest-clusters", 40, "--log-format", "simple"]
+    one, other = run_two_processes("fairseq-train", world.datastore, *words, "--log-interval", 1)
+    losses = re.findall(r"train_inner .* loss=([0-9.]+), .*wpb=32", one)  # of both batches of 16
+    assert len(losses) == 6 and losses == re.findall(r"train_inner .* loss=([0-9.]+), .*wpb=32", other)
+    assert re.findall("accuracy ([0-9.]+)", one) == re.findall("accuracy ([0-9.]+)", other) != []
+    assert TokenAdapter.load(tmp_path / "checkpoint_best.pt").trained_on
 
 
 def test_systems_are_compared_with_significance(tmp_path: Path):

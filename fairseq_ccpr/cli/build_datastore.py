@@ -11,6 +11,7 @@ from typing import Any
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.extraction.adapter_build import PCA_DIMENSION, build_projected_datastore
+from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.extraction.processes import launched
 from fairseq_ccpr.extraction.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
@@ -30,17 +31,68 @@ the index anew. Several processes share the work: torchrun --nproc-per-node 4 sc
 """
 
 
+PHRASES_HELP = """\
+Build a phrase datastore from text of the target language alone: find the phrases of each sentence with a trained phrase
+encoder (CCPR) and keep a vector of each and its place.
+
+  build_datastore.py phrases mono.en.txt --encoder ccpr/checkpoint_best.pt --output datastores/mine
+
+The text has a sentence a line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
+already. Run the same command again after a kill and it goes on where it was.
+"""
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="build_datastore.py", description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
+    _add_tokens(parts)
+    _add_phrases(parts)
+    return parser
+
+
+def _defaults(settings: type[Any]) -> dict[str, Any]:
+    """Of a dataclass, by name."""
+    return {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(settings)}
+
+
+def _add_phrases(parts: Any) -> None:
+    phrases = parts.add_parser(
+        "phrases", help="from target-language text, for CCPR", description=PHRASES_HELP, formatter_class=HelpFormatter
+    )
+    default = _defaults(PhraseBuildSettings)
+    add = phrases.add_argument
+    add("text", nargs="+", type=Path, metavar="TEXT", help="files of one sentence a line")
+    add(
+        "--encoder", required=True, type=Path, metavar="CKPT", help="checkpoint of fairseq-train --task phrase_contrast"
+    )
+    add("--output", required=True, type=Path, metavar="DIR", help="the datastore: a new folder, or one to add to")
+    add(
+        "--segmentation",
+        default=default["segmentation"],
+        metavar="learned|all|ngram:N",
+        help="which spans of words are phrases: what the encoder takes for one, all, or those of N words",
+    )
+    add("--threshold", type=float, default=default["threshold"], metavar="P", help="probability above which it does")
+    add("--max-words", type=int, default=default["max_words"], metavar="N", help="words of a phrase, at most")
+    add("--index", default=default["index"], metavar="exact|FACTORY", help="exact search, or a FAISS factory string")
+    add("--index-parameters", default=default["index_parameters"], metavar="P=V,...", help="FAISS search parameters")
+    add(
+        "--shard-sentences",
+        type=int,
+        default=default["shard_sentences"],
+        metavar="N",
+        help="a kill loses at most so many sentences' work",
+    )
+    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
+    add("--quiet", action="store_true", help="no progress bars")
+
+
+def _add_tokens(parts: Any) -> None:
     tokens = parts.add_parser(
         "tokens", help="from sentence pairs, for kNN-MT", description=TOKENS_HELP, formatter_class=HelpFormatter
     )
-    default: dict[str, Any] = {
-        f.name: f.default_factory() if f.default_factory is not MISSING else f.default
-        for f in fields(TokenBuildSettings)
-    }
+    default = _defaults(TokenBuildSettings)
     add = tokens.add_argument
     add("data_bin", metavar="DATA_BIN", type=Path, help="folder that fairseq-preprocess wrote")
     add("--path", required=True, metavar="MODEL", help="checkpoint of the one model the datastore is for")
@@ -122,7 +174,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="your own fairseq plug-in, if the model needs one",
     )
     add("--quiet", action="store_true", help="no progress bars")
-    return parser
 
 
 def build_tokens(settings: TokenBuildSettings) -> int:
@@ -142,11 +193,29 @@ def build_tokens(settings: TokenBuildSettings) -> int:
     return 0
 
 
+def build_phrases(settings: PhraseBuildSettings) -> int:
+    """Build, and say what came of it."""
+    settings.check()
+    start = time.monotonic()
+    report = build_phrase_datastore(settings)
+    section, seconds = report.section, time.monotonic() - start
+    print(
+        f"{settings.output}: {section.size:,} phrases of {section.sentences:,} sentences "
+        f"({section.size / section.sentences:.1f} a sentence), width {section.dimension}, index {section.index}, "
+        f"encoder {short(section.fingerprints['encoder'])}, {seconds:.0f} s ({section.sentences / seconds:.0f} sentences/s)"
+    )
+    if report.too_long:
+        print(f"{report.too_long:,} sentences longer than the encoder takes have no phrases")
+    return 0
+
+
 def main() -> None:
     """Parse, build, print."""
     options = vars(make_parser().parse_args(own_arguments()))
-    del options["part"]
-    run("build_datastore.py", lambda: build_tokens(TokenBuildSettings(**options)))
+    if options.pop("part") == "tokens":
+        run("build_datastore.py", lambda: build_tokens(TokenBuildSettings(**options)))
+    else:
+        run("build_datastore.py", lambda: build_phrases(PhraseBuildSettings(**options)))
 
 
 if __name__ == "__main__":

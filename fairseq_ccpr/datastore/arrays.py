@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -61,6 +63,33 @@ class ArrayWriter:
 
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.npy"
+
+
+class GrowingArray:
+    """A `.npy` file that takes rows until it is closed, when its header learns how many came."""
+
+    def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: str) -> None:
+        self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
+        self.stream: IO[bytes] = path.open("wb")
+        self.stream.write(self._header())
+
+    def append(self, rows: np.ndarray) -> None:
+        """Append rows [n, ...]."""
+        self.stream.write(np.ascontiguousarray(rows, self.dtype).data)
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        """Write the header anew, which has room for any number of rows, and close the file."""
+        self.stream.seek(0)
+        self.stream.write(self._header())
+        self.stream.close()
+
+    def _header(self) -> bytes:
+        buffer = BytesIO()
+        shape = (self.rows, *self.row_shape)
+        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(buffer, header)
+        return buffer.getvalue()
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from fairseq_ccpr.version import __version__
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"  # in a part that is not finished: what it is being built from
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass
@@ -43,11 +43,32 @@ class TokenSection:
 
 
 @dataclass
+class PhraseSection:
+    """The phrase part of a manifest: keys fp16 [N, o], spans int32 [N, 3], sentences as text."""
+
+    size: int
+    dimension: int
+    sentences: int
+    segmentation: dict[str, Any]
+    fingerprints: dict[str, str]  # encoder, corpus
+    index: IndexDescription
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PhraseSection:
+        """The section from parsed JSON; KeyError or TypeError where it is not one."""
+        values = {f.name: data[f.name] for f in fields(cls)}
+        values["index"] = IndexDescription(**values["index"])
+        return cls(**values)
+
+
+@dataclass
 class Manifest:
     """All of `manifest.json`."""
 
     token: TokenSection | None = None
-    format_version: int = FORMAT_VERSION  # 2 brought projections, which readers of 1 would overlook
+    phrase: PhraseSection | None = None
+    format_version: int = FORMAT_VERSION  # 2 brought projections, 3 phrases, which readers of 1 or 2 would overlook
     created_with: str = f"fairseq-ccpr {__version__}"
 
     def write(self, directory: Path) -> None:
@@ -81,7 +102,8 @@ class Manifest:
                     f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
                 )
             token = TokenSection.from_json(data["token"]) if "token" in data else None
-            return cls(token, version, data["created_with"])
+            phrase = PhraseSection.from_json(data["phrase"]) if "phrase" in data else None
+            return cls(token, phrase, version, data["created_with"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatastoreError(f"{path} is damaged ({error!r}): build the datastore again") from None
 

@@ -23,6 +23,7 @@ from fairseq_ccpr.datastore.manifest import (
     describe_files,
     write_json,
 )
+from fairseq_ccpr.datastore.phrase import PHRASE
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, SYMBOLS, TOKEN, array_shapes
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.faiss_index import build_index
@@ -184,8 +185,7 @@ def refuse_foreign(output: Path) -> None:
     """Refuse an output that exists and is neither empty, nor a datastore, nor the beginning of one."""
     if not output.exists() or (output / MANIFEST).exists():
         return
-    ours = {f"{TOKEN}.partial", RAW, VALID, ADAPTER}
-    if (output / TOKEN / PLAN).exists():  # killed while publishing
-        ours.add(TOKEN)
+    ours = {f"{TOKEN}.partial", f"{PHRASE}.partial", RAW, VALID, ADAPTER}
+    ours |= {part for part in (TOKEN, PHRASE) if (output / part / PLAN).exists()}  # killed while publishing
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
         raise DatastoreError(f"--output {output} exists and is no datastore: give a new or an empty folder")

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 
-from fairseq_ccpr.datastore.arrays import open_array
+from fairseq_ccpr.datastore.arrays import GrowingArray, open_array
 from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums, check_sizes, describe_files, write_json
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.version import __version__
@@ -96,7 +94,12 @@ class PhrasePairs:
 
     def pairs_of(self, number: int) -> np.ndarray:
         """The pairs of one sentence, int32 [p, 5]."""
-        return self.pairs[self._pair_offsets[number] : self._pair_offsets[number + 1]]
+        rows = self.rows_of(number)
+        return self.pairs[rows.start : rows.stop]
+
+    def rows_of(self, number: int) -> range:
+        """Their rows in `pairs`."""
+        return range(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
 
     def find_damage(self) -> list[str]:
         """The full check, which reads every byte: what is wrong, a sentence each; an empty list means healthy."""
@@ -187,30 +190,3 @@ class PairWriter:
         for offsets, stream in zip(self._offsets, self._texts):
             offsets.append(np.array([stream.tell()]))
         self._pair_offsets.append(np.array([self.manifest.size]))
-
-
-class GrowingArray:
-    """A `.npy` file that takes rows until it is closed, when its header learns how many came."""
-
-    def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: str) -> None:
-        self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
-        self.stream: IO[bytes] = path.open("wb")
-        self.stream.write(self._header())
-
-    def append(self, rows: np.ndarray) -> None:
-        """Append rows [n, ...]."""
-        self.stream.write(np.ascontiguousarray(rows, self.dtype).data)
-        self.rows += len(rows)
-
-    def close(self) -> None:
-        """Write the header anew, which has room for any number of rows, and close the file."""
-        self.stream.seek(0)
-        self.stream.write(self._header())
-        self.stream.close()
-
-    def _header(self) -> bytes:
-        buffer = BytesIO()
-        shape = (self.rows, *self.row_shape)
-        header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
-        npy.write_array_header_1_0(buffer, header)
-        return buffer.getvalue()

@@ -1,0 +1,97 @@
+"""`retrieve_phrases.py`: which phrases of a datastore translate those of a text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import LEARNED, Segmentation
+
+HELP = """\
+For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
+their sentences.
+
+  retrieve_phrases.py datastores/mine --encoder ccpr/checkpoint_best.pt < source.txt
+
+--format table is for reading, json has a line a sentence with everything, prompt has a prompt a sentence for a language
+model that translates, contexts cut to 100 characters, the phrase in [[ ]].
+"""
+BATCH = 64  # sentences
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = argparse.ArgumentParser(prog="retrieve_phrases.py", description=HELP, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("datastore", metavar="DIR", type=Path, help="a datastore with a phrase part")
+    add("--encoder", required=True, type=Path, metavar="CKPT", help="the phrase encoder it was built with")
+    add("--format", choices=("table", "json", "prompt"), default="table", help="of the output")
+    add("--k", type=int, default=4, metavar="N", help="different phrases retrieved for each, at most")
+    add("--min-similarity", type=float, default=0.0, metavar="S", help="leave out what scores less")
+    add("--segmentation", default=LEARNED, metavar="learned|all|ngram:N", help="which spans of words are asked for")
+    add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")
+    add("--max-words", type=int, default=7, metavar="N", help="words of a phrase, at most")
+    add("--source-language", default="German", metavar="NAME", help="as the prompt is to call it")
+    add("--target-language", default="English", metavar="NAME", help="as the prompt is to call it")
+    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
+    return parser
+
+
+def retrieve(options: argparse.Namespace) -> int:
+    """Read, retrieve, print."""
+    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    retriever = PhraseRetriever(
+        PhraseDatastore(options.datastore),
+        PhraseEncoder.load(options.encoder),
+        Segmentation(options.segmentation, options.threshold, options.max_words),
+        options.k,
+        options.min_similarity,
+        device,
+    )
+    lines = _read_input()
+    phrases = 0
+    while sentences := list(islice(lines, BATCH)):
+        for sentence, queries in zip(sentences, retriever.retrieve(sentences)):
+            phrases += len(queries)
+            if options.format == "table":
+                print(as_table(sentence, queries))
+            elif options.format == "json":
+                print(as_json(sentence, queries))
+            else:
+                print(as_prompt(sentence, queries, options.source_language, options.target_language))
+    if not phrases:
+        raise ConfigurationError(
+            f"no phrase was found in the input with --segmentation {options.segmentation} and --threshold {options.threshold}: "
+            "lower the threshold"
+        )
+    return 0
+
+
+def _read_input() -> Iterator[str]:
+    """The lines of the standard input."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"the standard input, line {number}: the bytes are not UTF-8") from None
+
+
+def main() -> None:
+    """Parse, retrieve, print."""
+    options = make_parser().parse_args(own_arguments())
+    run("retrieve_phrases.py", lambda: retrieve(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The phrase datastore: phrases of target-language text, each with a key and its place in its sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_ccpr.datastore.arrays import open_array
+from fairseq_ccpr.datastore.fingerprint import short
+from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, check_checksums, check_sizes
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.search import Index, open_index
+
+PHRASE = "phrase"
+KEYS, SPANS, OFFSETS = "keys", "spans", "sentence-offsets"
+SENTENCES = "sentences.txt"  # UTF-8, one a line
+
+
+class PhraseDatastore:
+    """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
+
+    Attributes:
+        keys: fp16 [N, o].
+        spans: int32 [N, 3]: sentence, start, end in characters.
+
+    Raises:
+        DatastoreError: missing, unfinished, damaged, or without a phrase part.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+        section = Manifest.read(self.directory).phrase
+        if section is None:
+            raise DatastoreError(
+                f"the datastore {self.directory} has no phrase part: build one with `build_datastore.py phrases`"
+            )
+        self.section: PhraseSection = section
+        check_sizes(self.directory, section.files)
+        folder = self.directory / PHRASE
+        self.keys = open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
+        self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
+        self._offsets = open_array(folder / f"{OFFSETS}.npy", (section.sentences + 1,), "int64")
+        self._text = np.memmap(folder / SENTENCES, np.uint8, "r")
+
+    def sentence(self, number: int) -> str:
+        """A sentence as it stood in the text."""
+        return bytes(self._text[self._offsets[number] : self._offsets[number + 1] - 1]).decode("utf-8")
+
+    def phrase(self, entry: int) -> tuple[str, str, int, int]:
+        """An entry's string, its sentence, and the characters of the sentence where it begins and ends."""
+        number, start, end = self.spans[entry].tolist()
+        sentence = self.sentence(number)
+        return sentence[start:end], sentence, start, end
+
+    def open_index(self) -> Index:
+        """The index over the keys, on the CPU."""
+        return open_index(self.section.index, self.keys, self.directory / PHRASE)
+
+    def check_encoder(self, fingerprint: str, option: str) -> None:
+        """Refuse to work with a phrase encoder other than the one the datastore was built with.
+
+        Raises:
+            DatastoreError: names both sides.
+        """
+        expected = self.section.fingerprints["encoder"]
+        if fingerprint != expected:
+            raise DatastoreError(
+                f"the phrases of {self.directory} were built with another encoder: they need {short(expected)}, {option} gives "
+                f"{short(fingerprint)}; build them with this one"
+            )
+
+    def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
+        """The full check, reading every byte: what is wrong, a sentence each; an empty list means healthy."""
+        faults = [
+            f"{name}: the bytes have changed since it was built (checksum)"
+            for name in check_checksums(self.directory, self.section.files)
+        ]
+        for start in range(0, 0 if faults else self.section.size, block_rows):
+            if not np.isfinite(self.keys[start : start + block_rows]).all():
+                faults.append(f"phrase keys: NaN or infinite numbers in rows {start:,} to {start + block_rows:,}")
+        return faults

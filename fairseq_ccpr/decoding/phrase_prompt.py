@@ -1,0 +1,53 @@
+"""What was retrieved, as text: a table for people, JSON lines, or prompts for a translator that is a language model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from fairseq_ccpr.decoding.phrase_retriever import QueryPhrase, RetrievedPhrase
+
+CONTEXT = 100  # characters of a context in a prompt, as in figure 2 of the CCPR paper
+
+
+def as_table(sentence: str, queries: list[QueryPhrase]) -> str:
+    """A Markdown table, a row for each phrase retrieved."""
+    lines = [f"### {sentence}", "", "| phrase | p | retrieved | score | in |", "|---|---|---|---|---|"]
+    for query in queries:
+        for found in query.retrieved:
+            cells = [query.string, f"{query.probability:.2f}", found.string, f"{found.score:.3f}", marked(found)]
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def as_json(sentence: str, queries: list[QueryPhrase]) -> str:
+    """One line of JSON: the sentence, and all that is known of its phrases."""
+    return json.dumps({"sentence": sentence, "phrases": [asdict(query) for query in queries]}, ensure_ascii=False)
+
+
+def as_prompt(sentence: str, queries: list[QueryPhrase], source_language: str, target_language: str) -> str:
+    """A prompt that shows phrases with translations in their contexts, then asks for the sentence's translation."""
+    lines = []
+    for query in queries:
+        for found in query.retrieved:
+            lines.append(f'- "{query.string}" may be "{found.string}", as in: {marked(found)}')
+    hints = ["Phrases that may help, each with a sentence in which it stands in [[ ]]:", *lines, ""] if lines else []
+    asked = f"Translate from {source_language} to {target_language}."
+    return "\n".join([asked, "", *hints, f"{source_language}: {sentence}", f"{target_language}:", ""])
+
+
+def marked(found: RetrievedPhrase, most: int = CONTEXT) -> str:
+    """The sentence with the phrase in [[ ]], cut to `most` characters around it, the phrase itself never.
+
+    >>> marked(RetrievedPhrase(0, "the cat", "Here the cat sat.", 5, 12, 0.9))
+    'Here [[the cat]] sat.'
+    >>> marked(RetrievedPhrase(0, "the cat", "Here the cat sat.", 5, 12, 0.9), most=11)
+    '...e [[the cat]] s...'
+    """
+    room = max(0, most - (found.end - found.start))
+    before = min(found.start, max(room // 2, room - (len(found.sentence) - found.end)))
+    after = min(len(found.sentence) - found.end, room - before)
+    start, end = found.start - before, found.end + after
+    left = "..." * (start > 0) + found.sentence[start : found.start]
+    right = found.sentence[found.end : end] + "..." * (end < len(found.sentence))
+    return f"{left}[[{found.string}]]{right}"

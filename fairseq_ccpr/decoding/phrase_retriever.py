@@ -1,0 +1,94 @@
+"""Retrieval of phrases, once a source sentence: which target phrases, in which sentences, translate its phrases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+
+SPARE = 4  # entries searched for each string that is kept, since many have the same string
+
+
+@dataclass(frozen=True)
+class RetrievedPhrase:
+    """An entry of the phrase datastore."""
+
+    entry: int
+    string: str
+    sentence: str
+    start: int  # of the string in the sentence, in characters
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class QueryPhrase:
+    """A phrase of a source sentence, with what was retrieved for it: distinct strings, the best first."""
+
+    string: str
+    start: int
+    end: int
+    probability: float  # of being a phrase
+    retrieved: list[RetrievedPhrase]
+
+
+class PhraseRetriever:
+    """Segments sentences, searches for each phrase, keeps the best entry of each string.
+
+    Args:
+        datastore: an opened phrase datastore.
+        encoder: the phrase encoder it was built with.
+        segmentation: which spans of a sentence are asked for.
+        k: strings kept for a query phrase.
+        min_similarity: score below which an entry is left out.
+        device: where encoder and, where it can, index work.
+
+    Raises:
+        DatastoreError: the datastore was built with another encoder.
+        ConfigurationError: k below 1.
+    """
+
+    def __init__(
+        self,
+        datastore: PhraseDatastore,
+        encoder: PhraseEncoder,
+        segmentation: Segmentation,
+        k: int,
+        min_similarity: float,
+        device: torch.device,
+    ) -> None:
+        if k < 1:
+            raise ConfigurationError(f"--k is {k}: at least 1 phrase is needed")
+        datastore.check_encoder(encoder.fingerprint(), "--encoder")
+        self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
+        self.finder = PhraseFinder(encoder.to(device), segmentation)
+        self.index = datastore.open_index().to(device)
+        self.device = device
+
+    def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
+        """For each sentence its phrases, in order, those for which nothing was found too."""
+        found = self.finder.find(sentences)
+        results: list[list[QueryPhrase]] = [[] for _ in sentences]
+        if not len(found.spans):
+            return results
+        scores, ids = self.index.search(found.vectors.to(self.device), self.k * SPARE)
+        probabilities = found.probabilities.tolist()
+        for row, (number, start, end) in enumerate(found.spans.tolist()):
+            retrieved = self._distinct(scores[row].tolist(), ids[row].tolist())
+            query = QueryPhrase(sentences[number][start:end], start, end, probabilities[row], retrieved)
+            results[number].append(query)
+        return results
+
+    def _distinct(self, scores: list[float], ids: list[int]) -> list[RetrievedPhrase]:
+        best: dict[str, RetrievedPhrase] = {}
+        for score, entry in zip(scores, ids):
+            if entry < 0 or score < self.min_similarity or len(best) == self.k:
+                break  # entries come best first
+            string, sentence, start, end = self.datastore.phrase(entry)
+            best.setdefault(string, RetrievedPhrase(entry, string, sentence, start, end, score))
+        return list(best.values())

@@ -1,0 +1,229 @@
+"""Building a phrase datastore: segment and encode text, join the shards, index, publish. Each stage survives a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.arrays import GrowingArray, check_space
+from fairseq_ccpr.datastore.manifest import (
+    MANIFEST,
+    PLAN,
+    Manifest,
+    PhraseSection,
+    check_sizes,
+    describe_files,
+    write_json,
+)
+from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPANS
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.extraction.token_part import refuse_differences, refuse_foreign
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import LEARNED, FoundPhrases, PhraseFinder, Segmentation
+from fairseq_ccpr.phrases.text_pairs import read_lines
+from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.search.plan import plan_index
+
+SHARDS = "shards"  # in the unfinished part: keys, spans and counts of each, the counts last
+
+
+@dataclass
+class PhraseBuildSettings:
+    """What `build_datastore.py phrases` is told. The command's options have these names and defaults."""
+
+    text: list[Path]
+    encoder: Path
+    output: Path
+    segmentation: str = LEARNED
+    threshold: float = 0.7
+    max_words: int = 7
+    index: str = "exact"
+    index_parameters: str = ""
+    shard_sentences: int = 4096
+    cpu: bool = False
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Raise a ConfigurationError where an option is out of its range."""
+        if self.shard_sentences < 1:
+            raise ConfigurationError(f"--shard-sentences is {self.shard_sentences}: give at least 1")
+        for path in self.text:
+            if not path.is_file():
+                raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
+
+
+@dataclass
+class PhraseBuildReport:
+    """What a build did; of a finished datastore, what is known of it."""
+
+    section: PhraseSection
+    too_long: int  # sentences that the encoder cannot take
+
+
+def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
+    """Build, or go on building, the phrase part of a datastore.
+
+    1. Plan: load the encoder, fingerprint everything, see that the output is free, or ours.
+    2. Find the phrases of each shard of sentences, the same sentence once.
+    3. Join the shards; index the keys; publish.
+
+    Raises:
+        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
+    """
+    segmentation = Segmentation(settings.segmentation, settings.threshold, settings.max_words)
+    encoder = PhraseEncoder.load(settings.encoder)
+    plan_index(settings.index, "ip", settings.index_parameters, 10**6, encoder.dimension)  # a typing error shows now
+    part = _Part(settings, encoder, segmentation)
+    if part.published is None:
+        finder = PhraseFinder(encoder.to(_device(settings.cpu)), segmentation)
+        part.prepare()
+        part.find(finder)
+        part.join()
+    part.index()
+    return part.publish()
+
+
+class _Part:
+    """The phrase part at the output, as far as it is there."""
+
+    def __init__(self, settings: PhraseBuildSettings, encoder: PhraseEncoder, segmentation: Segmentation) -> None:
+        self.settings, self.dimension = settings, encoder.dimension
+        self.final, self.partial = settings.output / PHRASE, settings.output / f"{PHRASE}.partial"
+        self.identity: dict[str, Any] = {
+            "dimension": encoder.dimension,
+            "segmentation": asdict(segmentation),
+            "fingerprints": {"encoder": encoder.fingerprint(), "corpus": fingerprint.of_files(settings.text)},
+        }
+        has_manifest = (settings.output / MANIFEST).exists()
+        self.manifest = Manifest.read(settings.output) if has_manifest else Manifest()
+        self.published = self.manifest.phrase
+        if self.published is not None:
+            refuse_differences(settings.output, asdict(self.published), self.identity)
+            check_sizes(settings.output, self.published.files)
+
+    def prepare(self) -> None:
+        """Make the folder of shards, unless an earlier run did."""
+        if (self.final / PLAN).exists():  # killed while publishing
+            self.final.rename(self.partial)
+        plan = self.identity | {"shard_sentences": self.settings.shard_sentences}
+        if (self.partial / PLAN).exists():
+            refuse_differences(self.partial, json.loads((self.partial / PLAN).read_text(encoding="utf-8")), plan)
+            return
+        refuse_foreign(self.settings.output)
+        (self.partial / SHARDS).mkdir(parents=True, exist_ok=True)
+        write_json(self.partial / PLAN, plan)
+
+    def sentences(self) -> Iterator[str]:
+        """The sentences of the text, each once, without empty ones."""
+        seen: set[bytes] = set()
+        for path in self.settings.text:
+            for line in read_lines(path):
+                digest = hashlib.blake2b(line.encode(), digest_size=8).digest()
+                if line.strip() and digest not in seen:
+                    seen.add(digest)
+                    yield line
+
+    def find(self, finder: PhraseFinder) -> None:
+        """Find the phrases of those shards that are not done yet."""
+        sentences = self.sentences()
+        with tqdm(desc="sentences", unit="sentence", unit_scale=True, disable=self.settings.quiet) as bar:
+            number = 0
+            while texts := list(islice(sentences, self.settings.shard_sentences)):
+                path = self.partial / SHARDS / f"{number:06}.json"
+                if not path.exists():
+                    found = without_repeats(finder.find(texts), texts)
+                    first = number * self.settings.shard_sentences
+                    np.save(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
+                    np.save(path.with_suffix(f".{SPANS}.npy"), found.spans + np.array([first, 0, 0], np.int32))
+                    write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
+                number += 1
+                bar.update(len(texts))
+
+    def join(self) -> None:
+        """One array out of the shards, and the text beside it."""
+        shards = sorted((self.partial / SHARDS).glob("*.json"))
+        counts = [json.loads(path.read_text(encoding="utf-8")) for path in shards]
+        size = sum(count["phrases"] for count in counts)
+        if not size:
+            raise ConfigurationError(
+                f"no phrase is left of {sum(count['sentences'] for count in counts):,} sentences with --segmentation "
+                f"{self.settings.segmentation} and --threshold {self.settings.threshold}: lower the threshold, or give more text"
+            )
+        check_space(self.settings.output, size * (2 * self.dimension + 12))
+        for name, width, dtype in ((KEYS, self.dimension, "float16"), (SPANS, 3, "int32")):
+            array = GrowingArray(self.partial / f"{name}.npy", (width,), dtype)
+            for path in shards:
+                array.append(np.load(path.with_suffix(f".{name}.npy"), allow_pickle=False))
+            array.close()
+        offsets = GrowingArray(self.partial / f"{OFFSETS}.npy", (), "int64")
+        with (self.partial / SENTENCES).open("wb") as stream:
+            for sentence in self.sentences():
+                offsets.append(np.array([stream.tell()]))
+                stream.write(sentence.encode() + b"\n")
+            offsets.append(np.array([stream.tell()]))
+        offsets.close()
+        totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
+        write_json(self.partial / "totals.json", totals)
+
+    def index(self) -> None:
+        """Index the keys, unless that was done."""
+        folder = self.partial if self.published is None else self.final
+        keys = np.load(folder / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
+        self.description = plan_index(
+            self.settings.index, "ip", self.settings.index_parameters, len(keys), self.dimension
+        )
+        path = folder / self.description.file if self.description.file else None
+        if path is None or path.exists():
+            return
+        partial = path.with_name(path.name + ".partial")
+        with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=self.settings.quiet) as bar:
+            build_index(keys, self.description, partial, bar.update)
+        partial.replace(path)
+
+    def publish(self) -> PhraseBuildReport:
+        """Bring the part under its final name."""
+        totals_path = (self.partial if self.published is None else self.final) / "totals.json"
+        totals = json.loads(totals_path.read_text(encoding="utf-8"))
+        files = [f"{KEYS}.npy", f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, "totals.json"]
+        files += [self.description.file] if self.description.file else []
+        if self.published is None:
+            self.partial.rename(self.final)
+        old = self.published.files if self.published is not None else {}
+        paths = [f"{PHRASE}/{name}" for name in files]
+        new = describe_files(self.settings.output, [path for path in paths if path not in old])
+        self.manifest.phrase = PhraseSection(
+            totals["phrases"], self.dimension, totals["sentences"], self.identity["segmentation"],
+            self.identity["fingerprints"], self.description, {path: old.get(path) or new[path] for path in paths},
+        )  # fmt: skip
+        self.manifest.write(self.settings.output)
+        for path in [path for path in self.final.iterdir() if path.name not in files]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return PhraseBuildReport(self.manifest.phrase, totals["too_long"])
+
+
+def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
+    """The first of equal strings in a sentence stands for all of them."""
+    seen: set[tuple[int, str]] = set()
+    kept = []
+    for row, (number, start, end) in enumerate(found.spans.tolist()):
+        key = number, texts[number][start:end]
+        if key not in seen:
+            seen.add(key)
+            kept.append(row)
+    rows = torch.tensor(kept, dtype=torch.int64)
+    return FoundPhrases(found.spans[kept], found.probabilities[rows], found.vectors[rows], found.too_long)
+
+
+def _device(cpu: bool) -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")

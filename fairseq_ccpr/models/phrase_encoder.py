@@ -1,0 +1,164 @@
+"""CCPR's phrase encoder: a context encoder shared by both languages, an alignment head and a segmentation head."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+import math
+import pickle
+from argparse import Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from omegaconf import MISSING
+from torch import Tensor, nn
+
+from fairseq_ccpr.datastore.fingerprint import of_parameters, of_strings
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.phrases.tokenizers import load_tokenizer
+
+SIMILARITIES = "cosine", "dot"
+MOST_SCALE = 100.0  # of a learned 1 / temperature: beyond it only the nearest candidate counts
+
+
+@dataclass
+class PhraseEncoderConfig(FairseqDataclass):
+    """Options of `--arch phrase_encoder`."""
+
+    encoder: str = field(
+        default=MISSING, metadata={"help": "the pretrained context encoder, made by convert_encoder.py"}
+    )
+    phrase_dim: int = field(default=128, metadata={"help": "o, width of a phrase vector"})
+    similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]
+        default="cosine",
+        metadata={"help": "cosine: vectors of length 1 and a learned temperature; dot: plain inner products"},
+    )
+    phrase_temperature: float = field(default=0.05, metadata={"help": "where the learned temperature starts"})
+    dropout: float = field(default=0.2, metadata={"help": "dropout inside the context encoder"})
+
+
+@register_model("phrase_encoder", dataclass=PhraseEncoderConfig)
+class PhraseEncoder(BaseFairseqModel):
+    """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper.
+
+    Args:
+        context: the Transformer, of width H.
+        dimension: o.
+        similarity: one of SIMILARITIES.
+        temperature: at the start.
+    """
+
+    def __init__(self, context: ContextEncoder, dimension: int, similarity: str, temperature: float) -> None:
+        super().__init__()
+        self.context, self.similarity = context, similarity
+        self.align = nn.Linear(2 * context.hidden, dimension)
+        self.segment = nn.Linear(2 * context.hidden, 1)
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=similarity == "cosine")
+
+    @classmethod
+    def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> "PhraseEncoder":
+        """See `BaseFairseqModel.build_model`."""
+        if cfg.phrase_dim < 1:
+            raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1")
+        if not cfg.phrase_temperature > 0:
+            raise ConfigurationError(f"--phrase-temperature is {cfg.phrase_temperature}: give a number above 0")
+        context = ContextEncoder.load(Path(cfg.encoder), dropout=cfg.dropout)
+        return cls(context, cfg.phrase_dim, str(cfg.similarity), cfg.phrase_temperature)
+
+    @property
+    def scale(self) -> Tensor | float:
+        """What inner products of phrase vectors are multiplied by in training: 1 / temperature."""
+        return self.log_scale.exp().clamp_max(MOST_SCALE) if self.similarity == "cosine" else 1.0
+
+    @property
+    def dimension(self) -> int:
+        """o."""
+        return self.align.out_features
+
+    def forward(self, *sides: dict[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | float]:
+        """All that training asks for, in one call, as torch's distributed wrappers want it.
+
+        Args:
+            sides: batches of sentences: tokens int64 [S, L], spans of phrases and of others int64 [., 3].
+
+        Returns:
+            For each side the vectors of the phrases [K, o] and the log-odds of the phrases, then of the others; the scale.
+        """
+        outputs = []
+        for side in sides:
+            states = self.context(side["tokens"])
+            logits = self.phrase_logits(states, torch.cat([side["spans"], side["others"]]))
+            outputs.append((self.vectors(states, side["spans"]), logits))
+        return outputs, self.scale
+
+    def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Phrase vectors.
+
+        Args:
+            states: [S, L, H], from `context`.
+            spans: int64 [K, 3], sentence, first and last subword.
+
+        Returns:
+            fp32 [K, o], of length 1 where similarity is cosine.
+        """
+        vectors = of_ends(self.align, states, spans)
+        return nn.functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
+
+    def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Log-odds that spans are phrases, fp32 [K]; arguments as in `vectors`."""
+        return of_ends(self.segment, states, spans).squeeze(1)
+
+    @classmethod
+    def load(cls, path: Path) -> "PhraseEncoder":
+        """The encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
+
+        Its tokenizer is the one that training left beside the checkpoint.
+
+        Raises:
+            CheckpointError: a missing file, the checkpoint of something else, or no tokenizer beside it.
+        """
+        if not path.is_file():
+            raise CheckpointError(
+                f"there is no phrase encoder {path}: give a checkpoint of fairseq-train --task phrase_contrast"
+            )
+        tokenizer = load_tokenizer(path.parent)
+        try:
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+            weights, settings = state["model"], state["cfg"]["model"]
+            context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer)
+            model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
+            model.load_state_dict(weights)
+        except pickle.UnpicklingError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+            message = " ".join(str(error).split())[:200] or type(error).__name__
+            raise CheckpointError(
+                f"{path} is no phrase encoder for the tokenizer beside it ({message}): give a checkpoint of "
+                "fairseq-train --task phrase_contrast, in its folder"
+            ) from None
+        return model.float().eval()
+
+    def fingerprint(self) -> str:
+        """Digest of all that decides the phrases and vectors of a text."""
+        heads = [(name, tensor) for name, tensor in self.named_parameters() if not name.startswith("context.")]
+        return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
+
+
+def of_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
+    """linear([H_s ; H_e]), with a product a subword rather than one a span, of which there are many more.
+
+    Args:
+        linear: from 2H to m.
+        states: [S, L, H].
+        spans: int64 [K, 3].
+
+    Returns:
+        fp32 [K, m].
+    """
+    sentence, first, last = spans.unbind(dim=1)
+    starts, lasts = (states @ half.T for half in linear.weight.chunk(2, dim=1))  # [S, L, m] each
+    return starts[sentence, first].float() + lasts[sentence, last].float() + linear.bias

@@ -1,0 +1,142 @@
+"""Finding the phrases of text and their vectors, for an index and for queries alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.phrases.subwords import Subwords, collate, subword_bounds
+from fairseq_ccpr.phrases.words import word_spans
+
+BATCH_TOKENS = 4000  # padding included
+LEARNED, ALL, NGRAM = "learned", "all", "ngram:"
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """Which spans of words are phrases.
+
+    Raises:
+        ConfigurationError: a kind that does not exist, or a number out of its range.
+    """
+
+    kind: str = LEARNED  # by the segmentation head; `all` spans; or `ngram:N`, those of N words
+    threshold: float = 0.7  # of the head's probability
+    max_words: int = 7
+
+    def __post_init__(self) -> None:
+        if self.kind not in (LEARNED, ALL) and not (self.kind.startswith(NGRAM) and self.kind[len(NGRAM) :].isdigit()):
+            raise ConfigurationError(f"--segmentation is '{self.kind}': give learned, all, or ngram:N such as ngram:5")
+        if not 0 <= self.threshold < 1:
+            raise ConfigurationError(f"--threshold is {self.threshold}: give a probability from 0 up to, but not, 1")
+        if min(self.words) < 1 or self.words[0] > self.words[1]:
+            raise ConfigurationError(f"phrases of {self.words[0]} to {self.words[1]} words: give at least 1")
+
+    @property
+    def words(self) -> tuple[int, int]:
+        """Fewest and most words of a candidate."""
+        n = int(self.kind[len(NGRAM) :]) if self.kind.startswith(NGRAM) else None
+        return (1, self.max_words) if n is None else (n, n)
+
+
+@dataclass
+class FoundPhrases:
+    """P phrases of S texts, in the order of the text."""
+
+    spans: np.ndarray  # int32 [P, 3]: text, start, end in characters
+    probabilities: Tensor  # fp32 [P], of being a phrase
+    vectors: Tensor  # fp32 [P, o]
+    too_long: int  # texts that the encoder cannot take, and that have no phrases here
+
+    def of_text(self, number: int) -> np.ndarray:
+        """Which of the phrases are of one text."""
+        return np.flatnonzero(self.spans[:, 0] == number)
+
+
+class PhraseFinder:
+    """Segments and encodes text.
+
+    Args:
+        encoder: a trained one, on the device that is to work.
+        segmentation: what counts as a phrase.
+    """
+
+    def __init__(self, encoder: PhraseEncoder, segmentation: Segmentation) -> None:
+        self.encoder, self.segmentation = encoder, segmentation
+        self.tokenizer = encoder.context.tokenizer
+
+    @torch.inference_mode()
+    def find(self, texts: list[str]) -> FoundPhrases:
+        """The phrases of texts."""
+        encoded = [self.tokenizer.encode(text) for text in texts]
+        limit = self.encoder.context.max_positions + 2
+        fitting = [number for number, subwords in enumerate(encoded) if len(subwords.ids) <= limit]
+        spans = [np.empty((0, 3), np.int32)]
+        probabilities, vectors = [torch.empty(0)], [torch.empty(0, self.encoder.dimension)]
+        for batch in _batches(fitting, encoded):
+            of_batch = self._find_in_batch([encoded[number] for number in batch])
+            of_batch[0][:, 0] = np.array(batch)[of_batch[0][:, 0]]
+            for column, rows in zip((spans, probabilities, vectors), of_batch):
+                column.append(rows)  # type: ignore[attr-defined]
+        found = np.concatenate(spans)
+        order = found[:, 0].argsort(kind="stable")
+        too_long = len(texts) - len(fitting)
+        return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[order], too_long)
+
+    def _find_in_batch(self, batch: list[Subwords]) -> tuple[np.ndarray, Tensor, Tensor]:
+        """Spans with the text's place in the batch, probabilities, vectors."""
+        candidates = [candidate_spans(subwords, *self.segmentation.words) for subwords in batch]
+        numbers = np.repeat(np.arange(len(batch)), [len(c) for c in candidates])
+        rows = np.concatenate(candidates)  # [C, 4]
+        device = self.encoder.align.weight.device
+        states = self.encoder.context(collate(batch, self.tokenizer.pad).to(device))
+        spans = torch.from_numpy(np.column_stack([numbers, rows[:, 2:]])).to(device)
+        probabilities = self.encoder.phrase_logits(states, spans).sigmoid()
+        if self.segmentation.kind == LEARNED:
+            kept = (probabilities > self.segmentation.threshold).nonzero().squeeze(1)
+            spans, probabilities = spans[kept], probabilities[kept]
+            numbers, rows = numbers[kept.cpu().numpy()], rows[kept.cpu().numpy()]
+        found = np.column_stack([numbers, rows[:, :2]]).astype(np.int32)
+        return found, probabilities.cpu(), self.encoder.vectors(states, spans).cpu()
+
+
+def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
+    """Spans of `fewest` to `most` whole words whose borders no subword crosses.
+
+    Returns:
+        int64 [C, 4]: start and end in characters, first and last subword; by start, then by end.
+    """
+    words = word_spans(subwords.text)
+    if not words:
+        return np.empty((0, 4), np.int64)
+    # Where a span begins does not depend on where it ends, nor the reverse.
+    begins = [subword_bounds(subwords, start, words[-1][1]) for start, _ in words]
+    stops = [subword_bounds(subwords, words[0][0], end) for _, end in words]
+    first = np.array([-1 if bounds is None else bounds[0] for bounds in begins])
+    last = np.array([-1 if bounds is None else bounds[1] for bounds in stops])
+    i = np.repeat(np.arange(len(words)), most - fewest + 1)
+    j = i + np.tile(np.arange(fewest - 1, most), len(words))
+    inside = j < len(words)
+    i, j = i[inside], j[inside]
+    whole = (first[i] >= 0) & (last[j] >= first[i])
+    i, j = i[whole], j[whole]
+    characters = np.array(words)
+    return np.column_stack([characters[i, 0], characters[j, 1], first[i], last[j]]).astype(np.int64)
+
+
+def _batches(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
+    """Texts of like length together, about BATCH_TOKENS subwords with their padding."""
+    batch: list[int] = []
+    for number in sorted(numbers, key=lambda n: len(encoded[n].ids)):
+        if batch and (len(batch) + 1) * len(encoded[number].ids) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch

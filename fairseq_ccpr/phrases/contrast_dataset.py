@@ -1,0 +1,210 @@
+"""Batches that a phrase encoder trains on: sentence pairs, phrase pairs in them, and spans that are no phrases."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from torch import Tensor
+
+from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.phrases.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
+from fairseq_ccpr.phrases.words import word_spans
+
+Span = tuple[int, int]  # in characters
+
+
+@dataclass(frozen=True)
+class ContrastOptions:
+    """How phrases are drawn."""
+
+    phrases_per_sentence: int
+    different_context_fraction: float  # 0: CCPR, 1: CPR
+    max_subwords: int
+    seed: int
+
+
+@dataclass
+class Side:
+    """One language's part of an example: a sentence, the phrases drawn from it, as many other spans."""
+
+    subwords: Subwords
+    spans: list[tuple[int, int]]  # first and last subword
+    strings: list[str]
+    others: list[tuple[int, int]]
+
+
+class PhraseContrastDataset(FairseqDataset):
+    """Sentence pairs with phrase pairs drawn anew each epoch.
+
+    Args:
+        pairs: of one language pair.
+        tokenizer: the encoder's.
+        options: how phrases are drawn.
+    """
+
+    def __init__(self, pairs: PhrasePairs, tokenizer: SubwordTokenizer, options: ContrastOptions) -> None:
+        super().__init__()
+        self.pairs, self.tokenizer, self.options = pairs, tokenizer, options
+        self.epoch = 1
+        self.sentences = np.unique(pairs.pairs[:, 0])  # those that have a phrase pair
+        self.sizes = np.array([self._length(i) for i in self.sentences], dtype=np.int64)
+        fits = self.sizes <= options.max_subwords
+        self.left_out = int((~fits).sum())
+        self.sentences, self.sizes = self.sentences[fits], self.sizes[fits]
+        self.elsewhere = Occurrences(pairs) if options.different_context_fraction > 0 else None
+
+    def _length(self, sentence: int) -> int:
+        """Of the longer side, in subwords."""
+        return max(len(self.tokenizer.encode(text).ids) for text in self.pairs.sentence(sentence))
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `FairseqDataset.set_epoch`."""
+        self.epoch = epoch
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """Batches may stay; what is drawn for them does not."""
+        return True
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def num_tokens(self, index: int) -> int:
+        """See `FairseqDataset.num_tokens`."""
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """See `FairseqDataset.num_tokens_vec`."""
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        """See `FairseqDataset.size`."""
+        return int(self.sizes[index])
+
+    def ordered_indices(self) -> np.ndarray:
+        """By length, which makes for little padding; ties at random, so that batches are not of one place."""
+        order = np.random.default_rng(self.options.seed).permutation(len(self))
+        return order[self.sizes[order].argsort(kind="stable")]
+
+    def __getitem__(self, index: int) -> list[tuple[Side, Side]]:
+        """One sentence pair, and for each phrase whose translation comes from elsewhere, that sentence."""
+        rng = np.random.default_rng([self.options.seed, self.epoch, index])
+        sentence = int(self.sentences[index])
+        rows = self.pairs.rows_of(sentence)
+        drawn = rows.start + rng.permutation(len(rows))[: self.options.phrases_per_sentence]
+        examples: dict[int, list[int]] = {}  # sentence of the target side -> phrase pairs
+        rows_elsewhere: dict[int, int] = {}
+        for row in drawn.tolist():
+            other = row
+            if self.elsewhere is not None and rng.random() < self.options.different_context_fraction:
+                other = self.elsewhere.draw(row, rng)
+            rows_elsewhere[row] = other
+            examples.setdefault(int(self.pairs.pairs[other, 0]), []).append(row)
+        made = []
+        for target_sentence, of_source in examples.items():
+            source_spans = [tuple(self.pairs.pairs[row, 1:3].tolist()) for row in of_source]
+            target_spans = [tuple(self.pairs.pairs[rows_elsewhere[row], 3:5].tolist()) for row in of_source]
+            texts = self.pairs.sentence(sentence)[0], self.pairs.sentence(target_sentence)[1]
+            sides = self._sides(texts, (source_spans, target_spans), rng)
+            if sides is not None:
+                made.append(sides)
+        return made
+
+    def _sides(
+        self, texts: tuple[str, str], spans: tuple[list[Span], list[Span]], rng: np.random.Generator
+    ) -> tuple[Side, Side] | None:
+        """Both sides in subwords, without the pairs that subwords cut through; None where none is left."""
+        encoded = [self.tokenizer.encode(text) for text in texts]
+        bounds = [[subword_bounds(e, *span) for span in of_side] for e, of_side in zip(encoded, spans)]
+        kept = [i for i, both in enumerate(zip(*bounds)) if None not in both]
+        if not kept or max(len(e.ids) for e in encoded) > self.options.max_subwords:
+            return None
+        sides = []
+        for text, e, of_side, found in zip(texts, encoded, spans, bounds):
+            chosen = [ends for i in kept if (ends := found[i]) is not None]
+            strings = [text[slice(*of_side[i])] for i in kept]
+            sides.append(Side(e, chosen, strings, self._no_phrases(e, of_side, len(kept), rng)))
+        return sides[0], sides[1]
+
+    def _no_phrases(
+        self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
+    ) -> list[tuple[int, int]]:
+        """As many random spans of words that are none of the phrases, where the sentence has as many."""
+        words = word_spans(encoded.text)
+        first = rng.integers(0, len(words), 2 * count)
+        last = np.minimum(first + rng.integers(0, max(1, len(words)), 2 * count), len(words) - 1)
+        spans = dict.fromkeys((words[a][0], words[b][1]) for a, b in zip(first.tolist(), last.tolist()))
+        found = [subword_bounds(encoded, *span) for span in spans if span not in set(phrases)]
+        return [bounds for bounds in found if bounds is not None][:count]
+
+    def collater(self, samples: list[list[tuple[Side, Side]]]) -> dict[str, Any]:
+        """See `FairseqDataset.collater`."""
+        pairs = [pair for sample in samples for pair in sample]
+        if not pairs:
+            return {}
+        sides = [self._collate([pair[i] for pair in pairs]) for i in range(2)]
+        return {
+            "nsentences": len(samples),
+            "ntokens": int(sum(side["tokens"].ne(self.tokenizer.pad).sum() for side in sides)),
+            "phrases": len(sides[0]["spans"]),
+            "source": sides[0],
+            "target": sides[1],
+        }
+
+    def _collate(self, sides: list[Side]) -> dict[str, Tensor]:
+        """tokens [S, L], spans and others int64 [K, 3] (sentence, first, last subword), strings and contexts int64 [K]."""
+        return {
+            "tokens": collate([side.subwords for side in sides], self.tokenizer.pad),
+            "spans": _numbered([side.spans for side in sides]),
+            "others": _numbered([side.others for side in sides]),
+            "strings": torch.tensor([_digest(string) for side in sides for string in side.strings]),
+            "contexts": torch.tensor([_digest(side.subwords.text) for side in sides for _ in side.strings]),
+        }
+
+
+class Occurrences:
+    """Where else each phrase pair, as a pair of strings, occurs.
+
+    Args:
+        pairs: P phrase pairs with their sentences.
+    """
+
+    def __init__(self, pairs: PhrasePairs) -> None:
+        texts = (pairs.sentence(number) for number in range(pairs.sentences))
+        digests = np.fromiter(
+            (
+                _digest(f"{source[a:b]}\t{target[c:d]}")
+                for number, (source, target) in enumerate(texts)
+                for _, a, b, c, d in pairs.pairs_of(number).tolist()
+            ),
+            np.int64,
+            pairs.size,
+        )
+        self.order = digests.argsort(kind="stable")
+        first = np.diff(digests[self.order], prepend=digests[self.order[:1]] - 1) != 0
+        self.group = np.empty(pairs.size, dtype=np.int64)
+        self.group[self.order] = first.cumsum() - 1
+        self.starts = np.append(np.flatnonzero(first), pairs.size)
+
+    def draw(self, row: int, rng: np.random.Generator) -> int:
+        """Another occurrence of the phrase pair `row`, or itself where there is none."""
+        start, end = self.starts[self.group[row] : self.group[row] + 2]
+        others = self.order[start:end]
+        others = others[others != row]
+        return int(rng.choice(others)) if len(others) else row
+
+
+def _numbered(spans: list[list[tuple[int, int]]]) -> Tensor:
+    """Spans of each sentence with the sentence's number, int64 [K, 3]."""
+    rows = [(number, *span) for number, of_sentence in enumerate(spans) for span in of_sentence]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+
+
+def _digest(text: str) -> int:
+    """64 bits that stand for a string, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
