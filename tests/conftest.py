@@ -24,6 +24,7 @@ from fairseq_ccpr.cli import (
     build_datastore,
     compare_decoding,
     compare_systems,
+    convert_encoder,
     evaluate_retrieval,
     inspect_datastore,
     tune_retrieval,
@@ -62,6 +63,7 @@ MAINS = {
     "tune_retrieval": tune_retrieval.main,
     "evaluate_retrieval": evaluate_retrieval.main,
     "compare_systems": compare_systems.main,
+    "convert_encoder": convert_encoder.main,
     "fairseq-generate": generate.cli_main,
 }
 

@@ -1,0 +1,86 @@
+"""Words of a text as character spans: what phrases begin and end with."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# Scripts that write no spaces between words: each character is a word. First and last code point of each block.
+UNSPACED = [
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x2E80, 0x312F),  # CJK radicals, kana, Bopomofo
+    (0x31A0, 0x9FFF),  # kana and ideographs
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),  # halfwidth katakana
+    (0x1AFF0, 0x1B16F),  # more kana
+    (0x20000, 0x3FFFF),  # more ideographs
+]
+INVISIBLE_SPACES = "\u200b\u200e\u200f\u061c\ufeff"  # zero width, direction marks: no letters of a word
+SPACE, PUNCTUATION, MARK, CHARACTER, LETTER = "spmcw"
+
+
+class _Kinds(dict[int, str]):
+    """Code point -> kind, looked up once a character; for `str.translate`."""
+
+    def __missing__(self, code: int) -> str:
+        kind = self[code] = _kind(code)
+        return kind
+
+
+def _kind(code: int) -> str:
+    character = chr(code)
+    category = unicodedata.category(character)
+    if character.isspace() or category[0] == "Z" or category == "Cc" or character in INVISIBLE_SPACES:
+        return SPACE
+    if category[0] == "M" or category == "Cf" or 0x1F3FB <= code <= 0x1F3FF:  # joiners, and skin tones of emoji
+        return MARK
+    if category[0] in "PS":
+        return PUNCTUATION
+    return CHARACTER if any(first <= code <= last for first, last in UNSPACED) else LETTER
+
+
+_KINDS = _Kinds()
+# A letter to the last letter before a space or a character of its own; a character; a sign. Marks go with what they follow.
+_WORD = re.compile("[wm](?:[wpm]*w)?m*|cm*|pm*")
+_LETTERS = re.compile("[wc]")
+
+
+def kinds_of(text: str) -> str:
+    """One letter for each character of the text: space, punctuation, mark, character of an unspaced script, letter.
+
+    >>> kinds_of("Oh, 中!")
+    'wwpscp'
+    """
+    return text.translate(_KINDS)
+
+
+def has_letters(text: str) -> bool:
+    """Whether there is more than spaces, punctuation, symbols and marks."""
+    return _LETTERS.search(kinds_of(text)) is not None
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """The words of a text, as (start, end) in characters, end exclusive.
+
+    What stands between spaces is a word, less the punctuation and symbols at its ends, which are words of their own (a
+    run of one sign, such as "...", is one). In scripts without spaces each character is a word. Combining marks and
+    joiners stay with the character before them.
+
+    >>> text = 'He said: "don\\'t..."'
+    >>> [text[start:end] for start, end in word_spans(text)]
+    ['He', 'said', ':', '"', "don't", '...', '"']
+    >>> text = "(東京 to Köln)"
+    >>> [text[start:end] for start, end in word_spans(text)]
+    ['(', '東', '京', 'to', 'Köln', ')']
+    """
+    kinds = kinds_of(text)
+    spans: list[tuple[int, int]] = []
+    for match in _WORD.finditer(kinds):
+        start, end = match.span()
+        same_sign = kinds[start] == PUNCTUATION and spans and spans[-1][1] == start
+        if same_sign and text[spans[-1][0] : start].endswith(text[start:end]) and kinds[spans[-1][0]] == PUNCTUATION:
+            start, _ = spans.pop()
+        spans.append((start, end))
+    return spans
