@@ -17,8 +17,10 @@ UNSPACED = [
     (0x1AFF0, 0x1B16F),  # more kana
     (0x20000, 0x3FFFF),  # more ideographs
 ]
+# Their punctuation, which has no spaces beside it either. It always ends a word.
+UNSPACED_PUNCTUATION = [(0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF)]
 INVISIBLE_SPACES = "\u200b\u200e\u200f\u061c\ufeff"  # zero width, direction marks: no letters of a word
-SPACE, PUNCTUATION, MARK, CHARACTER, LETTER = "spmcw"
+SPACE, PUNCTUATION, SEPARATOR, MARK, CHARACTER, LETTER = "spimcw"
 
 
 class _Kinds(dict[int, str]):
@@ -37,21 +39,27 @@ def _kind(code: int) -> str:
     if category[0] == "M" or category == "Cf" or 0x1F3FB <= code <= 0x1F3FF:  # joiners, and skin tones of emoji
         return MARK
     if category[0] in "PS":
-        return PUNCTUATION
-    return CHARACTER if any(first <= code <= last for first, last in UNSPACED) else LETTER
+        return SEPARATOR if _within(code, UNSPACED_PUNCTUATION) else PUNCTUATION
+    return CHARACTER if _within(code, UNSPACED) else LETTER
+
+
+def _within(code: int, blocks: list[tuple[int, int]]) -> bool:
+    return any(first <= code <= last for first, last in blocks)
 
 
 _KINDS = _Kinds()
 # A letter to the last letter before a space or a character of its own; a character; a sign. Marks go with what they follow.
-_WORD = re.compile("[wm](?:[wpm]*w)?m*|cm*|pm*")
+_WORD = re.compile("[wm](?:[wpm]*w)?m*|cm*|[pi]m*")
+_SIGNS = PUNCTUATION + SEPARATOR
 _LETTERS = re.compile("[wc]")
 
 
 def kinds_of(text: str) -> str:
-    """One letter for each character of the text: space, punctuation, mark, character of an unspaced script, letter.
+    """One letter for each character of the text: space, punctuation, punctuation of an unspaced script, mark,
+    character of such a script, letter.
 
-    >>> kinds_of("Oh, 中!")
-    'wwpscp'
+    >>> kinds_of("Oh, 中。")
+    'wwpsci'
     """
     return text.translate(_KINDS)
 
@@ -79,8 +87,9 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for match in _WORD.finditer(kinds):
         start, end = match.span()
-        same_sign = kinds[start] == PUNCTUATION and spans and spans[-1][1] == start
-        if same_sign and text[spans[-1][0] : start].endswith(text[start:end]) and kinds[spans[-1][0]] == PUNCTUATION:
-            start, _ = spans.pop()
+        if kinds[start] in _SIGNS and spans and spans[-1][1] == start:
+            before = spans[-1][0]
+            if kinds[before] in _SIGNS and text[before:start].endswith(text[start:end]):
+                start, _ = spans.pop()
         spans.append((start, end))
     return spans
