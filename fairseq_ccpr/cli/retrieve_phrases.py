@@ -72,8 +72,8 @@ def retrieve(options: argparse.Namespace) -> int:
                 print(as_prompt(sentence, queries, options.source_language, options.target_language))
     if not phrases:
         raise ConfigurationError(
-            f"no phrase was found in the input with --segmentation {options.segmentation} and --threshold {options.threshold}: "
-            "lower the threshold"
+            f"no phrase was found in the input with --segmentation {options.segmentation} and --threshold "
+            f"{options.threshold}: lower the threshold"
         )
     return 0
 

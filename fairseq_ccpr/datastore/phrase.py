@@ -66,8 +66,8 @@ class PhraseDatastore:
         expected = self.section.fingerprints["encoder"]
         if fingerprint != expected:
             raise DatastoreError(
-                f"the phrases of {self.directory} were built with another encoder: they need {short(expected)}, {option} gives "
-                f"{short(fingerprint)}; build them with this one"
+                f"the phrases of {self.directory} were built with another encoder: they need {short(expected)}, {option} "
+                f"gives {short(fingerprint)}; build them with this one"
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:

@@ -27,7 +27,7 @@ from fairseq_ccpr.datastore.manifest import (
     write_json,
 )
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPANS
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extraction.token_part import refuse_differences, refuse_foreign
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED, FoundPhrases, PhraseFinder, Segmentation
@@ -158,7 +158,8 @@ class _Part:
         if not size:
             raise ConfigurationError(
                 f"no phrase is left of {sum(count['sentences'] for count in counts):,} sentences with --segmentation "
-                f"{self.settings.segmentation} and --threshold {self.settings.threshold}: lower the threshold, or give more text"
+                f"{self.settings.segmentation} and --threshold {self.settings.threshold}: lower the threshold, or give more "
+                "text"
             )
         check_space(self.settings.output, size * (2 * self.dimension + 12))
         for name, width, dtype in ((KEYS, self.dimension, "float16"), (SPANS, 3, "int32")):

@@ -1,51 +1,97 @@
-"""Where the words of a text are: the units that are aligned, and at whose edges phrases begin and end."""
+"""Words of a text as character spans: what phrases begin and end with."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-_NOT_SPACE = re.compile(r"\S+")
+# Scripts that write no spaces between words: each character is a word. First and last code point of each block.
+UNSPACED = [
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x2E80, 0x312F),  # CJK radicals, kana, Bopomofo
+    (0x31A0, 0x9FFF),  # kana and ideographs
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),  # halfwidth katakana
+    (0x1AFF0, 0x1B16F),  # more kana
+    (0x20000, 0x3FFFF),  # more ideographs
+]
+# Their punctuation, which has no spaces beside it either. It always ends a word.
+UNSPACED_PUNCTUATION = [(0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF)]
+INVISIBLE_SPACES = "\u200b\u200e\u200f\u061c\ufeff"  # zero width, direction marks: no letters of a word
+SPACE, PUNCTUATION, SEPARATOR, MARK, CHARACTER, LETTER = "spimcw"
 
-# Scripts that put no spaces between words; there each character, with the marks on it, stands for a word.
-_UNSPACED = (
-    "\u0e00-\u0e7f"  # Thai
-    "\u0e80-\u0eff"  # Lao
-    "\u1000-\u109f"  # Myanmar
-    "\u1780-\u17ff"  # Khmer
-    "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"  # Han
-    "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Hiragana and Katakana
-)
-_UNSPACED_OR_RUN = re.compile(f"[{_UNSPACED}]|[^{_UNSPACED}]+")
+
+class _Kinds(dict[int, str]):
+    """Code point -> kind, looked up once a character; for `str.translate`."""
+
+    def __missing__(self, code: int) -> str:
+        kind = self[code] = _kind(code)
+        return kind
+
+
+def _kind(code: int) -> str:
+    character = chr(code)
+    category = unicodedata.category(character)
+    if character.isspace() or category[0] == "Z" or category == "Cc" or character in INVISIBLE_SPACES:
+        return SPACE
+    if category[0] == "M" or category == "Cf" or 0x1F3FB <= code <= 0x1F3FF:  # joiners, and skin tones of emoji
+        return MARK
+    if category[0] in "PS":
+        return SEPARATOR if _within(code, UNSPACED_PUNCTUATION) else PUNCTUATION
+    return CHARACTER if _within(code, UNSPACED) else LETTER
+
+
+def _within(code: int, blocks: list[tuple[int, int]]) -> bool:
+    return any(first <= code <= last for first, last in blocks)
+
+
+_KINDS = _Kinds()
+# A letter to the last letter before a space or a character of its own; a character; a sign. Marks go with what they follow.
+_WORD = re.compile("[wm](?:[wpm]*w)?m*|cm*|[pi]m*")
+_SIGNS = PUNCTUATION + SEPARATOR
+_LETTERS = re.compile("[wc]")
+
+
+def kinds_of(text: str) -> str:
+    """One letter for each character of the text: space, punctuation, punctuation of an unspaced script, mark,
+    character of such a script, letter.
+
+    >>> kinds_of("Oh, 中。")
+    'wwpsci'
+    """
+    return text.translate(_KINDS)
+
+
+def has_letters(text: str) -> bool:
+    """Whether there is more than spaces, punctuation, symbols and marks."""
+    return _LETTERS.search(kinds_of(text)) is not None
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Character spans (start, end) of the words of `text`, in order and without overlaps; end is exclusive.
+    """The words of a text, as (start, end) in characters, end exclusive.
 
-    Words are what stands between white space, less the punctuation (Unicode category P) before and behind, each
-    character of which is a word of its own, or each run of the same. In scripts that know no spaces each character is one.
+    What stands between spaces is a word, less the punctuation and symbols at its ends, which are words of their own (a
+    run of one sign, such as "...", is one). In scripts without spaces each character is a word. Combining marks and
+    joiners stay with the character before them.
 
-    >>> [text[a:b] for text in ["  (It's a well-known  trick...)"] for a, b in word_spans(text)]
-    ['(', "It's", 'a', 'well-known', 'trick', '...', ')']
-    >>> [text[a:b] for text in ["用Linux吧。"] for a, b in word_spans(text)]
-    ['用', 'Linux', '吧', '。']
+    >>> text = 'He said: "don\\'t..."'
+    >>> [text[start:end] for start, end in word_spans(text)]
+    ['He', 'said', ':', '"', "don't", '...', '"']
+    >>> text = "(東京 to Köln)"
+    >>> [text[start:end] for start, end in word_spans(text)]
+    ['(', '東', '京', 'to', 'Köln', ')']
     """
+    kinds = kinds_of(text)
     spans: list[tuple[int, int]] = []
-    for match in _NOT_SPACE.finditer(text):
-        word = match.group()
-        if word.isascii():
-            if word.isalnum():  # most words: nothing to split
-                spans.append(match.span())
-            else:
-                _split_punctuation(text, *match.span(), spans)
-            continue
-        for piece in _UNSPACED_OR_RUN.finditer(text, *match.span()):
-            start, end = piece.span()
-            if spans and spans[-1][1] == start and unicodedata.category(text[start])[0] == "M":
-                spans[-1] = (spans[-1][0], start + 1)  # a vowel sign or tone mark belongs to the letter before it
-                start += 1
-            if start < end:
-                _split_punctuation(text, start, end, spans)
+    for match in _WORD.finditer(kinds):
+        start, end = match.span()
+        if kinds[start] in _SIGNS and spans and spans[-1][1] == start:
+            before = spans[-1][0]
+            if kinds[before] in _SIGNS and text[before:start].endswith(text[start:end]):
+                start, _ = spans.pop()
+        spans.append((start, end))
     return spans
 
 
@@ -55,30 +101,4 @@ def space_spans(text: str) -> list[tuple[int, int]]:
     >>> space_spans("don 't ")
     [(0, 3), (4, 6)]
     """
-    return [match.span() for match in _NOT_SPACE.finditer(text)]
-
-
-def _split_punctuation(text: str, start: int, end: int, spans: list[tuple[int, int]]) -> None:
-    """Append the words of `text[start:end]`, a stretch without spaces: punctuation, the rest, punctuation."""
-    first, last = start, end
-    while first < end and _is_punctuation(text[first]):
-        first += 1
-    while last > first and _is_punctuation(text[last - 1]):
-        last -= 1
-    _append_runs(text, start, first, spans)
-    if first < last:
-        spans.append((first, last))
-    _append_runs(text, last, end, spans)
-
-
-def _append_runs(text: str, start: int, end: int, spans: list[tuple[int, int]]) -> None:
-    """Append each run of one and the same character."""
-    for at in range(start, end):
-        if at > start and text[at] == text[at - 1]:
-            spans[-1] = (spans[-1][0], at + 1)
-        else:
-            spans.append((at, at + 1))
-
-
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character)[0] == "P"
+    return [match.span() for match in re.finditer(r"\S+", text)]

@@ -1,0 +1,61 @@
+"""A smaller vocabulary: the pieces that given texts need, and no others."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder, with_neutral_head
+from fairseq_ccpr.phrases.sentencepiece_tokenizer import BLANK
+from fairseq_ccpr.phrases.subwords import SubwordTokenizer
+from fairseq_ccpr.phrases.wordpiece_tokenizer import CONTINUED
+
+
+def read_lines(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
+    """Lines of text files, plain or `.xz`.
+
+    Raises:
+        ConfigurationError: bytes that are not UTF-8, by file and line.
+    """
+    for path in paths:
+        with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream:
+            for number, line in enumerate(tqdm(stream, desc=path.name, unit=" lines", disable=quiet), 1):
+                try:
+                    yield line.decode("utf-8")
+                except UnicodeDecodeError:
+                    raise ConfigurationError(f"{path}, line {number}: the bytes are not UTF-8") from None
+
+
+def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:
+    """The pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
+
+    With the characters, a word that the texts do not have still splits into known pieces, though not into the best.
+
+    Raises:
+        ConfigurationError: there is no text.
+    """
+    needed = {piece for text in texts for piece, _, _ in tokenizer.split(text)}
+    if not needed:
+        raise ConfigurationError("--keep-pieces-of: the files hold no text")
+    characters = {c for piece in needed for c in piece} | {chr(code) for code in range(33, 127)} | {BLANK}
+    return needed | {prefix + c for c in characters for prefix in ("", BLANK, CONTINUED)}
+
+
+def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
+    """The encoder with the pieces of these texts alone, whose states, and those of all that splits alike, stay the same.
+
+    Raises:
+        ConfigurationError: the texts are empty.
+    """
+    old = encoder.tokenizer
+    needed = needed_pieces(old, texts)
+    new = old.restrict(needed)
+    rows = [old.dictionary.index(symbol) for symbol in new.dictionary.symbols]
+    weights = {TRANSFORMER + name: tensor for name, tensor in encoder.transformer.state_dict().items()}
+    weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[torch.tensor(rows)]
+    return ContextEncoder(encoder.arguments, new, with_neutral_head(weights)).eval()

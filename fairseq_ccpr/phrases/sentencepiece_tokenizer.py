@@ -1,0 +1,74 @@
+"""Subwords by SentencePiece, as in XLM-R."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.phrases.sentencepiece_model import NORMAL, is_unigram, read_pieces, replace_pieces
+from fairseq_ccpr.phrases.subwords import DICTIONARY, SubwordTokenizer, read_symbols
+from fairseq_ccpr.phrases.words import SPACE, kinds_of
+
+BLANK = "▁"  # how a piece writes the space before it
+
+
+class SentencePieceTokenizer(SubwordTokenizer):
+    """A SentencePiece model and the dictionary that gives its pieces their ids."""
+
+    filename = "sentencepiece.bpe.model"
+
+    def __init__(self, symbols: Sequence[str], model: bytes) -> None:
+        super().__init__(symbols)
+        self.model = model
+        self.processor = sentencepiece.SentencePieceProcessor()
+        self.processor.LoadFromSerializedProto(model)
+
+    def split(self, text: str) -> Iterator[tuple[str, int, int]]:
+        """See `SubwordTokenizer.split`.
+
+        The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where in the
+        text it comes from. Where one character becomes several pieces (½), each of them stands for it.
+        """
+        _, origins = self.processor.normalize(text, with_offsets=True)  # one more than characters
+        at = 0
+        for piece in self.processor.encode(text, out_type=str):
+            begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
+            start, end = origins[begin], origins[after]
+            if begin < after:
+                end = max(end, origins[after - 1] + 1)
+                while end > start + 1 and kinds_of(text[end - 1]) == SPACE:  # at the end of the text
+                    end -= 1
+            yield piece, start, end
+            at = after
+
+    def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
+        """See `SubwordTokenizer.restrict`.
+
+        The piece of the lowest score stays, since the cost of an unknown character is set by it.
+        """
+        if not is_unigram(self.model):
+            raise ConfigurationError(
+                "the encoder's SentencePiece model is BPE, which needs all its pieces: leave out --keep-pieces-of"
+            )
+        pieces = read_pieces(self.model)
+        lowest = min((p for p in pieces if p.type == NORMAL), key=lambda p: p.score).text
+        stays = {*kept, lowest}
+        model = replace_pieces(self.model, (p for p in pieces if p.type != NORMAL or p.text in stays))
+        return SentencePieceTokenizer([s for s in self.symbols if s in stays], model)
+
+    @property
+    def content(self) -> bytes:
+        """The SentencePiece model."""
+        return self.model
+
+    @classmethod
+    def load(cls, directory: Path) -> SentencePieceTokenizer:
+        """See `SubwordTokenizer.load`."""
+        path = directory / cls.filename
+        try:
+            return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
+        except RuntimeError:
+            raise CheckpointError(f"{path} is no SentencePiece model: copy the encoder's directory again") from None
