@@ -187,16 +187,11 @@ def test_aligners_find_the_words_of_a_small_language(name: str, tmp_path: Path):
     (tmp_path / "links").write_text("\n".join(gold_links) + "\n")
     gold = read_gold(tmp_path / "gold", tmp_path / "links")
     pairs = [worded(source.replace(".", " ."), target.replace(".", " .")) for source, target in sentences(300)]
-    aligner = ALIGNERS[name]("intersection")
+    aligner = ALIGNERS[name]("grow-diag-final-and")
     aligner.train(pairs, show=False)
-    strict = measure(aligner, gold)
-    assert strict.recall > 0.95
-    aligner.symmetrization = "union"
-    loose = measure(aligner, gold)
-    assert loose.found >= strict.found
-    assert loose.recall >= strict.recall
-    again = ALIGNERS[name]("union")
-    again.train(pairs, show=False)
+    assert measure(aligner, gold).recall > 0.95
+    again = ALIGNERS[name]("grow-diag-final-and")
+    again.train(iter(pairs), show=False)
     two = zip(aligner.align(pairs[:50]), again.align(pairs[:50]))
     assert all(np.array_equal(left, right) for left, right in two)
 

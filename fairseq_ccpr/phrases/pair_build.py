@@ -141,9 +141,10 @@ class PairExtraction:
             raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
         partial = output.with_name(output.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-        splits = self.learn()
+        partial.mkdir(parents=True)
         counts = {}
         try:
+            splits = self.learn()
             for split_name, split in splits.items():
                 fingerprints = {"text": fingerprint.of_files(split.text.paths)}
                 skipped = dict(split.skipped)
