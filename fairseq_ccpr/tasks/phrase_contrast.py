@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,9 @@ class PhraseContrastTask(CpuAutocast, FairseqTask):
         return {"context": self.context_settings}
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """See `FairseqTask.load_dataset`."""
-        sets = [
-            PhraseContrastDataset(PhrasePairs(folder), self.tokenizer, self.options) for folder in self._folders(split)
-        ]
+        """See `FairseqTask.load_dataset`. Validation asks for translations in their own sentences, of CPR too."""
+        options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
+        sets = [PhraseContrastDataset(PhrasePairs(folder), self.tokenizer, options) for folder in self._folders(split)]
         if left_out := sum(one.left_out for one in sets):
             logger.info(
                 "%s: %d sentence pairs of more than %d subwords left out", split, left_out, self.cfg.max_subwords

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Trains a CCPR phrase encoder: a small multilingual encoder, phrase pairs by word alignment, fairseq-train; on a GPU
+# where there is one, else on the CPU in bf16. Stop it at any moment; the same command goes on where it was.
+#
+#   scripts/recipes/train_ccpr.sh OUTPUT_DIR TRAIN_TSV [TRAIN_TSV ...] [-- option of fairseq-train ...]
+#
+# Each TSV holds sentence pairs: source, tab, target, in the languages SOURCE and TARGET (de and en). VALID (300) of the
+# last pairs of each are held out; the best checkpoint is that with the highest acc@1 on their phrases. ENCODER=DIR is
+# where to start from (else multilingual-e5-small, its vocabulary cut down to that of the texts). UPDATES (3000) is how long to train.
+# OUTPUT_DIR/checkpoints/checkpoint_best.pt, in its folder, is what --encoder of the other commands takes.
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+output=$1
+shift
+texts=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do texts+=("$1"); shift; done
+[ $# -eq 0 ] || shift
+updates=${UPDATES:-3000}
+scripts=$(cd "$(dirname "$0")/.." && pwd)
+
+encoder=${ENCODER:-$output/encoder}
+[ -d "$encoder" ] || python "$scripts/convert_encoder.py" --output "$encoder" --keep-pieces-of "${texts[@]}"
+folders=()
+for text in "${texts[@]}"; do
+  name=$(basename "$text")
+  folder=$output/phrases/${name%%.*}
+  [ -d "$folder/train" ] || python "$scripts/extract_phrases.py" --pairs "$text" --output "$folder" --valid "${VALID:-300}" \
+    -s "${SOURCE:-de}" -t "${TARGET:-en}"
+  folders+=("$folder")
+done
+
+if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  device="--fp16"
+else
+  device="--cpu"
+fi
+fairseq-train "$(IFS=:; echo "${folders[*]}")" --user-dir "$scripts/../fairseq_ccpr" --task phrase_contrast $device \
+  --arch phrase_encoder --encoder "$encoder" --criterion ccpr --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric \
+  --optimizer adam --weight-decay 0.01 --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates 200 \
+  --total-num-update "$updates" --max-update "$updates" --clip-norm 1 --max-tokens 2000 --max-tokens-valid 4000 \
+  --save-dir "$output/checkpoints" --save-interval-updates 250 --validate-interval-updates 500 --keep-interval-updates 1 \
+  --no-epoch-checkpoints --log-format simple --log-interval 25 "$@"
+echo "the phrase encoder: $output/checkpoints/checkpoint_best.pt"
