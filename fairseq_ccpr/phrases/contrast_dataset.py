@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 from torch import Tensor
+from tqdm import tqdm
 
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
@@ -52,7 +53,8 @@ class PhraseContrastDataset(FairseqDataset):
         self.pairs, self.tokenizer, self.options = pairs, tokenizer, options
         self.epoch = 1
         self.sentences = np.unique(pairs.pairs[:, 0])  # those that have a phrase pair
-        self.sizes = np.array([self._length(i) for i in self.sentences], dtype=np.int64)
+        bar = tqdm(self.sentences, f"subwords of {pairs.directory}", unit="sentence", unit_scale=True, disable=None)
+        self.sizes = np.array([self._length(i) for i in bar], dtype=np.int64)
         fits = self.sizes <= options.max_subwords
         self.left_out = int((~fits).sum())
         self.sentences, self.sizes = self.sentences[fits], self.sizes[fits]
@@ -175,7 +177,8 @@ class Occurrences:
     """
 
     def __init__(self, pairs: PhrasePairs) -> None:
-        texts = (pairs.sentence(number) for number in range(pairs.sentences))
+        numbers = tqdm(range(pairs.sentences), f"occurrences in {pairs.directory}", unit="sentence", disable=None)
+        texts = (pairs.sentence(number) for number in numbers)
         digests = np.fromiter(
             (
                 _digest(f"{source[a:b]}\t{target[c:d]}")
