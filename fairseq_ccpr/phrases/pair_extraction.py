@@ -70,6 +70,25 @@ def consistent_pairs(
     return pairs[np.lexsort(pairs.T[::-1])]
 
 
+def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Spans in characters for spans in words.
+
+    >>> character_spans([[(0, 3), (4, 9)]], np.array([0]), np.array([[0, 2]])).tolist()
+    [[0, 9]]
+
+    Args:
+        words: character spans of the words of each sentence.
+        sentence: int [P], the sentence of each span.
+        spans: int [P, 2], (first word, end), ends exclusive.
+
+    Returns:
+        int [P, 2], (first character, end).
+    """
+    first = _starts(np.array([len(of_sentence) for of_sentence in words]))[sentence]
+    characters = np.array([span for of_sentence in words for span in of_sentence])  # [W, 2]
+    return np.column_stack([characters[first + spans[:, 0], 0], characters[first + spans[:, 1] - 1, 1]])
+
+
 def _starts(sizes: np.ndarray) -> np.ndarray:
     """[S], where each sentence begins when its words are numbered through all."""
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
