@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -20,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.phrases import statistical_aligners
 from fairseq_ccpr.phrases.aligners import ALIGNERS
-from fairseq_ccpr.phrases.alignment import SentencePair
+from fairseq_ccpr.phrases.alignment import Aligner, SentencePair
 from fairseq_ccpr.phrases.alignment_error import measure, read_gold
 from fairseq_ccpr.phrases.pair_extraction import consistent_pairs
 from fairseq_ccpr.phrases.pair_filters import PairFilter, WordFilter
@@ -312,7 +312,8 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path):
     refused(extract(bad, output, check=False), "no sentence pair for 'train'.*400 empty")
     refused(extract(text, output, "--valid", 400, check=False), "no sentence pair for 'train'.*held out: 400")
     refused(
-        extract(text, output, "--max-edge-share", 1e-9, check=False), "no phrase pair is left: .*--max-edge-share 1e-09"
+        extract(text, output, "--max-edge-share", 1e-9, check=False),
+        "no phrase pair is left in 'train': .*--max-edge-share 1e-09",
     )
     refused(extract(text, output, "--max-edge-share", 0, check=False), "--max-edge-share is 0.0")
     refused(extract(text, output, "--max-phrase-words", 0, check=False), "--max-phrase-words is 0")
@@ -320,7 +321,9 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path):
     refused(extract(text, output, "--valid", 0, check=False), "--valid is 0")
     refused(extract(text, output, "--pairs", text / "text.tsv", check=False), "or as --pairs")
     refused(extract(text, text, check=False), "exists: give a new folder")
-    refused(extract(tmp_path, output, check=False), r"text\.de is no regular file")
+    refused(extract(tmp_path, output, check=False), r"there is no file .*text\.de")
+    words = ["--source", bad, "--target", text / "text.en", "--output", output]
+    refused(call("extract_phrases", *words, check=False), "bad is no regular file: .* not pipes")
     (bad / "text.tsv").write_text("one\ttwo\nthree\n")
     refused(
         call("extract_phrases", "--pairs", bad / "text.tsv", "--output", output, "--quiet", check=False),
@@ -350,8 +353,21 @@ def test_bad_alignments_are_refused(text: Path, tmp_path: Path):
     refused(with_links("0-0\n" * 400, "--valid-pairs", text / "text.tsv"), "leave --valid-pairs")
 
 
+def test_an_aligner_may_learn_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Diagonal(Aligner):
+        def train(self, pairs: object, show: bool) -> None: ...
+
+        def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
+            sizes = [min(len(pair.source_words), len(pair.target_words)) for pair in pairs]
+            return [np.repeat(np.arange(size)[:, None], 2, axis=1) for size in sizes]
+
+    monkeypatch.setitem(ALIGNERS, "hmm", Diagonal)
+    extract(text, tmp_path / "phrases", "--aligner", "hmm")
+    assert PhrasePairs(tmp_path / "phrases" / "train").sentences == 400
+
+
 def test_missing_aligner_says_how_to_install(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "thot.alignment", None)
+    monkeypatch.setitem(sys.modules, "thot.alignment", None)
     refused(extract(text, tmp_path / "phrases", check=False), r"pip install 'fairseq-ccpr\[align\]'")
 
 
@@ -394,7 +410,7 @@ def test_alignment_error_rate(text: Path, tmp_path: Path):
     (tmp_path / "links").write_text("1-1 2-2 1p2\n1-1\n")
     gold = read_gold(tmp_path / "gold", tmp_path / "links")
 
-    class Fixed(statistical_aligners.Aligner):
+    class Fixed(Aligner):
         def train(self, pairs: object, show: bool) -> None: ...
 
         def align(self, pairs: object) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.aligners import ALIGNERS
 from fairseq_ccpr.phrases.alignment import Aligner, SentencePair, Spans, parse_links
-from fairseq_ccpr.phrases.pair_extraction import consistent_pairs
+from fairseq_ccpr.phrases.pair_extraction import character_spans, consistent_pairs
 from fairseq_ccpr.phrases.pair_filters import FilterCounts, PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
 from fairseq_ccpr.phrases.text_pairs import TextPairs
@@ -116,6 +116,8 @@ class PairExtraction:
     ) -> None:  # fmt: skip
         settings.check()
         for path in (p for t in (text, valid_text, *(more_text or [])) if t for p in t.paths):
+            if not path.exists():
+                raise ConfigurationError(f"there is no file {path}")
             if not path.is_file():
                 raise ConfigurationError(f"{path} is no regular file: the text is read twice, so give files, not pipes")
         self.settings, self.text, self.valid, self.valid_text = settings, text, valid, valid_text
@@ -151,7 +153,7 @@ class PairExtraction:
                 manifest = PhraseManifest(name, *languages, self._described(), fingerprints, skipped)
                 with PairWriter(partial / split_name, manifest) as writer:
                     counts[split_name] = self._write(split, writer, split_name)
-                    self._refuse_nothing(counts[split_name])
+                    refuse_nothing(split_name, counts[split_name], self.settings)
             partial.rename(output)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -179,9 +181,8 @@ class PairExtraction:
         pairs = tqdm(all_pairs(), desc="reading", unit="pair", unit_scale=True, disable=not self.show)
         if self.aligner is not None:
             self.aligner.train(pairs, self.show)
-        else:
-            for _ in pairs:
-                pass
+        for _ in pairs:  # what the aligner, if there is one, did not ask for is counted all the same
+            pass
         if self.valid_text is None and self.valid:
             splits[VALID] = Split(self.text, train.count - self.valid, self.valid)
             train.count -= self.valid
@@ -223,34 +224,26 @@ class PairExtraction:
         target_sizes = np.array([len(pair.target_words) for pair in batch])
         pairs = consistent_pairs(source_sizes, target_sizes, numbered, self.settings.max_phrase_words)
         pairs = pair_filter(batch, pairs)
-        first = np.searchsorted(pairs[:, 0], np.arange(len(batch) + 1))
-        return [
-            np.column_stack(
-                [
-                    np.array(words)[pairs[first[i] : first[i + 1], column] - end, end]
-                    for words, column, end in (
-                        (pair.source_words, 1, 0), (pair.source_words, 2, 1),
-                        (pair.target_words, 3, 0), (pair.target_words, 4, 1),
-                    )
-                ]
-            )
-            for i, pair in enumerate(batch)
-        ]  # fmt: skip
+        source = character_spans([pair.source_words for pair in batch], pairs[:, 0], pairs[:, 1:3])
+        target = character_spans([pair.target_words for pair in batch], pairs[:, 0], pairs[:, 3:5])
+        first = np.searchsorted(pairs[:, 0], np.arange(1, len(batch)))
+        return np.split(np.column_stack([source, target]), first)
 
     def _described(self) -> dict[str, object]:
         """The settings, as a manifest has them."""
         ready = {"aligner": READY, "symmetrization": READY} if self.aligner is None else {}
         return asdict(self.settings) | ready
 
-    def _refuse_nothing(self, counts: FilterCounts) -> None:
-        """Refuse filters that leave nothing.
 
-        Raises:
-            ConfigurationError: says how many pairs there were and which filter dropped them.
-        """
-        if not counts.kept:
-            raise ConfigurationError(
-                f"no phrase pair is left: {counts.consistent:,} agree with the alignment, {counts.edges:,} were dropped for "
-                f"a frequent word or punctuation at an edge (--max-edge-share {self.settings.max_edge_share}), "
-                f"{counts.wordless:,} for having digits and punctuation only; give a larger --max-edge-share or more text"
-            )
+def refuse_nothing(name: str, counts: FilterCounts, settings: ExtractionSettings) -> None:
+    """Refuse filters that leave nothing of a set.
+
+    Raises:
+        ConfigurationError: says how many pairs there were and which filter dropped them.
+    """
+    if not counts.kept:
+        raise ConfigurationError(
+            f"no phrase pair is left in '{name}': {counts.consistent:,} agree with the alignment, {counts.edges:,} were "
+            f"dropped for a frequent word or punctuation at an edge (--max-edge-share {settings.max_edge_share}), "
+            f"{counts.wordless:,} for having no letter; give a larger --max-edge-share or more text"
+        )

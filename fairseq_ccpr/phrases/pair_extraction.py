@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 _NONE = np.iinfo(np.int32).max  # the first link of a stretch of words without any
@@ -27,8 +29,7 @@ def consistent_pairs(
         int32 [P, 5], (sentence, source start, source end, target start, target end) in words of the sentence, ends
         exclusive, in ascending order.
     """
-    # Words are numbered through all sentences. A box that held words of two would have links of neither between them, or
-    # its span of source words would reach over a border, and those are not enumerated.
+    # Words are numbered through all sentences. No span of source words reaches over a border, so neither do its links.
     source_first, target_first = _starts(source_sizes), _starts(target_sizes)
     source_links = links[:, 1] + source_first[links[:, 0]]
     target_links = links[:, 2] + target_first[links[:, 0]]
@@ -36,48 +37,68 @@ def consistent_pairs(
     target_range = _Ranges(target_links, source_links, int(target_sizes.sum()), max_words)
     source_sentence = np.repeat(np.arange(len(source_sizes)), source_sizes)
     target_sentence = np.repeat(np.arange(len(target_sizes)), target_sizes)
-    free_before, free_after = _free_neighbours(target_links, target_sentence)
-    found = []
-    for length in range(1, max_words + 1):
-        low, high = source_range.low[length - 1], source_range.high[length - 1]
-        start = np.arange(len(low))
-        fits = (low != _NONE) & (high - low < max_words)
-        fits &= source_sentence[start] == source_sentence[np.minimum(start + length, len(source_sentence)) - 1]
-        fits &= start + length <= len(source_sentence)
-        start, low, high = start[fits], low[fits], high[fits]
-        # The other way: the links of the target words must come from inside the source words.
-        inside = target_range.low[high - low, low] >= start
-        inside &= target_range.high[high - low, low] < start + length
-        start, low, high = start[inside], low[inside], high[inside]
-        for before, after in _extensions(max_words):
-            extended = (free_before[low] >= before) & (free_after[high] >= after)
-            extended &= high - low + 1 + before + after <= max_words
-            at, first, last = start[extended], low[extended] - before, high[extended] + after
-            sentence = source_sentence[at]
-            found.append(
-                np.stack(
-                    [
-                        sentence,
-                        at - source_first[sentence],
-                        at + length - source_first[sentence],
-                        first - target_first[sentence],
-                        last + 1 - target_first[sentence],
-                    ],
-                    axis=1,
-                )
-            )
-    pairs = np.concatenate(found).astype(np.int32)
+    free = _free_neighbours(target_links, target_sentence)
+    boxes = [
+        box
+        for length in range(1, max_words + 1)
+        for box in _extend(_tight_boxes(length, source_range, target_range, source_sentence), *free, max_words)
+    ]
+    source_start, source_end, target_start, target_end = np.concatenate(boxes, axis=1)  # [P] each
+    sentence = source_sentence[source_start]
+    source_start, source_end = source_start - source_first[sentence], source_end - source_first[sentence]
+    target_start, target_end = target_start - target_first[sentence], target_end - target_first[sentence]
+    pairs = np.stack([sentence, source_start, source_end, target_start, target_end], axis=1).astype(np.int32)
     return pairs[np.lexsort(pairs.T[::-1])]
+
+
+def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.ndarray) -> np.ndarray:
+    """The pairs of spans of `length` source words whose target words begin and end with a link; int [4, n].
+
+    Rows are source start, source end, target start, target end, in words numbered through all sentences.
+    """
+    start = np.arange(len(sentence) - length + 1)
+    start = start[sentence[start] == sentence[start + length - 1]]
+    low, high = source.low[length - 1, start], source.high[length - 1, start]
+    fits = (low != _NONE) & (high - low < len(target.low))
+    start, low, high = start[fits], low[fits], high[fits]
+    # The other way: the links of the target words must come from inside the source words.
+    inside = (target.low[high - low, low] >= start) & (target.high[high - low, low] < start + length)
+    start, low, high = start[inside], low[inside], high[inside]
+    return np.stack([start, start + length, low, high + 1])
+
+
+def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, max_words: int) -> Iterator[np.ndarray]:
+    """The boxes [4, n] themselves, and with so many words without a link before and behind the target words as may be."""
+    _, _, first, end = boxes
+    for before in range(max_words):
+        for after in range(max_words - before):
+            may = (free_before[first] >= before) & (free_after[end - 1] >= after)
+            may &= end - first + before + after <= max_words
+            yield boxes[:, may] + np.array([[0], [0], [-before], [after]])
+
+
+def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Spans in characters for spans in words.
+
+    >>> character_spans([[(0, 3), (4, 9)]], np.array([0]), np.array([[0, 2]])).tolist()
+    [[0, 9]]
+
+    Args:
+        words: character spans of the words of each sentence.
+        sentence: int [P], the sentence of each span.
+        spans: int [P, 2], (first word, end), ends exclusive.
+
+    Returns:
+        int [P, 2], (first character, end).
+    """
+    first = _starts(np.array([len(of_sentence) for of_sentence in words]))[sentence]
+    characters = np.array([span for of_sentence in words for span in of_sentence])  # [W, 2]
+    return np.column_stack([characters[first + spans[:, 0], 0], characters[first + spans[:, 1] - 1, 1]])
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
     """[S], where each sentence begins when its words are numbered through all."""
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
-
-
-def _extensions(max_words: int) -> list[tuple[int, int]]:
-    """How many words without a link a phrase may take in, before and behind."""
-    return [(before, after) for before in range(max_words) for after in range(max_words - before)]
 
 
 class _Ranges:
