@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder
 from fairseq_ccpr.phrases.tokenizers import load_tokenizer
 
 SIMILARITIES = "cosine", "dot"
@@ -129,7 +129,9 @@ class PhraseEncoder(BaseFairseqModel):
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
             weights, settings = state["model"], state["cfg"]["model"]
-            context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer)
+            inner = "context.transformer."
+            of_context = {TRANSFORMER + n.removeprefix(inner): w for n, w in weights.items() if n.startswith(inner)}
+            context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, of_context)
             model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
             model.load_state_dict(weights)
         except pickle.UnpicklingError:

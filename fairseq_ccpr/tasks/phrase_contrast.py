@@ -11,7 +11,7 @@ import torch
 from fairseq import utils
 from fairseq.data import ConcatDataset, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -20,7 +20,8 @@ from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, PhraseContras
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.tokenizers import load_tokenizer
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.tasks.cpu_autocast import CpuAutocast, cpu_autocast
+from fairseq_ccpr.tasks.contrast_task import ContrastTask
+from fairseq_ccpr.tasks.cpu_autocast import cpu_autocast
 
 logger = logging.getLogger(__name__)
 
@@ -55,17 +56,11 @@ class PhraseContrastConfig(FairseqDataclass):
 
 
 @register_task("phrase_contrast", dataclass=PhraseContrastConfig)
-class PhraseContrastTask(CpuAutocast, FairseqTask):
+class PhraseContrastTask(ContrastTask):
     """Contrastive training of a `phrase_encoder`; validation measures acc@1 over an index of held-out phrases."""
 
     def __init__(self, cfg: PhraseContrastConfig) -> None:
         super().__init__(cfg)
-        tracks_accuracy = cfg.best_checkpoint_metric == "accuracy" and cfg.maximize_best_checkpoint_metric
-        if not (tracks_accuracy or cfg.disable_validation):
-            raise ConfigurationError(
-                "--task phrase_contrast validates by acc@1: "
-                "give --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
-            )
         if not 0 <= cfg.different_context_fraction <= 1:
             raise ConfigurationError(
                 f"--different-context-fraction is {cfg.different_context_fraction}: give a share between 0 and 1"
@@ -147,17 +142,3 @@ class PhraseContrastTask(CpuAutocast, FairseqTask):
         right = strings == target["strings"]
         exactly = (right & (contexts == target["contexts"])).sum()
         return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}
-
-    def max_positions(self) -> None:
-        """Sentences too long are left out when they are loaded."""
-        return None
-
-    @property
-    def source_dictionary(self) -> None:
-        """The encoder has its own."""
-        return None
-
-    @property
-    def target_dictionary(self) -> None:
-        """The encoder has its own."""
-        return None

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.contrast_sampler import ContrastSampler, ContrastSettings
-from fairseq_ccpr.tasks.cpu_autocast import CpuAutocast, cpu_autocast
+from fairseq_ccpr.tasks.contrast_task import ContrastTask
+from fairseq_ccpr.tasks.cpu_autocast import cpu_autocast
 
 
 @dataclass
@@ -90,17 +91,11 @@ class Numbers(FairseqDataset):
 
 
 @register_task("token_contrast", dataclass=TokenContrastConfig)
-class TokenContrastTask(CpuAutocast, FairseqTask):
+class TokenContrastTask(ContrastTask):
     """Supervised contrastive training of a `token_adapter`; validation measures the precision of retrieval."""
 
     def __init__(self, cfg: TokenContrastConfig) -> None:
         super().__init__(cfg)
-        tracks_accuracy = cfg.best_checkpoint_metric == "accuracy" and cfg.maximize_best_checkpoint_metric
-        if not (tracks_accuracy or cfg.disable_validation):
-            raise ConfigurationError(
-                "--task token_contrast validates by retrieval accuracy: "
-                "give --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric"
-            )
         for name in ("anchors_per_epoch", "valid_neighbours"):
             if (value := getattr(cfg, name)) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
@@ -169,20 +164,6 @@ class TokenContrastTask(CpuAutocast, FairseqTask):
         loss, count, logged = super().valid_step(contrasts, model, criterion)
         precision = self.sampler.precision(adapter, numbers, self.cfg.valid_neighbours).sum()
         return loss, count, logged | {"precision": precision, "queries": len(numbers)}
-
-    def max_positions(self) -> None:
-        """Nothing here is too long."""
-        return None
-
-    @property
-    def source_dictionary(self) -> None:
-        """There are no words here."""
-        return None
-
-    @property
-    def target_dictionary(self) -> None:
-        """There are no words here."""
-        return None
 
 
 def _raw(directory: str) -> TokenDatastore:
