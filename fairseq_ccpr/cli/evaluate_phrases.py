@@ -13,9 +13,9 @@ from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_argument
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.phrase_accuracy import score_system
+from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.evaluation.phrase_report import PhraseReport, accuracy_table, report, same_string_table
 from fairseq_ccpr.evaluation.phrase_systems import MUSE, PhraseSystem, load_system
-from fairseq_ccpr.evaluation.phrase_test import PhraseTestSettings, make_test
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED
 from fairseq_ccpr.version import __version__
@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evaluate_phrases.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
     )
-    default = PhraseTestSettings
+    default = PhraseBenchmarkSettings
     add = parser.add_argument
     add("--gold", required=True, type=Path, metavar="TSV", help="phrase pairs in their sentences, plain, .gz or .xz")
     add(
@@ -100,7 +100,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Load, ask, print."""
     if options.samples < 1:
         raise ConfigurationError(f"--samples is {options.samples}: give at least 1")
-    settings = PhraseTestSettings(
+    settings = PhraseBenchmarkSettings(
         options.gold, options.distractors, options.sets, options.per_set, options.multi_word, options.distractor_phrases,
         options.segmentation, options.threshold, options.max_words, tuple(options.same_string),
     )  # fmt: skip
@@ -109,9 +109,9 @@ def evaluate(options: argparse.Namespace) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     segmenter = _load_segmenter(options, list(words.values()), device)
     systems = {name: load_system(word, device) for name, word in words.items()}
-    test = make_test(settings, list(systems.values()), segmenter, options.quiet)
-    scores = {name: score_system(system, test, name, options.quiet) for name, system in systems.items()}
-    done = report(test, scores, settings.same_string, options.samples)
+    benchmark = make_benchmark(settings, list(systems.values()), segmenter, options.quiet)
+    scores = {name: score_system(system, benchmark, name, options.quiet) for name, system in systems.items()}
+    done = report(benchmark, scores, settings.same_string, options.samples)
     signature = _signature(settings, done, segmenter, systems)
     _print(done, signature)
     if options.json:
@@ -146,7 +146,10 @@ def _load_segmenter(options: argparse.Namespace, systems: list[str], device: tor
 
 
 def _signature(
-    settings: PhraseTestSettings, done: PhraseReport, segmenter: PhraseEncoder | None, systems: dict[str, PhraseSystem]
+    settings: PhraseBenchmarkSettings,
+    done: PhraseReport,
+    segmenter: PhraseEncoder | None,
+    systems: dict[str, PhraseSystem],
 ) -> str:
     """All that decides the numbers."""
     kind = settings.segmentation + (f":{fingerprint.short(segmenter.fingerprint())}" if segmenter else "")

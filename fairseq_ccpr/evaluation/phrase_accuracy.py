@@ -1,7 +1,7 @@
 """acc@1 of phrase retrieval: how often the nearest entry of an index is the gold translation of a phrase.
 
-The index is never held: what decides about a query are three scores, that of its gold entry, and the best of the other entries
-with the same string and with other strings, and those are kept while the entries go by.
+The index is never held: what decides about a query are three scores, that of its gold entry, and the best of the other
+entries with the same string and with other strings, and those are kept while the entries go by.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_ccpr.evaluation.gold_phrases import GoldPhrases
+from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark
 from fairseq_ccpr.evaluation.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
-from fairseq_ccpr.evaluation.phrase_test import PhraseTest
 
 TILE_NUMBERS = 1 << 24  # scores at a time
 TIE = 1e-6  # scores that differ by less are equal, as a share of the lengths of query and gold vector
@@ -59,7 +59,9 @@ class Scores:
 
 
 @torch.inference_mode()
-def score_system(system: PhraseSystem, test: PhraseTest, name: str, quiet: bool, block: int = BLOCK_TEXTS) -> Scores:
+def score_system(
+    system: PhraseSystem, benchmark: PhraseBenchmark, name: str, quiet: bool, block: int = BLOCK_TEXTS
+) -> Scores:
     """Ask a system.
 
     1. Encode queries and gold targets, which are entries too.
@@ -68,13 +70,13 @@ def score_system(system: PhraseSystem, test: PhraseTest, name: str, quiet: bool,
 
     Args:
         system: what is asked.
-        test: what it is asked.
+        benchmark: what it is asked.
         name: of the system, for the progress bar.
         quiet: no progress bar.
         block: texts encoded at a time, on which memory depends, and nothing else.
     """
-    gold = test.gold
-    sizes = [len(part.texts) for part in (gold.queries, gold.targets, test.distractors, test.same_strings)]
+    gold = benchmark.gold
+    sizes = [len(part.texts) for part in (gold.queries, gold.targets, benchmark.distractors, benchmark.same_strings)]
     with tqdm(desc=name, total=sum(sizes), unit="text", unit_scale=True, disable=quiet) as bar:
 
         def encode(phrases: Phrases) -> Iterator[tuple[slice, Tensor]]:
@@ -90,12 +92,12 @@ def score_system(system: PhraseSystem, test: PhraseTest, name: str, quiet: bool,
         for start in range(0, len(targets), 1 << 12):
             rows = slice(start, start + (1 << 12))
             best.add(targets[rows], target_strings[rows], start)
-        strings = test.distractors.strings()
-        for rows, vectors in encode(test.distractors):
+        strings = benchmark.distractors.strings()
+        for rows, vectors in encode(benchmark.distractors):
             best.add(vectors, strings[rows])
-        wanted = torch.from_numpy(test.same_string_rows)
+        wanted = torch.from_numpy(benchmark.same_string_rows)
         same_strings = torch.full(wanted.shape, NONE)
-        for rows, vectors in encode(test.same_strings):
+        for rows, vectors in encode(benchmark.same_strings):
             query, place = ((wanted >= rows.start) & (wanted < rows.stop)).nonzero(as_tuple=True)
             products = queries[query] * vectors[wanted[query, place] - rows.start]
             same_strings[query, place] = products.sum(dim=1).cpu()

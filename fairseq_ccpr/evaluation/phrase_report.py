@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.evaluation.phrase_accuracy import Scores
-from fairseq_ccpr.evaluation.phrase_test import PhraseTest
+from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark
 
 SEED = 1  # of the bootstrap
 INTERVAL = 2.5, 97.5  # percentiles
@@ -26,24 +26,29 @@ class PhraseReport:
     same_string: list[dict[str, Any]] = field(default_factory=list)  # count, mean found, acc@1 by system
 
 
-def report(test: PhraseTest, scores: dict[str, Scores], same_string: tuple[int, ...], samples: int) -> PhraseReport:
+def report(
+    benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: tuple[int, ...], samples: int
+) -> PhraseReport:
     """Sum up what systems scored; the average is that of the sets, each of the same weight.
 
     Args:
-        test: what they were asked.
+        benchmark: what they were asked.
         scores: by system, the first being the baseline.
         same_string: numbers of other occurrences of the answer's string.
         samples: of the bootstrap.
     """
-    sets = np.array(test.gold.sets)
-    rows = {name: np.flatnonzero(sets == name) for name in dict.fromkeys(test.gold.sets)}
+    sets = np.array(benchmark.gold.sets)
+    rows = {name: np.flatnonzero(sets == name) for name in dict.fromkeys(benchmark.gold.sets)}
     entry, string, tied = (
         np.stack([getattr(system, kind)() for system in scores.values()]) for kind in ("by_entry", "by_string", "tied")
     )
     resampled = resample(entry, list(rows.values()), samples)
     low, high = np.percentile(resampled, INTERVAL, axis=0)
     done = PhraseReport(
-        {name: len(of_set) for name, of_set in rows.items()}, test.entries, len(test.gold.targets.spans), test.left_out
+        {name: len(of_set) for name, of_set in rows.items()},
+        benchmark.entries,
+        len(benchmark.gold.targets.spans),
+        benchmark.left_out,
     )
     for number, name in enumerate(scores):
         by_set = {
@@ -58,7 +63,7 @@ def report(test: PhraseTest, scores: dict[str, Scores], same_string: tuple[int, 
             {"system": name, "sets": by_set, "average": average, "interval": interval, "p": p, "tied": tied_average}
         )
     for count in same_string:
-        found = (test.same_string_rows[:, :count] >= 0).sum(axis=1)
+        found = (benchmark.same_string_rows[:, :count] >= 0).sum(axis=1)
         accuracy = {
             name: round(_mean(_percent(system.among_same_strings(count)[of_set]) for of_set in rows.values()), 2)
             for name, system in scores.items()

@@ -21,8 +21,8 @@ Finder = Callable[[list[str]], np.ndarray]  # texts -> int32 [K, 3], spans in ch
 
 
 @dataclass
-class PhraseTestSettings:
-    """What `evaluate_phrases.py` is told about the test. The command's options have these names and defaults."""
+class PhraseBenchmarkSettings:
+    """What `evaluate_phrases.py` is told about it. The command's options have these names and defaults."""
 
     gold: Path
     distractors: list[Path]
@@ -50,7 +50,7 @@ class PhraseTestSettings:
 
 
 @dataclass
-class PhraseTest:
+class PhraseBenchmark:
     """What every system is asked."""
 
     gold: GoldPhrases
@@ -65,9 +65,9 @@ class PhraseTest:
         return len(self.gold.targets.spans) + len(self.distractors.spans)
 
 
-def make_test(
-    settings: PhraseTestSettings, systems: Sequence[PhraseSystem], segmenter: PhraseEncoder | None, quiet: bool
-) -> PhraseTest:
+def make_benchmark(
+    settings: PhraseBenchmarkSettings, systems: Sequence[PhraseSystem], segmenter: PhraseEncoder | None, quiet: bool
+) -> PhraseBenchmark:
     """Read gold and text, find the phrases.
 
     Args:
@@ -92,7 +92,7 @@ def make_test(
     found = find_distractors(settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet)
     most = max(settings.same_string, default=0)
     same_strings, rows = find_same_strings(settings.distractors, gold, most, systems)
-    return PhraseTest(gold, found, same_strings, rows, len(pairs) - len(usable))
+    return PhraseBenchmark(gold, found, same_strings, rows, len(pairs) - len(usable))
 
 
 def phrase_finder(segmentation: Segmentation, segmenter: PhraseEncoder | None) -> Finder:
@@ -175,7 +175,7 @@ def find_same_strings(
     rows_of = np.full((len(strings), size), -1)
     if not size:
         return Phrases([], np.empty((0, 3), np.int32)), rows_of
-    occurrences = sample_occurrences(paths, set(strings), size, set(gold.targets.texts))
+    occurrences = sample_occurrences(paths, dict.fromkeys(strings), size, set(gold.targets.texts))
     phrases, rows = as_phrases(place for places in occurrences.values() for place in places)
     usable = usable_mask(phrases, systems)
     new_rows = np.where(usable, usable.cumsum() - 1, -1)[rows]
