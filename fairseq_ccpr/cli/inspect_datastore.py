@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.phrase_prompt import marked
+from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 
 HELP = """\
-Show what a datastore holds and was built from, and read every byte of it to see that it is whole.
-The exit code is 0 when it is, 1 when it is damaged.
+Show what a datastore holds and was built from, and read every byte of it to see that it is whole: its tokens, its phrases,
+or both. The exit code is 0 when it is, 1 when it is damaged.
 
   inspect_datastore.py datastores/mine
 """
@@ -22,19 +26,61 @@ def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="inspect_datastore.py", description=HELP, formatter_class=HelpFormatter)
     parser.add_argument("datastore", metavar="DIR", type=Path, help="the datastore")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="how many of the most frequent tokens to show")
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=10,
+        metavar="N",
+        help="how many of the most frequent tokens, and of the phrases, to show",
+    )
     return parser
 
 
 def inspect(directory: Path, top: int) -> int:
     """Print what there is, then what is wrong."""
-    datastore = TokenDatastore(directory)
-    section = datastore.section
+    manifest = Manifest.read(directory)
     print(f"datastore      {directory}")
+    healthy = True
+    if manifest.phrase is None or manifest.token is not None:
+        healthy = _inspect_tokens(TokenDatastore(directory), top)
+    if manifest.phrase is not None:
+        healthy = _inspect_phrases(PhraseDatastore(directory), top) and healthy
+    return 0 if healthy else 1
+
+
+def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
+    """The token part; whether it is whole."""
+    section = datastore.section
     print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
     if section.projection is not None:
         print(f"adapter        {section.projection}, from states {section.projection.query_dimension} wide")
     print(f"sentences      {', '.join(f'{name} {count:,}' for name, count in section.subsets.items())}")
+    _print_origin(section)
+    if _print_damage(datastore.find_damage()):
+        return False
+    symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
+    for token in np.argsort(-counts, kind="stable")[:top]:
+        print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
+    print("health         good: checksums, numbers, tokens and index")
+    return True
+
+
+def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
+    """The phrase part; whether it is whole."""
+    section = datastore.section
+    print(f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences")
+    print(f"segmentation   {', '.join(f'{name} {value}' for name, value in section.segmentation.items())}")
+    _print_origin(section)
+    if _print_damage(datastore.find_damage()):
+        return False
+    for entry in np.linspace(0, section.size, min(top, section.size), endpoint=False, dtype=int).tolist():
+        print(f"phrase         {marked(RetrievedPhrase(entry, *datastore.phrase(entry), score=0.0))}")
+    print("health         good: checksums, numbers, places and index of the phrases")
+    return True
+
+
+def _print_origin(section: TokenSection | PhraseSection) -> None:
+    """Index, fingerprints and files of a part."""
     print(f"index          {section.index} ({section.index.metric})")
     for name, value in section.fingerprints.items():
         print(f"{name:14} {value}")
@@ -42,15 +88,12 @@ def inspect(directory: Path, top: int) -> int:
         print(f"{name:32} {file['bytes']:>16,} bytes")
     total = sum(file["bytes"] for file in section.files.values())
     print(f"{'total':32} {total:>16,} bytes, {total / section.size:,.0f} an entry")
-    if faults := datastore.find_damage():
-        for fault in faults:
-            print(f"damaged        {fault}")
-        return 1
-    symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
-    for token in np.argsort(-counts, kind="stable")[:top]:
-        print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
-    print("health         good: checksums, numbers, tokens and index")
-    return 0
+
+
+def _print_damage(faults: list[str]) -> bool:
+    for fault in faults:
+        print(f"damaged        {fault}")
+    return bool(faults)
 
 
 def main() -> None:

@@ -71,12 +71,26 @@ class PhraseDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """The full check, reading every byte: what is wrong, a sentence each; an empty list means healthy."""
+        """The full check, reading every byte: what is wrong, a sentence each; an empty list means healthy.
+
+        Raises:
+            DatastoreError: the index cannot be opened.
+        """
         faults = [
             f"{name}: the bytes have changed since it was built (checksum)"
             for name in check_checksums(self.directory, self.section.files)
         ]
-        for start in range(0, 0 if faults else self.section.size, block_rows):
+        if faults:
+            return faults  # what is damaged cannot be trusted to be read
+        lengths = np.diff(self._offsets)  # bytes of each sentence, and so no fewer than its characters
+        for start in range(0, self.section.size, block_rows):
+            rows = f"rows {start:,} to {start + block_rows:,}"
             if not np.isfinite(self.keys[start : start + block_rows]).all():
-                faults.append(f"phrase keys: NaN or infinite numbers in rows {start:,} to {start + block_rows:,}")
+                faults.append(f"phrase keys: NaN or infinite numbers in {rows}")
+            number, first, end = self.spans[start : start + block_rows].T
+            if number.min() < 0 or number.max() >= self.section.sentences:
+                faults.append(f"phrase spans: sentences that are not there in {rows}")
+            elif (first < 0).any() or (first >= end).any() or (end >= lengths[number]).any():
+                faults.append(f"phrase spans: places outside their sentences in {rows}")
+        self.open_index()
         return faults

@@ -79,7 +79,7 @@ class PhraseFinder:
         fitting = [number for number, subwords in enumerate(encoded) if len(subwords.ids) <= limit]
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self.encoder.dimension)]
-        for batch in _batches(fitting, encoded):
+        for batch in batches_of_like_length(fitting, encoded):
             of_batch = self._find_in_batch([encoded[number] for number in batch])
             of_batch[0][:, 0] = np.array(batch)[of_batch[0][:, 0]]
             for column, rows in zip((spans, probabilities, vectors), of_batch):
@@ -130,7 +130,7 @@ def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
     return np.column_stack([characters[i, 0], characters[j, 1], first[i], last[j]]).astype(np.int64)
 
 
-def _batches(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
+def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
     """Texts of like length together, about BATCH_TOKENS subwords with their padding."""
     batch: list[int] = []
     for number in sorted(numbers, key=lambda n: len(encoded[n].ids)):

