@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,10 +18,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import sentencepiece
 import torch
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate
+from fairseq_cli import train as train_cli
 
 from fairseq_ccpr.cli import (
     build_datastore,
@@ -36,6 +39,8 @@ from fairseq_ccpr.cli import (
     tune_retrieval,
 )
 from fairseq_ccpr.evaluation.decoding import load
+from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
@@ -87,6 +92,7 @@ MAINS = {
     "convert_encoder": convert_encoder.main,
     "retrieve_phrases": retrieve_phrases.main,
     "fairseq-generate": generate.cli_main,
+    "fairseq-train": train_cli.cli_main,
 }
 
 
@@ -147,6 +153,58 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     )  # fmt: skip
     build(made, made.datastore)
     return made
+
+
+@dataclass
+class Ccpr:
+    """A tiny phrase encoder that was trained on a few verses, and what it was made from."""
+
+    pairs: Path  # TSV of all verses
+    context: Path  # the encoder directory that training started from
+    phrases: Path  # with train and valid
+    checkpoint: Path
+    log: str  # of fairseq-train
+
+    def training(self, save_dir: Path, updates: int, *extra: object) -> list[object]:
+        """The command line of fairseq-train."""
+        words = f"--user-dir {USER_DIR} --task phrase_contrast --arch phrase_encoder --criterion ccpr --cpu "
+        words += (
+            "--optimizer adam --lr 5e-3 --batch-size 24 --max-subwords 100 --dropout 0 --phrase-dim 16 --num-workers 0 "
+        )
+        words += (
+            "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --log-interval 1"
+        )
+        where = ["--encoder", self.context, "--save-dir", save_dir, "--max-update", updates]
+        return ["fairseq-train", self.phrases, *words.split(), *where, *extra]
+
+
+@pytest.fixture(scope="session")
+def ccpr(tmp_path_factory: pytest.TempPathFactory) -> Ccpr:
+    folder = tmp_path_factory.mktemp("ccpr")
+    made = Ccpr(folder / "pairs.tsv", folder / "context", folder / "phrases", folder / "run/checkpoint_best.pt", "")
+    rows = list(itertools.islice(read_pairs(DEMO / "bible.train.tsv.xz"), 300))
+    made.pairs.write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
+    random_context(rows, made.context)
+    call(
+        "extract_phrases", "--pairs", made.pairs, "-s", "de", "-t", "en", "--valid", 60, "--aligner", "fast-align",
+        "--max-edge-share", 0.02, "--max-phrase-words", 4, "--output", made.phrases, "--quiet",
+    )  # fmt: skip
+    made.log = run(*made.training(made.checkpoint.parent, 40)).stdout
+    return made
+
+
+def random_context(rows: list[tuple[str, str]], directory: Path) -> None:
+    """Save a context encoder of random weights, and a vocabulary learnt from sentence pairs."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(side for row in rows for side in row), model_writer=model, vocab_size=600, minloglevel=2,
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    symbols = [processor.id_to_piece(i) for i in range(3, len(processor))]
+    torch.manual_seed(1)
+    settings = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 64, "attention_heads": 2}
+    arguments = Namespace(max_positions=202, **{f"encoder_{name}": value for name, value in settings.items()})
+    ContextEncoder(arguments, SentencePieceTokenizer(symbols, model.getvalue())).save(directory)
 
 
 def train(data_bin: Path, save_dir: Path, updates: int, seed: int) -> None:

@@ -50,8 +50,9 @@ def make_parser() -> argparse.ArgumentParser:
     words = parser.add_argument_group("word alignment")
     how = words.add_mutually_exclusive_group()
     how.add_argument(
-        "--aligner", choices=ALIGNERS, default=default["aligner"], help="model, trained on the text itself"
-    )
+        "--aligner", choices=ALIGNERS, default=default["aligner"],
+        help="a model trained on the text itself; or encoder, pretrained, which a small text suits as well",
+    )  # fmt: skip
     how.add_argument(
         "--alignments", type=Path, metavar="FILE", help="ready alignments in Pharaoh format, counted from 0"
     )
@@ -59,6 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--symmetrization", choices=SYMMETRIZATIONS, default=default["symmetrization"],
         help="how the alignments of both directions become one",
     )  # fmt: skip
+    words.add_argument("--encoder", type=Path, metavar="DIR", help="of --aligner encoder, made by convert_encoder.py")
+    words.add_argument("--encoder-layer", type=int, metavar="N", help="whose states are compared (half of the way up)")
     words.add_argument(
         "--align-with",
         nargs="+",

@@ -88,8 +88,12 @@ def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
     if part.published is None:
         finder = PhraseFinder(encoder.to(_device(settings.cpu)), segmentation)
         part.prepare()
-        part.find(finder)
-        part.join()
+        try:
+            part.find(finder)
+            part.join()
+        except ConfigurationError:  # other text, or another threshold, is another build
+            part.discard()
+            raise
     part.index()
     return part.publish()
 
@@ -177,6 +181,12 @@ class _Part:
         totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
         write_json(self.partial / "totals.json", totals)
 
+    def discard(self) -> None:
+        """Remove what was begun, and the output where nothing else is in it."""
+        shutil.rmtree(self.partial)
+        if not any(self.settings.output.iterdir()):
+            self.settings.output.rmdir()
+
     def index(self) -> None:
         """Index the keys, unless that was done."""
         folder = self.partial if self.published is None else self.final
@@ -203,14 +213,16 @@ class _Part:
         old = self.published.files if self.published is not None else {}
         paths = [f"{PHRASE}/{name}" for name in files]
         new = describe_files(self.settings.output, [path for path in paths if path not in old])
-        self.manifest.phrase = PhraseSection(
+        section = PhraseSection(
             totals["phrases"], self.dimension, totals["sentences"], self.identity["segmentation"],
             self.identity["fingerprints"], self.description, {path: old.get(path) or new[path] for path in paths},
         )  # fmt: skip
-        self.manifest.write(self.settings.output)
+        if section != self.published:
+            self.manifest.phrase = section
+            self.manifest.write(self.settings.output)
         for path in [path for path in self.final.iterdir() if path.name not in files]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return PhraseBuildReport(self.manifest.phrase, totals["too_long"])
+        return PhraseBuildReport(section, totals["too_long"])
 
 
 def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_ccpr.models.gathering import gather_rows
+from fairseq_ccpr.models.gathering import gather_rows, share_gradient
 from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
 
 SPANS_A_PAIR = 4  # a phrase and another span, on either side
@@ -44,6 +44,7 @@ class CcprCriterion(FairseqCriterion):
         """See `FairseqCriterion.forward`."""
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
+        scale = share_gradient(scale)
         vectors = [gather_rows(of_side) for of_side, _ in outputs]
         strings, contexts = ([gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
         alignment = segmentation = vectors[0].new_zeros(())

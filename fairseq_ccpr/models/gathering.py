@@ -12,6 +12,16 @@ def processes() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def share_gradient(number: Tensor | float) -> Tensor | float:
+    """The same number, with a gradient that is this process's part of the whole.
+
+    For what all processes hold alike, where each takes the loss of all rows: the sum over processes counts it once.
+    """
+    if processes() == 1 or not isinstance(number, Tensor):
+        return number
+    return number.detach() + (number - number.detach()) / processes()
+
+
 def gather_rows(rows: Tensor) -> Tensor:
     """The rows of all processes, in the order of their ranks; gradients flow into this process's own.
 

@@ -31,7 +31,9 @@ class Segmentation:
     max_words: int = 7
 
     def __post_init__(self) -> None:
-        if self.kind not in (LEARNED, ALL) and not (self.kind.startswith(NGRAM) and self.kind[len(NGRAM) :].isdigit()):
+        if self.kind not in (LEARNED, ALL) and not (
+            self.kind.startswith(NGRAM) and self.kind[len(NGRAM) :].isdecimal()
+        ):
             raise ConfigurationError(f"--segmentation is '{self.kind}': give learned, all, or ngram:N such as ngram:5")
         if not 0 <= self.threshold < 1:
             raise ConfigurationError(f"--threshold is {self.threshold}: give a probability from 0 up to, but not, 1")
@@ -114,6 +116,9 @@ def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
     """
     words = word_spans(subwords.text)
     if not words:
+        return np.empty((0, 4), np.int64)
+    most = min(most, len(words))
+    if most < fewest:
         return np.empty((0, 4), np.int64)
     # Where a span begins does not depend on where it ends, nor the reverse.
     begins = [subword_bounds(subwords, start, words[-1][1]) for start, _ in words]

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fairseq_ccpr.phrases.alignment import Aligner
+from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions
+from fairseq_ccpr.phrases.encoder_aligner import EncoderAligner
 from fairseq_ccpr.phrases.statistical_aligners import StatisticalAligner
 
-# A new aligner is one file and one line here: from the name of a symmetrisation, which it may pass over, to the aligner.
-ALIGNERS: dict[str, Callable[[str], Aligner]] = {
+ENCODER = "encoder"
+
+# A new aligner is one file and one line here.
+ALIGNERS: dict[str, Callable[[AlignerOptions], Aligner]] = {
     "ibm4": partial(StatisticalAligner, "ibm4"),
     "hmm": partial(StatisticalAligner, "hmm"),
     "fast-align": partial(StatisticalAligner, "fast-align"),
     "eflomal": partial(StatisticalAligner, "eflomal"),
+    ENCODER: EncoderAligner,
 }

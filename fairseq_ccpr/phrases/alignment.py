@@ -8,6 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,16 +36,34 @@ class SentencePair:
         )
 
 
+@dataclass(frozen=True)
+class AlignerOptions:
+    """What aligners may be told; each takes what concerns it."""
+
+    symmetrization: str = "grow-diag-final-and"
+    encoder: Path | None = None  # directory of a context encoder
+    encoder_layer: int | None = None  # whose states are compared
+
+
 class Aligner(ABC):
     """Finds the links between the words of sentence pairs.
 
     Args:
-        symmetrization: how two directions become one alignment, for aligners that have directions; it may be set anew at
-            any time.
+        symmetrization: how two directions become one alignment; it may be set anew at any time where `directed`.
     """
+
+    directed = True  # whether it aligns in both directions and makes one of them
 
     def __init__(self, symmetrization: str) -> None:
         self.symmetrization = symmetrization
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest says of how it aligns, besides its name."""
+        return {"symmetrization": self.symmetrization}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of what it was made from, besides the text that it learns from."""
+        return {}
 
     @abstractmethod
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:

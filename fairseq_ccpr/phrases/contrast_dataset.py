@@ -17,6 +17,7 @@ from fairseq_ccpr.phrases.subwords import Subwords, SubwordTokenizer, collate, s
 from fairseq_ccpr.phrases.words import word_spans
 
 Span = tuple[int, int]  # in characters
+COLUMNS = slice(1, 3), slice(3, 5)  # of a phrase pair: its span on either side
 
 
 @dataclass(frozen=True)
@@ -109,40 +110,42 @@ class PhraseContrastDataset(FairseqDataset):
             examples.setdefault(int(self.pairs.pairs[other, 0]), []).append(row)
         made = []
         for target_sentence, of_source in examples.items():
-            source_spans = [tuple(self.pairs.pairs[row, 1:3].tolist()) for row in of_source]
-            target_spans = [tuple(self.pairs.pairs[rows_elsewhere[row], 3:5].tolist()) for row in of_source]
-            texts = self.pairs.sentence(sentence)[0], self.pairs.sentence(target_sentence)[1]
-            sides = self._sides(texts, (source_spans, target_spans), rng)
+            rows_of_sides = of_source, [rows_elsewhere[row] for row in of_source]
+            sides = self._sides((sentence, target_sentence), rows_of_sides, rng)
             if sides is not None:
                 made.append(sides)
         return made
 
     def _sides(
-        self, texts: tuple[str, str], spans: tuple[list[Span], list[Span]], rng: np.random.Generator
+        self, sentences: tuple[int, int], rows: tuple[list[int], list[int]], rng: np.random.Generator
     ) -> tuple[Side, Side] | None:
         """Both sides in subwords, without the pairs that subwords cut through; None where none is left."""
+        texts = [self.pairs.sentence(number)[side] for side, number in enumerate(sentences)]
         encoded = [self.tokenizer.encode(text) for text in texts]
+        spans = [_spans(self.pairs.pairs[of_side], side) for side, of_side in enumerate(rows)]
         bounds = [[subword_bounds(e, *span) for span in of_side] for e, of_side in zip(encoded, spans)]
         kept = [i for i, both in enumerate(zip(*bounds)) if None not in both]
         if not kept or max(len(e.ids) for e in encoded) > self.options.max_subwords:
             return None
         sides = []
-        for text, e, of_side, found in zip(texts, encoded, spans, bounds):
+        for side, (e, of_side, found) in enumerate(zip(encoded, spans, bounds)):
             chosen = [ends for i in kept if (ends := found[i]) is not None]
-            strings = [text[slice(*of_side[i])] for i in kept]
-            sides.append(Side(e, chosen, strings, self._no_phrases(e, of_side, len(kept), rng)))
+            strings = [e.text[slice(*of_side[i])] for i in kept]
+            phrases = _spans(self.pairs.pairs_of(sentences[side]), side)
+            sides.append(Side(e, chosen, strings, self._no_phrases(e, phrases, len(kept), rng)))
         return sides[0], sides[1]
 
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
     ) -> list[tuple[int, int]]:
-        """As many random spans of words that are none of the phrases, where the sentence has as many."""
+        """So many random spans of words that are none of the sentence's phrases, drawn or not, where it has as many."""
         words = word_spans(encoded.text)
         first = rng.integers(0, len(words), 2 * count)
         last = np.minimum(first + rng.integers(0, max(1, len(words)), 2 * count), len(words) - 1)
         spans = dict.fromkeys((words[a][0], words[b][1]) for a, b in zip(first.tolist(), last.tolist()))
-        found = [subword_bounds(encoded, *span) for span in spans if span not in set(phrases)]
-        return [bounds for bounds in found if bounds is not None][:count]
+        found = dict.fromkeys(subword_bounds(encoded, *span) for span in spans)
+        taken = {subword_bounds(encoded, *span) for span in phrases}
+        return [bounds for bounds in found if bounds is not None and bounds not in taken][:count]
 
     def collater(self, samples: list[list[tuple[Side, Side]]]) -> dict[str, Any]:
         """See `FairseqDataset.collater`."""
@@ -170,24 +173,21 @@ class PhraseContrastDataset(FairseqDataset):
 
 
 class Occurrences:
-    """Where else each phrase pair, as a pair of strings, occurs.
+    """Where each phrase pair, as a pair of strings, occurs in other contexts.
 
     Args:
         pairs: P phrase pairs with their sentences.
     """
 
     def __init__(self, pairs: PhrasePairs) -> None:
+        digests = np.empty(pairs.size, dtype=np.int64)
+        self.contexts = np.empty(pairs.size, dtype=np.int64)  # of the target side
         numbers = tqdm(range(pairs.sentences), f"occurrences in {pairs.directory}", unit="sentence", disable=None)
-        texts = (pairs.sentence(number) for number in numbers)
-        digests = np.fromiter(
-            (
-                _digest(f"{source[a:b]}\t{target[c:d]}")
-                for number, (source, target) in enumerate(texts)
-                for _, a, b, c, d in pairs.pairs_of(number).tolist()
-            ),
-            np.int64,
-            pairs.size,
-        )
+        for number in numbers:
+            source, target = pairs.sentence(number)
+            rows = slice(pairs.rows_of(number).start, pairs.rows_of(number).stop)
+            digests[rows] = [_digest(f"{source[a:b]}\t{target[c:d]}") for _, a, b, c, d in pairs.pairs[rows].tolist()]
+            self.contexts[rows] = _digest(target)
         self.order = digests.argsort(kind="stable")
         first = np.diff(digests[self.order], prepend=digests[self.order[:1]] - 1) != 0
         self.group = np.empty(pairs.size, dtype=np.int64)
@@ -195,11 +195,16 @@ class Occurrences:
         self.starts = np.append(np.flatnonzero(first), pairs.size)
 
     def draw(self, row: int, rng: np.random.Generator) -> int:
-        """Another occurrence of the phrase pair `row`, or itself where there is none."""
+        """An occurrence of the phrase pair `row` in another target sentence, or itself where there is none."""
         start, end = self.starts[self.group[row] : self.group[row] + 2]
         others = self.order[start:end]
-        others = others[others != row]
+        others = others[self.contexts[others] != self.contexts[row]]
         return int(rng.choice(others)) if len(others) else row
+
+
+def _spans(rows: np.ndarray, side: int) -> list[Span]:
+    """The spans of phrase pairs [p, 5] on the source side, 0, or the target side, 1."""
+    return [(start, end) for start, end in rows[:, COLUMNS[side]].tolist()]
 
 
 def _numbered(spans: list[list[tuple[int, int]]]) -> Tensor:

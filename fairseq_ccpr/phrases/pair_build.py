@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.phrases.aligners import ALIGNERS
-from fairseq_ccpr.phrases.alignment import Aligner, SentencePair, Spans, parse_links
+from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
+from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans, parse_links
 from fairseq_ccpr.phrases.pair_extraction import character_spans, consistent_pairs
 from fairseq_ccpr.phrases.pair_filters import FilterCounts, PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
@@ -36,7 +36,9 @@ class ExtractionSettings:
     """What decides which phrase pairs come out of a text."""
 
     aligner: str = "eflomal"
-    symmetrization: str = "grow-diag-final-and"
+    symmetrization: str = AlignerOptions.symmetrization
+    encoder: Path | None = None
+    encoder_layer: int | None = None
     max_words: int = 100
     max_phrase_words: int = 7
     max_edge_share: float = 0.003
@@ -51,6 +53,11 @@ class ExtractionSettings:
         for name in ("max_words", "max_phrase_words"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        for name in ("encoder", "encoder_layer"):
+            if self.aligner != ENCODER and getattr(self, name) is not None:
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} is for --aligner {ENCODER}: leave it out, or give that"
+                )
         if not 0 < self.max_edge_share <= 1:
             raise ConfigurationError(
                 f"--max-edge-share is {self.max_edge_share}: give a share of all words above 0; 1 drops none"
@@ -127,7 +134,8 @@ class PairExtraction:
         if text.alignments is not None:
             self.find_words = space_spans  # the words that the alignments count
         else:
-            self.aligner = ALIGNERS[settings.aligner](settings.symmetrization)
+            options = AlignerOptions(settings.symmetrization, settings.encoder, settings.encoder_layer)
+            self.aligner = ALIGNERS[settings.aligner](options)
         self.frequencies: tuple[Counter[str], Counter[str]] = Counter(), Counter()
 
     def run(self, output: Path, name: str, languages: tuple[str, str]) -> dict[str, tuple[Split, FilterCounts]]:
@@ -149,6 +157,7 @@ class PairExtraction:
             splits = self.learn()
             for split_name, split in splits.items():
                 fingerprints = {"text": fingerprint.of_files(split.text.paths)}
+                fingerprints |= self.aligner.fingerprints() if self.aligner is not None else {}
                 skipped = dict(split.skipped)
                 manifest = PhraseManifest(name, *languages, self._described(), fingerprints, skipped)
                 with PairWriter(partial / split_name, manifest) as writer:
@@ -231,8 +240,12 @@ class PairExtraction:
 
     def _described(self) -> dict[str, object]:
         """The settings, as a manifest has them."""
-        ready = {"aligner": READY, "symmetrization": READY} if self.aligner is None else {}
-        return asdict(self.settings) | ready
+        settings = {
+            name: value for name, value in asdict(self.settings).items() if name not in ("encoder", "encoder_layer")
+        }
+        if self.aligner is None:
+            return settings | {"aligner": READY, "symmetrization": READY}
+        return settings | self.aligner.describe()
 
 
 def refuse_nothing(name: str, counts: FilterCounts, settings: ExtractionSettings) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.phrases.alignment import Aligner, SentencePair
+from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
 
 SYMMETRIZATIONS = (
     "grow-diag-final-and", "grow-diag-final", "grow-diag", "grow", "och", "intersection", "union",
@@ -49,14 +49,14 @@ class StatisticalAligner(Aligner):
 
     Args:
         name: `ibm4`, `hmm`, `fast-align` or `eflomal`.
-        symmetrization: one of SYMMETRIZATIONS.
+        options: of which `symmetrization` counts, one of SYMMETRIZATIONS.
 
     Raises:
         ConfigurationError: sil-thot is not installed.
     """
 
-    def __init__(self, name: str, symmetrization: str) -> None:
-        super().__init__(symmetrization)
+    def __init__(self, name: str, options: AlignerOptions) -> None:
+        super().__init__(options.symmetrization)
         self.thot = import_thot()
         self.name = name
         self._aligner: Any = None

@@ -102,6 +102,10 @@ class PhraseContrastTask(ContrastTask):
             raise ConfigurationError(f"{self.cfg.data} has no phrase pair in its {split} part to work with")
         self.datasets[split] = sets[0] if len(sets) == 1 else ConcatDataset(sets)
 
+    def has_sharded_data(self, split: str) -> bool:
+        """See `FairseqTask.has_sharded_data`: several folders are mixed, so no epoch has to read another of them."""
+        return False
+
     def _folders(self, split: str) -> list[Path]:
         """The parts of a name; of validation, those that are there."""
         folders = [Path(folder) / split for folder in utils.split_paths(self.cfg.data)]

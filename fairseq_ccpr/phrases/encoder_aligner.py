@@ -1,0 +1,139 @@
+"""Word alignment by a pretrained encoder: subwords whose states are each other's nearest (Jalili Sabet et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans
+from fairseq_ccpr.phrases.subwords import Subwords, collate
+
+MUTUAL = "mutual-nearest"  # in place of a symmetrisation
+BATCH_TOKENS = 4000  # of either side, padding included
+
+
+class EncoderAligner(Aligner):
+    """Links words that have subwords whose states, in their sentences, are nearest to each other by cosine.
+
+    Nothing is learnt, so one sentence pair is aligned as well as a million; words beyond the length that the encoder takes
+    have no links.
+
+    Args:
+        options: of which `encoder` and `encoder_layer` count.
+
+    Raises:
+        ConfigurationError: no encoder was given, or it has no such layer.
+        CheckpointError: the encoder cannot be loaded.
+    """
+
+    directed = False
+
+    def __init__(self, options: AlignerOptions) -> None:
+        super().__init__(MUTUAL)
+        if options.encoder is None:
+            raise ConfigurationError("--aligner encoder needs --encoder DIR: make one with convert_encoder.py")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.encoder = ContextEncoder.load(options.encoder).to(device)
+        layers = self.encoder.layers
+        self.layer = default_layer(layers) if options.encoder_layer is None else options.encoder_layer
+        if not 0 <= self.layer <= layers:
+            raise ConfigurationError(
+                f"--encoder-layer is {self.layer}, but {options.encoder} has {layers} layers: give 0 to {layers}"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """See `Aligner.describe`."""
+        return super().describe() | {"encoder_layer": self.layer}
+
+    def fingerprints(self) -> dict[str, str]:
+        """See `Aligner.fingerprints`."""
+        return {"encoder": self.encoder.fingerprint()}
+
+    def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
+        """Read the pairs, whose reader may count on it, and learn nothing."""
+        for _ in pairs:
+            pass
+
+    @torch.inference_mode()
+    def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
+        """Links [A, 2] of each pair."""
+        tokenizer, limit = self.encoder.tokenizer, self.encoder.max_positions
+        encoded = [[tokenizer.encode(text).cut(limit) for text in (pair.source, pair.target)] for pair in pairs]
+        links: list[np.ndarray] = [np.empty((0, 2), np.int32)] * len(pairs)
+        for batch in _batches(encoded):
+            sides = zip(*(encoded[number] for number in batch))
+            states = [self._states(list(of_side)) for of_side in sides]
+            for number, source, target in zip(batch, *states):
+                pair, (source_subwords, target_subwords) = pairs[number], encoded[number]
+                of_source = words_of_subwords(source_subwords, pair.source_words)
+                of_target = words_of_subwords(target_subwords, pair.target_words)
+                links[number] = linked_words(source, target, of_source, of_target)
+        return links
+
+    def _states(self, batch: list[Subwords]) -> Tensor:
+        """Directions of the states of subwords, fp32 [S, L, H]."""
+        tokens = collate(batch, self.encoder.tokenizer.pad).to(next(self.encoder.parameters()).device)
+        return torch.nn.functional.normalize(self.encoder.states(tokens, self.layer).float(), dim=2)
+
+
+def default_layer(layers: int) -> int:
+    """The layer whose states align best, as far as measured: half of the way up.
+
+    >>> default_layer(12)
+    6
+    """
+    return layers // 2
+
+
+def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
+    """Which words each subword has characters of, bool [n, W]; markers and spaces have those of none.
+
+    A word has several subwords, and a subword may have parts of several words, as of two Chinese characters.
+    """
+    starts, ends = np.array(subwords.starts)[:, None], np.array(subwords.ends)[:, None]
+    spans = np.array(words, dtype=np.int64).reshape(-1, 2)
+    return (starts < spans[:, 1]) & (ends > spans[:, 0]) & (starts < ends)
+
+
+def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_target: np.ndarray) -> np.ndarray:
+    """Pairs of words that have a pair of subwords each of which is nearest to the other.
+
+    Args:
+        source: directions of subwords [at least n, H].
+        target: [at least m, H].
+        of_source: words of the n source subwords, bool [n, W].
+        of_target: of the m target subwords, bool [m, V].
+
+    Returns:
+        Links int32 [A, 2], in ascending order.
+    """
+    i, j = (
+        torch.from_numpy(np.flatnonzero(of_side.any(axis=1))).to(source.device) for of_side in (of_source, of_target)
+    )
+    if not len(i) or not len(j):
+        return np.empty((0, 2), np.int32)
+    similarity = source[i] @ target[j].T  # [n', m']
+    forward, backward = similarity.argmax(dim=1), similarity.argmax(dim=0)
+    mutual = backward[forward] == torch.arange(len(i), device=i.device)
+    left, right = i[mutual].cpu().numpy(), j[forward[mutual]].cpu().numpy()
+    shared = of_source[left].T.astype(np.int32) @ of_target[right].astype(np.int32)  # [W, V]
+    return np.argwhere(shared).astype(np.int32)
+
+
+def _batches(encoded: list[list[Subwords]]) -> Iterator[list[int]]:
+    """Pairs of like length together, about BATCH_TOKENS subwords a side."""
+    lengths = [max(len(subwords.ids) for subwords in sides) for sides in encoded]
+    batch: list[int] = []
+    for number in sorted(range(len(encoded)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
