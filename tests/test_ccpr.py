@@ -151,10 +151,10 @@ def test_two_processes_have_the_gradient_of_one(ccpr: Ccpr, tmp_path: Path):
 
 
 def test_two_processes_train_one_encoder(ccpr: Ccpr, tmp_path: Path):
-    one, other = run_two_processes(*ccpr.training(tmp_path, 3, "--batch-size", 32))
-    losses = re.findall(r"train_inner .* loss=([0-9.]+), .*gnorm=([0-9.]+)", one)
-    assert len(losses) == 3 and losses == re.findall(r"train_inner .* loss=([0-9.]+), .*gnorm=([0-9.]+)", other)
-    assert accuracies(one) == accuracies(other) != []
+    log, _ = run_two_processes(*ccpr.training(tmp_path, 3, "--batch-size", 32))  # only the first process logs
+    losses = re.findall(r"train_inner .* loss=([0-9.]+), .*bsz=([0-9]+)", log)
+    assert len(losses) == 3 and "64" in [both for _, both in losses]
+    assert len(accuracies(log)) == 1 and PhraseEncoder.load(tmp_path / "checkpoint_best.pt").dimension == 16
 
 
 def accuracies(log: str) -> list[float]:
@@ -184,7 +184,7 @@ def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr):
         for text, side, of_side in zip(pairs.sentence(number), sides, phrases, strict=True):
             assert side.subwords.text == text
             words = word_spans(text)
-            all_spans = {(a, b) for i, (a, _) in enumerate(words) for _, b in words[i:]}
+            all_spans = {(a, b) for i, (a, _) in enumerate(words) for _, b in words[i : i + 4]}
             bounds = {span: subword_bounds(side.subwords, *span) for span in all_spans}
             drawn = [{span for span in of_side if bounds[span] == ends} for ends in side.spans]
             assert all(

@@ -43,6 +43,12 @@ def test_words_of_subwords():
     assert words_of_subwords(subwords, []).shape == (7, 0)
 
 
+def centred(states: np.ndarray, rows: list[int]) -> dict[int, np.ndarray]:
+    """Directions of some rows, from their mean where they are several."""
+    mean = np.mean([states[row] for row in rows], axis=0) if len(rows) > 1 else 0
+    return {row: (states[row] - mean) / np.linalg.norm(states[row] - mean) for row in rows}
+
+
 def test_links_equal_the_reference():
     rng = np.random.default_rng(1)
     for _ in range(50):
@@ -51,9 +57,10 @@ def test_links_equal_the_reference():
         of_source, of_target = rng.random((n, words)) < 0.3, rng.random((m, others)) < 0.3
         wanted = set()
         rows, columns = np.flatnonzero(of_source.any(1)).tolist(), np.flatnonzero(of_target.any(1)).tolist()
+        x, y = centred(source.double().numpy(), rows), centred(target.double().numpy(), columns)
         for i, j in itertools.product(rows, columns):
-            best_of_row = max(columns, key=lambda c: float(source[i] @ target[c]))
-            best_of_column = max(rows, key=lambda r: float(source[r] @ target[j]))
+            best_of_row = max(columns, key=lambda c: x[i] @ y[c])
+            best_of_column = max(rows, key=lambda r: x[r] @ y[j])
             if (best_of_row, best_of_column) == (j, i):
                 wanted |= set(itertools.product(np.flatnonzero(of_source[i]), np.flatnonzero(of_target[j])))
         links = linked_words(source, target, of_source, of_target)

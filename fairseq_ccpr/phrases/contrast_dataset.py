@@ -17,6 +17,7 @@ from fairseq_ccpr.phrases.subwords import Subwords, SubwordTokenizer, collate, s
 from fairseq_ccpr.phrases.words import word_spans
 
 Span = tuple[int, int]  # in characters
+TRIES = 6  # random spans for each that is wanted, since some are phrases, and some end beyond the sentence
 COLUMNS = slice(1, 3), slice(3, 5)  # of a phrase pair: its span on either side
 
 
@@ -52,6 +53,7 @@ class PhraseContrastDataset(FairseqDataset):
     def __init__(self, pairs: PhrasePairs, tokenizer: SubwordTokenizer, options: ContrastOptions) -> None:
         super().__init__()
         self.pairs, self.tokenizer, self.options = pairs, tokenizer, options
+        self.most_words = int(pairs.manifest.settings["max_phrase_words"])
         self.epoch = 1
         self.sentences = np.unique(pairs.pairs[:, 0])  # those that have a phrase pair
         bar = tqdm(self.sentences, f"subwords of {pairs.directory}", unit="sentence", unit_scale=True, disable=None)
@@ -138,11 +140,12 @@ class PhraseContrastDataset(FairseqDataset):
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
     ) -> list[tuple[int, int]]:
-        """So many random spans of words that are none of the sentence's phrases, drawn or not, where it has as many."""
+        """So many random spans of words, no longer than phrases, that are none of the sentence's phrases, drawn or not;
+        fewer where it has few."""
         words = word_spans(encoded.text)
-        first = rng.integers(0, len(words), 2 * count)
-        last = np.minimum(first + rng.integers(0, max(1, len(words)), 2 * count), len(words) - 1)
-        spans = dict.fromkeys((words[a][0], words[b][1]) for a, b in zip(first.tolist(), last.tolist()))
+        first = rng.integers(0, len(words), TRIES * count)
+        last = first + rng.integers(0, self.most_words, TRIES * count)
+        spans = [(words[a][0], words[b][1]) for a, b in zip(first.tolist(), last.tolist()) if b < len(words)]
         found = dict.fromkeys(subword_bounds(encoded, *span) for span in spans)
         taken = {subword_bounds(encoded, *span) for span in phrases}
         return [bounds for bounds in found if bounds is not None and bounds not in taken][:count]

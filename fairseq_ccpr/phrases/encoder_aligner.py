@@ -19,7 +19,7 @@ BATCH_TOKENS = 4000  # of either side, padding included
 
 
 class EncoderAligner(Aligner):
-    """Links words that have subwords whose states, in their sentences, are nearest to each other by cosine.
+    """Links words that have subwords whose states, less the mean of their sentence, are nearest to each other by cosine.
 
     Nothing is learnt, so one sentence pair is aligned as well as a million; words beyond the length that the encoder takes
     have no links.
@@ -77,9 +77,9 @@ class EncoderAligner(Aligner):
         return links
 
     def _states(self, batch: list[Subwords]) -> Tensor:
-        """Directions of the states of subwords, fp32 [S, L, H]."""
+        """States of subwords, fp32 [S, L, H]."""
         tokens = collate(batch, self.encoder.tokenizer.pad).to(next(self.encoder.parameters()).device)
-        return torch.nn.functional.normalize(self.encoder.states(tokens, self.layer).float(), dim=2)
+        return self.encoder.states(tokens, self.layer).float()
 
 
 def default_layer(layers: int) -> int:
@@ -105,7 +105,7 @@ def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_targe
     """Pairs of words that have a pair of subwords each of which is nearest to the other.
 
     Args:
-        source: directions of subwords [at least n, H].
+        source: states of subwords [at least n, H].
         target: [at least m, H].
         of_source: words of the n source subwords, bool [n, W].
         of_target: of the m target subwords, bool [m, V].
@@ -118,12 +118,17 @@ def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_targe
     )
     if not len(i) or not len(j):
         return np.empty((0, 2), np.int32)
-    similarity = source[i] @ target[j].T  # [n', m']
+    similarity = _directions(source[i]) @ _directions(target[j]).T  # [n', m']
     forward, backward = similarity.argmax(dim=1), similarity.argmax(dim=0)
     mutual = backward[forward] == torch.arange(len(i), device=i.device)
     left, right = i[mutual].cpu().numpy(), j[forward[mutual]].cpu().numpy()
     shared = of_source[left].T.astype(np.int32) @ of_target[right].astype(np.int32)  # [W, V]
     return np.argwhere(shared).astype(np.int32)
+
+
+def _directions(states: Tensor) -> Tensor:
+    """States [n, H] less what all have in common, which says little of any, at length 1."""
+    return torch.nn.functional.normalize(states - states.mean(dim=0) if len(states) > 1 else states, dim=1)
 
 
 def _batches(encoded: list[list[Subwords]]) -> Iterator[list[int]]:
