@@ -142,5 +142,6 @@ def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
 
 
 def check_checksums(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
-    """The full check: the names of the files whose bytes have changed."""
-    return [name for name, expected in files.items() if fingerprint.of_file(directory / name) != expected["sha256"]]
+    """The full check: a sentence for each file whose bytes have changed."""
+    changed = [name for name, expected in files.items() if fingerprint.of_file(directory / name) != expected["sha256"]]
+    return [f"{name}: the bytes have changed since it was built (checksum)" for name in changed]

@@ -76,11 +76,7 @@ class PhraseDatastore:
         Raises:
             DatastoreError: the index cannot be opened.
         """
-        faults = [
-            f"{name}: the bytes have changed since it was built (checksum)"
-            for name in check_checksums(self.directory, self.section.files)
-        ]
-        if faults:
+        if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
         lengths = np.diff(self._offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):

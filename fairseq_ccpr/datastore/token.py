@@ -91,11 +91,7 @@ class TokenDatastore:
         Raises:
             DatastoreError: the index cannot be opened.
         """
-        faults = [
-            f"{name}: the bytes have changed since it was built (checksum)"
-            for name in check_checksums(self.directory, self.section.files)
-        ]
-        if faults:
+        if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
         vocabulary = len(self.read_symbols())
         for start in range(0, self.section.size, block_rows):

@@ -82,10 +82,11 @@ class PhraseFinder:
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self.encoder.dimension)]
         for batch in batches_of_like_length(fitting, encoded):
-            of_batch = self._find_in_batch([encoded[number] for number in batch])
-            of_batch[0][:, 0] = np.array(batch)[of_batch[0][:, 0]]
-            for column, rows in zip((spans, probabilities, vectors), of_batch):
-                column.append(rows)  # type: ignore[attr-defined]
+            places, of_batch, made = self._find_in_batch([encoded[number] for number in batch])
+            places[:, 0] = np.array(batch)[places[:, 0]]
+            spans.append(places)
+            probabilities.append(of_batch)
+            vectors.append(made)
         found = np.concatenate(spans)
         order = found[:, 0].argsort(kind="stable")
         too_long = len(texts) - len(fitting)
