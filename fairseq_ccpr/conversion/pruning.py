@@ -1,12 +1,14 @@
-"""A smaller vocabulary: the pieces that given texts need, and no others."""
+"""A smaller encoder: the pieces that given texts need, the lowest of its layers."""
 
 from __future__ import annotations
 
 import lzma
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -56,6 +58,26 @@ def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
     needed = needed_pieces(old, texts)
     new = old.restrict(needed)
     rows = [old.dictionary.index(symbol) for symbol in new.dictionary.symbols]
-    weights = {TRANSFORMER + name: tensor for name, tensor in encoder.transformer.state_dict().items()}
+    weights = _weights(encoder)
     weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[torch.tensor(rows)]
     return ContextEncoder(encoder.arguments, new, weights).eval()
+
+
+def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
+    """The encoder without the layers above these, whose last states are those of layer `layers` before.
+
+    Raises:
+        ConfigurationError: it has no so many, or would have none; or it normalises its last states once more.
+    """
+    if not 1 <= layers <= encoder.layers:
+        raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
+    if encoder.transformer.layer_norm is not None and layers < encoder.layers:
+        raise ConfigurationError("--layers: this encoder normalises the states of its last layer, it cannot lose it")
+    above = tuple(f"{TRANSFORMER}layers.{number}." for number in range(layers, encoder.layers))
+    weights = {name: tensor for name, tensor in _weights(encoder).items() if not name.startswith(above)}
+    arguments = Namespace(**{**vars(encoder.arguments), "encoder_layers": layers})
+    return ContextEncoder(arguments, encoder.tokenizer, weights).eval()
+
+
+def _weights(encoder: ContextEncoder) -> dict[str, Tensor]:
+    return {TRANSFORMER + name: tensor for name, tensor in encoder.transformer.state_dict().items()}
