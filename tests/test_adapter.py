@@ -27,7 +27,7 @@ from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.tuning import fill_cache
+from fairseq_ccpr.evaluation.tuning import fill_caches
 from fairseq_ccpr.extraction import adapter_build, adapter_training, token_part
 from fairseq_ccpr.extraction.adapter_training import AdapterTraining
 from fairseq_ccpr.models.token_adapter import TokenAdapter
@@ -168,7 +168,7 @@ def test_mixture_sums_to_one(world: World, clknn: Path):
     values, retrieved, share = retriever(states)
     assert share.min() < share.max() <= 0.9
     log_probs = torch.randn(len(states), int(values.max()) + 9).log_softmax(1)
-    mixed = interpolate_(log_probs, values, retrieved, share)
+    mixed = interpolate_(log_probs, (values, retrieved, share))
     torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
 
 
@@ -218,7 +218,8 @@ def test_tuner_scores_equal_a_direct_computation(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*store, "--no-progress-bar"))
     task, models = load(cfg)
-    cache = fill_cache(cfg, task, models, task.build_ensemble(models, 1), 64)
+    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models, 1), 64)
+    assert cache is not None
     found = cache.log_likelihood(8, 0.07, torch.tensor([0.7]), confidence, least)
     assert found.item() == pytest.approx(wanted.item(), abs=1e-4)
 

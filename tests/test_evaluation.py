@@ -13,7 +13,7 @@ from conftest import PAIRS, World, build, call
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.tuning import fill_cache
+from fairseq_ccpr.evaluation.tuning import fill_caches
 from fairseq_ccpr.extraction.preparation import read_pairs
 
 
@@ -26,7 +26,8 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options("--no-progress-bar"))
     task, models = load(cfg)
-    cache = fill_cache(cfg, task, models, task.build_ensemble(models, 1), 64)
+    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models, 1), 64)
+    assert cache is not None
     assert abs(cache.log_likelihood(k, temperature, torch.tensor([lambda_]), False).item() - wanted.item()) < 1e-4
 
 

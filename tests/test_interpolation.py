@@ -29,7 +29,7 @@ def dense_reference(log_probs, scores, ids, values, share, temperature):
 def mix(log_probs, scores, ids, values, share, temperature):
     retrieved = neighbour_log_probabilities(scores, ids, values, temperature)
     share = share.masked_fill((ids < 0).all(dim=1), 0.0)
-    return interpolate_(log_probs.float().clone(), values, retrieved, share)
+    return interpolate_(log_probs.float().clone(), (values, retrieved, share))
 
 
 @settings(max_examples=200, deadline=None)

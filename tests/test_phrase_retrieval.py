@@ -25,7 +25,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table, marked
-from fairseq_ccpr.decoding.phrase_retriever import SPARE, PhraseRetriever, QueryPhrase, RetrievedPhrase
+from fairseq_ccpr.decoding.phrase_retriever import LEAST_ENTRIES, SPARE, PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.extraction import phrase_build
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
@@ -272,7 +272,7 @@ def test_retrieval_equals_comparing_with_every_key(
     for (number, start, end), vector in zip(found.spans.tolist(), found.vectors):
         scores = keys @ vector
         best: dict[str, tuple[int, float]] = {}
-        for entry in scores.argsort(descending=True, stable=True)[: k * SPARE].tolist():
+        for entry in scores.argsort(descending=True, stable=True)[: max(LEAST_ENTRIES, k * SPARE)].tolist():
             if scores[entry] >= 0.3:
                 best.setdefault(strings[entry][1], (entry, float(scores[entry])))
         wanted[number].append((sentences[number][start:end], start, list(best.items())[:k]))
@@ -364,7 +364,7 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, store: Path, tmp_path: Path):
 
     other = other_encoder(ccpr, tmp_path / "other")
     refused(
-        fails("--encoder", other), "built with another encoder: they need [0-9a-f]{12}, --encoder gives [0-9a-f]{12}"
+        fails("--encoder", other), "built with another encoder: they need [0-9a-f]{12}, the one given is [0-9a-f]{12}"
     )
     refused(fails("--k", 0), "--k is 0")
     refused(fails("--segmentation", "half"), "--segmentation is 'half'")

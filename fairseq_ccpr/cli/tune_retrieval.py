@@ -8,7 +8,7 @@ from pathlib import Path
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.plots import draw_grid
+from fairseq_ccpr.evaluation.plots import draw_grids
 from fairseq_ccpr.evaluation.tuning import tune
 
 HELP = """\
@@ -47,7 +47,7 @@ def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
     cfg = parse_generation([options.data_bin, *rest, "--gen-subset", options.subset])
     tuned = tune(cfg, *load(cfg), count=options.decode)
     print(
-        f"{len(tuned.grid):,} settings by likelihood in {tuned.grid_seconds:.1f} s, "
+        f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood in {tuned.grid_seconds:.1f} s, "
         f"{tuned.grid_seconds / tuned.base_seconds:.2f} times a plain decode of {options.subset}; the best by BLEU:"
     )
     for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
@@ -55,7 +55,7 @@ def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
     print(f"BLEU {tuned.scores['base'].bleu_signature}")
     print(f"retrieval {tuned.signature}")
     options.output.write_text(tuned.options + "\n", encoding="utf-8")
-    draw_grid(tuned.grid, Path(f"{options.output}.png"))
+    draw_grids(tuned.token_grid, tuned.phrase_grid, Path(f"{options.output}.png"))
     return 0
 
 

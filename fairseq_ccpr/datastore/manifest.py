@@ -50,6 +50,7 @@ class PhraseSection:
     dimension: int
     sentences: int
     segmentation: dict[str, Any]
+    encoder: str  # where its checkpoint was
     fingerprints: dict[str, str]  # encoder, corpus
     index: IndexDescription
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256

@@ -57,7 +57,7 @@ class PhraseDatastore:
         """The index over the keys, on the CPU."""
         return open_index(self.section.index, self.keys, self.directory / PHRASE)
 
-    def check_encoder(self, fingerprint: str, option: str) -> None:
+    def check_encoder(self, fingerprint: str) -> None:
         """Refuse to work with a phrase encoder other than the one the datastore was built with.
 
         Raises:
@@ -66,8 +66,8 @@ class PhraseDatastore:
         expected = self.section.fingerprints["encoder"]
         if fingerprint != expected:
             raise DatastoreError(
-                f"the phrases of {self.directory} were built with another encoder: they need {short(expected)}, {option} "
-                f"gives {short(fingerprint)}; build them with this one"
+                f"the phrases of {self.directory} were built with another encoder: they need {short(expected)}, the "
+                f"one given is {short(fingerprint)}; give theirs, or build them with this one"
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:

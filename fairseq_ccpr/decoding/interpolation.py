@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
+ALMOST_ALL = 1 - 2**-24
+
 
 def neighbour_log_probabilities(scores: Tensor, ids: Tensor, values: Tensor, temperature: float) -> Tensor:
     """log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
@@ -80,18 +83,38 @@ def retrieval_confidence(scores: Tensor, ids: Tensor, least: float = 0.0) -> Ten
     ).clamp_min(1)
 
 
-def interpolate_(log_probs: Tensor, values: Tensor, retrieved: Tensor, share: Tensor) -> Tensor:
-    """p = (1 - share) p_NMT + share p_r, equation 2 of the CLKNN paper, in place and only where p_r is not zero.
+def limit_shares(token_share: Tensor, phrase_share: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Both shares scaled down alike where they come to more than `most`, or than the tokens' share if that is more.
+
+    So phrases never crowd out the model, and where they have no share the tokens' is what it is without phrases.
+
+    Args:
+        token_share, phrase_share: fp32 [H], each in [0, 1].
+        most: Lambda_max, in [0, 1).
+    """
+    total = token_share + phrase_share
+    scale = torch.where(phrase_share > 0, (token_share.clamp_min(most) / total).clamp_max(1.0), 1.0)
+    return token_share * scale, phrase_share * scale
+
+
+def interpolate_(log_probs: Tensor, *memories: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """p = (1 - sum of shares) p_NMT + sum of share p_r, in place and only where p_r is not zero.
+
+    With one memory, equation 2 of the CLKNN paper.
 
     Args:
         log_probs: fp32 [H, V], log p_NMT; overwritten by log p.
-        values: int64 [H, k], the tokens retrieved.
-        retrieved: fp32 [H, k], log p_r of each, duplicates merged.
-        share: fp32 [H], in [0, 1]: lambda. A share of 0 leaves its row as it was, to the bit.
+        memories: of each
+            values: int64 [H, k], the tokens retrieved;
+            retrieved: fp32 [H, k], log p_r of each, duplicates merged;
+            share: fp32 [H], in [0, 1]: lambda. Shares of 0 leave their row as it was, to the bit.
 
     Returns:
         `log_probs`.
     """
-    log_probs += torch.log1p(-share).unsqueeze(1)
-    mixed = torch.logaddexp(log_probs.gather(1, values), share.log().unsqueeze(1) + retrieved)
-    return log_probs.scatter_(1, values, mixed)
+    total = torch.stack([share for _, _, share in memories]).sum(dim=0).clamp_max(ALMOST_ALL)
+    log_probs += torch.log1p(-total).unsqueeze(1)
+    for values, retrieved, share in memories:
+        mixed = torch.logaddexp(log_probs.gather(1, values), share.log().unsqueeze(1) + retrieved)
+        log_probs.scatter_(1, values, mixed)
+    return log_probs

@@ -11,7 +11,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 
-SPARE = 4  # entries searched for each string that is kept, since many have the same string
+LEAST_ENTRIES, SPARE = 64, 4  # searched for a phrase, and for each string that is kept: many have the same string
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class PhraseRetriever:
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"--k is {k}: at least 1 phrase is needed")
-        datastore.check_encoder(encoder.fingerprint(), "--encoder")
+        datastore.check_encoder(encoder.fingerprint())
         self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
         self.finder = PhraseFinder(encoder.to(device), segmentation)
         self.index = datastore.open_index().to(device)
@@ -76,7 +76,7 @@ class PhraseRetriever:
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         if not len(found.spans):
             return results
-        scores, ids = self.index.search(found.vectors.to(self.device), self.k * SPARE)
+        scores, ids = self.index.search(found.vectors.to(self.device), max(LEAST_ENTRIES, self.k * SPARE))
         probabilities = found.probabilities.tolist()
         for row, (number, start, end) in enumerate(found.spans.tolist()):
             retrieved = self._distinct(scores[row].tolist(), ids[row].tolist())

@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.trace import Trace, trace
 from fairseq_ccpr.errors import ConfigurationError
 
 
 class RetrievalLog:
-    """Writes a line for each token of the best hypotheses, whose neighbours are looked up once more.
+    """Writes a line for each token of the best hypotheses, which are looked up once more.
 
-    A line has the `sentence`, the `position` and the `token`; `lambda`, the share retrieval had; log-probabilities of the
-    token: `model`, `retrieval` (null where no neighbour names it) and `mixed`; and the `neighbours`, nearest first, each with
-    its `entry` in the datastore, its `token` and its `score` (similarity, or minus the squared distance).
+    A line has the `sentence`, the `position` and the `token`; log-probabilities of the token: `model`, `retrieval` (the
+    token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the shares
+    that the memories had, `lambda` and `phrase_lambda`; and the `neighbours`, nearest first, each with its `entry` in the
+    datastore, its `token` and its `score` (similarity, or minus the squared distance).
 
     Args:
         path: a file that is overwritten.
@@ -37,7 +37,6 @@ class RetrievalLog:
         except OSError as error:
             raise ConfigurationError(f"--knn-log {path} cannot be written ({error.strerror})") from None
 
-    @torch.no_grad()
     def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
         """Log a batch.
 
@@ -46,37 +45,35 @@ class RetrievalLog:
             sample: a batch of fairseq.
             hypotheses: the tokens of each sentence's translation.
         """
-        pad, eos = self.dictionary.pad(), self.dictionary.eos()
-        target = collate_tokens(hypotheses, pad)
-        previous = collate_tokens(hypotheses, pad, eos, move_eos_to_beginning=True)
-        forced = {"net_input": {**sample["net_input"], "prev_output_tokens": previous}, "target": target}
-        log_probs, queries, _ = ensemble.force_decode_models(forced)
-        real = target.ne(pad)
-        found = ensemble.retriever.look_up(queries[real])
-        tokens = target[real].unsqueeze(1)
-        retrieved = found.log_probs.masked_fill(found.values != tokens, float("-inf")).amax(dim=1)
-        of_model = log_probs.gather(2, target.unsqueeze(2)).squeeze(2)[real]
-        mixed = torch.logaddexp(torch.log1p(-found.share) + of_model, found.share.log() + retrieved)
-        sentences, positions = (part.tolist() for part in real.nonzero().unbind(dim=1))
-        columns = [tokens.squeeze(1), found.share, of_model, retrieved, mixed, found.ids, found.values, found.scores]
+        traced = trace(ensemble, sample, hypotheses, self.dictionary)
         # fairseq-interactive gives its sentences no numbers.
         numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))
         self.sentences += len(hypotheses)
-        for row, position, *rest in zip(sentences, positions, *(column.tolist() for column in columns)):
-            self.stream.write(json.dumps(self._line(numbers[row], position, *rest), ensure_ascii=False) + "\n")
+        columns = {
+            "position": traced.positions, "token": traced.tokens, "lambda": traced.token_share, "model": traced.model,
+            "retrieval": traced.token_memory, "phrase_lambda": traced.phrase_share, "phrases": traced.phrase_memory,
+            "mixed": traced.mixed,
+        }  # fmt: skip
+        neighbours = self._neighbours(traced)
+        for row, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
+            line = {name: None if value == float("-inf") else value for name, value in zip(columns, values)}
+            line |= {
+                "token": self.dictionary.symbols[line["token"]],
+                "neighbours": neighbours[row] if neighbours else [],
+            }
+            sentence = {"sentence": numbers[int(traced.sentences[row])]}
+            self.stream.write(json.dumps(sentence | line, ensure_ascii=False) + "\n")
         self.stream.flush()
 
-    def _line(
-        self, sentence: int, position: int, token: int, share: float, model: float, retrieved: float, mixed: float,
-        ids: list[int], values: list[int], scores: list[float],
-    ) -> dict[str, Any]:  # fmt: skip
-        symbols = self.dictionary.symbols
-        neighbours = [
-            {"entry": i, "token": symbols[value], "score": score}
-            for i, value, score in zip(ids, values, scores)
-            if i >= 0
+    def _neighbours(self, traced: Trace) -> list[list[dict[str, Any]]]:
+        found = traced.neighbours
+        if found is None:
+            return []
+        return [
+            [
+                {"entry": entry, "token": self.dictionary.symbols[value], "score": score}
+                for entry, value, score in zip(*row)
+                if entry >= 0
+            ]
+            for row in zip(found.ids.tolist(), found.values.tolist(), found.scores.tolist())
         ]
-        return {
-            "sentence": sentence, "position": position, "token": symbols[token], "lambda": share, "model": model,
-            "retrieval": retrieved if retrieved > float("-inf") else None, "mixed": mixed, "neighbours": neighbours,
-        }  # fmt: skip

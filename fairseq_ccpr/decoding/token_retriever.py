@@ -12,12 +12,9 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.interpolation import neighbour_log_probabilities, retrieval_confidence
+from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, neighbour_log_probabilities, retrieval_confidence
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.version import __version__
-
-# A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
-ALMOST_ALL = 1 - 2**-24
 
 
 @dataclass(frozen=True)

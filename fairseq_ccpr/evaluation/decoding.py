@@ -88,6 +88,8 @@ def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
             model.cuda()
         model.prepare_for_inference_(cfg)
     task.load_dataset(cfg.dataset.gen_subset, task_cfg=saved.task)
+    task.build_tokenizer(cfg.tokenizer)
+    task.build_bpe(cfg.bpe)
     return task, models
 
 
@@ -139,12 +141,10 @@ def _detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
 
     A reference's unknown tokens are written in a way that no hypothesis matches.
     """
-    tokenizer, bpe = task.build_tokenizer(cfg.tokenizer), task.build_bpe(cfg.bpe)
-
     def to_text(dictionary: Any, tokens: torch.Tensor, reference: bool = False) -> str:
         tokens = utils.strip_pad(tokens, dictionary.pad()).int().cpu()
         text = dictionary.string(tokens, cfg.common_eval.post_process, escape_unk=reference)
-        text = bpe.decode(text) if bpe is not None else text
-        return tokenizer.decode(text) if tokenizer is not None else text
+        text = task.bpe.decode(text) if task.bpe is not None else text
+        return task.tokenizer.decode(text) if task.tokenizer is not None else text
 
     return to_text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -11,39 +13,74 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 
 COLOURS = matplotlib.colormaps["tab10"]
 DPI = 130
 
 
-def draw_grid(grid: dict[TokenRetrievalSettings, float], path: Path) -> None:
-    """Heat maps of a tuner's grid through its best point: lambda by T, and k by T, for each kind of lambda."""
-    kinds = sorted({settings.confidence for settings in grid})
-    figure = Figure(figsize=(11, 4 * len(kinds)), layout="constrained")
-    axes = figure.subplots(len(kinds), 2, squeeze=False)
-    low, high = np.quantile(list(grid.values()), [0.2, 1.0])
+def draw_grids(
+    tokens: Mapping[TokenRetrievalSettings, float], phrases: Mapping[PhraseSettings, float], path: Path
+) -> None:
+    """Heat maps of a tuner's grids through their best points: lambda and k by T for each kind of lambda; then phrases."""
+    kinds = sorted({settings.confidence for settings in tokens})
+    height = len(kinds) + bool(phrases)
+    figure = Figure(figsize=(11, 4 * height), layout="constrained")
+    axes = figure.subplots(height, 2, squeeze=False)
     for row, kind in zip(axes, kinds):
-        points = {settings: value for settings, value in grid.items() if settings.confidence == kind}
+        points = {settings: value for settings, value in tokens.items() if settings.confidence == kind}
         best = max(points, key=lambda settings: points[settings])
         label = "λ of λ*" if kind else "λ"
-        across = {s: v for s, v in points.items() if s.k == best.k}
-        _heat_map(row[0], {(s.temperature, s.lambda_): v for s, v in across.items()}, label, low, high)
-        row[0].set_title(f"{label} by T, k = {best.k}")
-        across = {s: v for s, v in points.items() if s.lambda_ == best.lambda_}
-        image = _heat_map(row[1], {(s.temperature, s.k): v for s, v in across.items()}, "k", low, high)
-        row[1].set_title(f"k by T, {label} = {best.lambda_:g}")
-        figure.colorbar(image, ax=row[1], label="mean log p of the reference's tokens", extend="min")
+        fixed = {s: v for s, v in points.items() if s.k == best.k}
+        other = {s: v for s, v in points.items() if s.lambda_ == best.lambda_}
+        first = {(s.temperature, s.lambda_): v for s, v in fixed.items()}
+        second = {(s.temperature, s.k): v for s, v in other.items()}
+        _pair_of_maps(
+            figure, row, (first, second), (label, "k"), ("T", "T"), tokens.values(),
+            (f"{label} by T, k = {best.k}", f"k by T, {label} = {best.lambda_:g}"),
+        )  # fmt: skip
+    if phrases:
+        top = max(phrases, key=lambda settings: phrases[settings])
+        first = {
+            (s.enter, s.lambda_): v
+            for s, v in phrases.items()
+            if replace(s, enter=top.enter, lambda_=top.lambda_) == top
+        }
+        second = {
+            (s.min_similarity, s.k): v
+            for s, v in phrases.items()
+            if (s.enter, s.lambda_) == (top.enter, top.lambda_) and (s.temperature == top.temperature or s.k == 1)
+        }
+        _pair_of_maps(
+            figure, axes[-1], (first, second), ("λ of phrases", "k of phrases"), ("entering", "least similarity"),
+            phrases.values(),
+            (f"phrases: λ by entering, k = {top.k}", f"phrases: k by least similarity, T = {top.temperature:g}"),
+        )  # fmt: skip
     figure.savefig(path, dpi=DPI, format="png")
 
 
-def _heat_map(axes: Axes, values: dict[tuple[float, float], float], label: str, low: float, high: float) -> AxesImage:
+Points = Mapping[Any, float]  # (across, up) -> value
+
+
+def _pair_of_maps(
+    figure: Figure, row: Sequence[Axes], points: tuple[Points, Points], labels: tuple[str, str],
+    below: tuple[str, str], values: Collection[float], titles: tuple[str, str],
+) -> None:  # fmt: skip
+    low, high = np.quantile(list(values), [0.2, 1.0])
+    for axes, of_axes, label, under, title in zip(row, points, labels, below, titles):
+        image = _heat_map(axes, of_axes, label, low, high)
+        axes.set(title=title, xlabel=under)
+    figure.colorbar(image, ax=row[1], label="mean log p of the reference's tokens", extend="min")
+
+
+def _heat_map(axes: Axes, values: Points, label: str, low: float, high: float) -> AxesImage:
     columns, rows = (sorted({point[i] for point in values}) for i in (0, 1))
     table = np.array([[values[column, row] for column in columns] for row in rows])
     image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis", vmin=low, vmax=high)
     axes.set_xticks(range(len(columns)), [f"{column:g}" for column in columns])
     axes.set_yticks(range(len(rows)), [f"{row:g}" for row in rows])
-    axes.set(xlabel="T", ylabel=label)
+    axes.set(ylabel=label)
     best = np.unravel_index(table.argmax(), table.shape)
     axes.plot(best[1], best[0], marker="*", color="red", markersize=14)
     return image

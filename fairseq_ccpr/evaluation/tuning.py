@@ -1,89 +1,40 @@
-"""Choosing k, lambda and T on a held-out subset: a large grid by likelihood, its best few by BLEU."""
+"""Choosing the settings of retrieval on a held-out subset: large grids by likelihood, their best few by BLEU."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import retrieval_confidence, target_log_probabilities
-from fairseq_ccpr.decoding.token_retriever import ALMOST_ALL, TokenRetrievalSettings
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, TokenMemory
+from fairseq_ccpr.decoding.interpolation import ALMOST_ALL
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
+from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import batches, decode
+from fairseq_ccpr.evaluation.phrase_grid import (
+    PHRASES,
+    PhraseCache,
+    References,
+    as_phrase_options,
+    phrase_candidates,
+    score_phrase_grid,
+)
 from fairseq_ccpr.evaluation.scores import Scores
-
-NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
-FEW = 16
-LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
-# In squared distances, of which the decoder's states lie some tens to hundreds apart.
-TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
-# In inner products of unit vectors.
-UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-
-
-@dataclass
-class TokenCache:
-    """What a teacher-forced pass leaves behind, enough to score any setting: a row for each of N reference tokens."""
-
-    log_probs: Tensor  # fp32 [N], log p_NMT of the reference token
-    scores: Tensor  # fp32 [N, K]
-    ids: Tensor  # int64 [N, K]
-    matches: Tensor  # bool [N, K], whether the neighbour's value is the reference token
-
-    def log_likelihood(
-        self, k: int, temperature: float, lambdas: Tensor, confidence: bool, min_similarity: float = 0.0
-    ) -> Tensor:
-        """Mean log p of the reference tokens (equations 2, 4 and 8 of the CLKNN paper) for each lambda, fp32 [lambdas]."""
-        scores, ids = self.scores[:, :k], self.ids[:, :k]
-        retrieved = target_log_probabilities(scores, ids, self.matches[:, :k], temperature)
-        factor = retrieval_confidence(scores, ids, min_similarity) if confidence else (ids >= 0).any(dim=1)
-        share = (lambdas.unsqueeze(1) * factor).clamp_max(ALMOST_ALL)  # [lambdas, N]
-        mixed = torch.logaddexp(torch.log1p(-share) + self.log_probs, share.log() + retrieved)
-        return mixed.mean(dim=1)
-
-
-@torch.inference_mode()
-def fill_cache(cfg: Any, task: Any, models: list[Any], ensemble: RetrievalEnsemble, k: int) -> TokenCache:
-    """Force-decode the subset once, keeping the reference's probabilities and the k nearest neighbours."""
-    rows: list[tuple[Tensor, ...]] = []
-    for sample in batches(cfg, task, models):
-        real = sample["target"].ne(task.target_dictionary.pad())
-        targets = sample["target"][real]
-        log_probs, queries, _ = ensemble.force_decode_models(sample)
-        scores, ids = ensemble.retriever.search(queries[real], k)
-        matches = (ensemble.retriever.values[ids.clamp_min(0)] == targets.unsqueeze(1)) & (ids >= 0)
-        of_targets = log_probs.gather(2, sample["target"].unsqueeze(2)).squeeze(2)[real]
-        rows.append((of_targets, scores, ids, matches))
-    return TokenCache(*(torch.cat(column).cpu() for column in zip(*rows)))
-
-
-def score_grid(
-    cache: TokenCache, temperatures: tuple[float, ...], confidences: tuple[bool, ...], min_similarity: float = 0.0
-) -> dict[TokenRetrievalSettings, float]:
-    """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*."""
-    grid = {}
-    for k, temperature, confidence in product(NEIGHBOURS, temperatures, confidences):
-        least = min_similarity if confidence else 0.0
-        values = cache.log_likelihood(k, temperature, torch.tensor(LAMBDAS), confidence, least)
-        for lambda_, value in zip(LAMBDAS, values.tolist()):
-            grid[TokenRetrievalSettings(k, lambda_, temperature, confidence, min_similarity=least)] = value
-    return grid
-
-
-def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
-    """The best points of the grid that differ in lambda, its kind, or in whether they take few neighbours or many.
-
-    On lambda, likelihood and BLEU disagree the most; and few neighbours are faster, if they do as well.
-    """
-    best: dict[tuple[float, bool, bool], TokenRetrievalSettings] = {}
-    for settings in sorted(grid, key=lambda s: -grid[s]):
-        best.setdefault((settings.lambda_, settings.confidence, settings.k <= FEW), settings)
-    return list(best.values())[:count]
+from fairseq_ccpr.evaluation.token_grid import (
+    NEIGHBOURS,
+    TEMPERATURES,
+    UNIT_TEMPERATURES,
+    TokenCache,
+    as_options,
+    candidates,
+    score_grid,
+)
 
 
 @dataclass
@@ -93,13 +44,18 @@ class Tuned:
     options: str  # of fairseq-generate, for the best settings
     signature: str  # of that
     scores: dict[str, Scores]  # by name of the system, the base among them
-    grid: dict[TokenRetrievalSettings, float]
+    token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
+    phrase_grid: dict[PhraseSettings, float]  # beside the best of the token grid; empty without a phrase memory
     grid_seconds: float  # the teacher-forced pass included
     base_seconds: float  # of decoding the same sentences without retrieval
 
 
 def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep.
+
+    1. One teacher-forced pass keeps what model, neighbours and phrases say of each reference token.
+    2. The token memory's grid is scored, then the phrase memory's beside the likeliest token settings.
+    3. The best settings of the one with the best of the other are decoded with.
 
     Raises:
         ConfigurationError: a limit of lambda*, which the grid does not have.
@@ -109,39 +65,121 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
             "--knn-lambda-max is not tuned: leave it out here, and add it to what comes out if need be"
         )
     generators = {"base": task.build_base_generator(models, cfg.generation)}
-    ensemble = task.build_ensemble(models, generators["base"].beam_size)
+    ensemble = with_all_phrases(task.build_ensemble(models, generators["base"].beam_size))
     start = time.perf_counter()
-    cache = fill_cache(cfg, task, models, ensemble, max(NEIGHBOURS))
-    unit = ensemble.retriever.projection is not None
-    kinds = (True, False) if unit and not cfg.task.knn_confidence else (ensemble.retriever.settings.confidence,)
-    if cfg.task.no_knn_confidence:
-        kinds = (False,)
-    grid = score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds, cfg.task.knn_min_similarity)
+    tokens, phrases, log_probs = fill_caches(cfg, task, models, ensemble, max(NEIGHBOURS))
+    token_grid = _score_tokens(cfg, ensemble, tokens)
+    best_tokens: list[TokenRetrievalSettings | None] = [*candidates(token_grid, count)] or [None]
+    references = _references(tokens, best_tokens[0], log_probs, ensemble.share_max)
+    phrase_grid = {}
+    best_phrases: list[PhraseSettings | None] = [None]
+    if ensemble.phrases is not None:
+        phrase_grid = score_phrase_grid(phrases, references, ensemble.phrases.settings)
+        best_phrases = [*phrase_candidates(phrase_grid, count)]
     grid_seconds = time.perf_counter() - start
-    chosen = {as_options(settings, unit): settings for settings in candidates(grid, count)}
-    for name, settings in chosen.items():
+    chosen = dict(_system(ensemble, *pair) for pair in _crossed(best_tokens, best_phrases, count))
+    for name, system in chosen.items():
         generators[name] = task.build_base_generator(models, cfg.generation)
-        retriever = ensemble.retriever.with_settings(settings)
-        generators[name].model = RetrievalEnsemble(
-            models, ensemble.capture, retriever, ensemble.pad, ensemble.beam_size
-        )
+        generators[name].model = system
     decodings = decode(cfg, task, models, generators)
     scores = {name: decodings.scores(name) for name in generators}
     best = max(chosen, key=lambda name: scores[name].bleu)
     base_seconds = decodings.systems["base"].seconds
-    return Tuned(best, generators[best].model.signature(), scores, grid, grid_seconds, base_seconds)
+    return Tuned(best, chosen[best].signature(), scores, token_grid, phrase_grid, grid_seconds, base_seconds)
 
 
-def as_options(settings: TokenRetrievalSettings, unit: bool = False) -> str:
-    """Settings in the form of fairseq-generate's options.
+@torch.inference_mode()
+def fill_caches(
+    cfg: Any, task: Any, models: list[Any], ensemble: RetrievalEnsemble, k: int
+) -> tuple[TokenCache | None, PhraseCache, Tensor]:
+    """Force-decode the subset once, keeping the reference's probabilities, the k nearest neighbours, and the phrases.
 
-    Args:
-        unit: whether they are for an adapter's keys, for which lambda* is on unless one says otherwise.
-
-    >>> as_options(TokenRetrievalSettings(8, 0.6, 10.0))
-    '--knn-k 8 --knn-lambda 0.6 --knn-temperature 10'
+    Returns:
+        What the token memory said, None without one; what the phrases said; log p_NMT of the N reference tokens.
     """
-    options = f"--knn-k {settings.k} --knn-lambda {settings.lambda_:g} --knn-temperature {settings.temperature:g}"
-    kind = "--knn-confidence" if settings.confidence else "--no-knn-confidence"
-    least = f" --knn-min-similarity {settings.min_similarity:g}" if settings.min_similarity else ""
-    return f"{options} {kind}{least}" if unit else options
+    rows: list[tuple[Tensor, ...]] = []
+    phrases = PhraseCache()
+    of_model = []
+    for sample in batches(cfg, task, models):
+        real = sample["target"].ne(task.target_dictionary.pad())
+        targets = sample["target"][real]
+        log_probs, queries, attention = ensemble.force_decode_models(sample)
+        of_model.append(log_probs.gather(2, sample["target"].unsqueeze(2)).squeeze(2)[real].cpu())
+        if ensemble.tokens is not None:
+            retriever = ensemble.tokens.retriever
+            scores, ids = retriever.search(queries[real], k)
+            matches = (retriever.values[ids.clamp_min(0)] == targets.unsqueeze(1)) & (ids >= 0)
+            rows.append((scores.cpu(), ids.cpu(), matches.cpu()))
+        if ensemble.phrases is not None:
+            memory = ensemble.phrases
+            memory.start(sample["net_input"]["src_tokens"])
+            previous = sample["net_input"]["prev_output_tokens"]
+            phrases.add(memory.table, *memory.force_outlook(previous, log_probs, attention, real), targets)
+    tokens = TokenCache(torch.cat(of_model), *(torch.cat(column) for column in zip(*rows))) if rows else None
+    return tokens, phrases, torch.cat(of_model)
+
+
+def with_all_phrases(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
+    """The ensemble with the most phrases that the grid has, retrieved once for all settings."""
+    memory = ensemble.phrases
+    if memory is None:
+        return ensemble
+    memory.candidates.retriever.k = max(PHRASES)
+    memory.candidates.retriever.min_similarity = 0.0
+    return ensemble.with_memories(ensemble.tokens, memory.with_settings(memory.settings, remember(memory.candidates)))
+
+
+def remember(candidates: PhraseCandidates) -> Callable[[Tensor], list[SentencePhrases]]:
+    """The same candidates, but those of a batch that was asked for before are not retrieved again."""
+    known: dict[bytes, list[SentencePhrases]] = {}
+
+    def find(src_tokens: Tensor) -> list[SentencePhrases]:
+        key = src_tokens.cpu().numpy().tobytes()
+        if key not in known:
+            known[key] = candidates(src_tokens)
+        return known[key]
+
+    return find
+
+
+def _score_tokens(
+    cfg: Any, ensemble: RetrievalEnsemble, cache: TokenCache | None
+) -> dict[TokenRetrievalSettings, float]:
+    if ensemble.tokens is None or cache is None:
+        return {}
+    retriever = ensemble.tokens.retriever
+    unit = retriever.projection is not None
+    kinds = (True, False) if unit and not cfg.task.knn_confidence else (retriever.settings.confidence,)
+    if cfg.task.no_knn_confidence:
+        kinds = (False,)
+    return score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds, cfg.task.knn_min_similarity)
+
+
+def _references(
+    cache: TokenCache | None, settings: TokenRetrievalSettings | None, log_probs: Tensor, share_max: float
+) -> References:
+    """The reference tokens with the token memory at these settings."""
+    if cache is None or settings is None:
+        return References(log_probs, torch.full_like(log_probs, float("-inf")), torch.zeros_like(log_probs), share_max)
+    retrieved, factor = cache.opinion(settings.k, settings.temperature, settings.confidence, settings.min_similarity)
+    return References(log_probs, retrieved, (settings.lambda_ * factor).clamp_max(ALMOST_ALL), share_max)
+
+
+def _crossed(tokens: list[Any], phrases: list[Any], count: int) -> list[tuple[Any, Any]]:
+    """`count` pairs, those first whose places in their lists are the best together."""
+    pairs = [(i + j, i, j) for i in range(len(tokens)) for j in range(len(phrases))]
+    return [(tokens[i], phrases[j]) for _, i, j in sorted(pairs)[:count]]
+
+
+def _system(
+    ensemble: RetrievalEnsemble, token_settings: TokenRetrievalSettings | None, phrase_settings: PhraseSettings | None
+) -> tuple[str, RetrievalEnsemble]:
+    """The options of these settings, and the ensemble with them."""
+    tokens, phrases, options = ensemble.tokens, ensemble.phrases, []
+    if tokens is not None and token_settings is not None:
+        options.append(as_options(token_settings, tokens.retriever.projection is not None))
+        tokens = TokenMemory(tokens.capture, tokens.retriever.with_settings(token_settings))
+    if phrases is not None and phrase_settings is not None:
+        options.append(as_phrase_options(phrase_settings))
+        phrases = phrases.with_settings(phrase_settings)
+    return " ".join(options), ensemble.with_memories(tokens, phrases)

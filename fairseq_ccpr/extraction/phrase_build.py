@@ -215,7 +215,8 @@ class _Part:
         new = describe_files(self.settings.output, [path for path in paths if path not in old])
         section = PhraseSection(
             totals["phrases"], self.dimension, totals["sentences"], self.identity["segmentation"],
-            self.identity["fingerprints"], self.description, {path: old.get(path) or new[path] for path in paths},
+            str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description,
+            {path: old.get(path) or new[path] for path in paths},
         )  # fmt: skip
         if section != self.published:
             self.manifest.phrase = section

@@ -3,61 +3,34 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
+import torch
 from fairseq import utils
 from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import register_task
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.tasks.translation import TranslationTask
 
 from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, TokenMemory
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extraction.loading import check_data_bin
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import Segmentation
+from fairseq_ccpr.phrases.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.tasks.retrieval_options import TranslationRetrievalConfig, phrase_settings, token_settings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class TranslationRetrievalConfig(TranslationConfig):
-    """Options of the task, beside those of `translation`."""
-
-    datastore: Optional[str] = field(
-        default=None, metadata={"help": "the datastore, a folder made by build_datastore.py"}
-    )
-    knn_k: int = field(default=8, metadata={"help": "neighbours retrieved for each token"})
-    knn_lambda: float = field(
-        default=0.5, metadata={"help": "share of the token datastore in the probability of each token, 0 to 1"}
-    )
-    knn_temperature: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), "
-            "the inner products of an adapter's keys 0.01 to 0.5 (0.05)"
-        },
-    )
-    knn_confidence: bool = field(
-        default=False,
-        metadata={"help": "scale the share by the neighbours' mean similarity (lambda*); an adapter's keys have it on"},
-    )
-    no_knn_confidence: bool = field(default=False, metadata={"help": "keep the share fixed for an adapter's keys too"})
-    knn_lambda_max: float = field(default=1.0, metadata={"help": "the most that lambda* may be"})
-    knn_min_similarity: float = field(
-        default=0.0,
-        metadata={
-            "help": "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains"
-        },
-    )
-    knn_log: Optional[str] = field(
-        default=None,
-        metadata={"help": "file for a line of JSON a token of each best hypothesis: share, probabilities, neighbours"},
-    )
 
 
 @register_task("translation_retrieval", dataclass=TranslationRetrievalConfig)
@@ -70,12 +43,23 @@ class TranslationRetrievalTask(TranslationTask):
         super().__init__(cfg, src_dict, tgt_dict)
         if not cfg.datastore:
             raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by build_datastore.py")
-        self.token_datastore = TokenDatastore(cfg.datastore)
-        self.token_datastore.check_fingerprint(
-            "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
-        )
-        self.settings = _settings(cfg, self.token_datastore)
+        if not 0 <= cfg.retrieval_lambda_max < 1:
+            raise ConfigurationError(
+                f"--retrieval-lambda-max is {cfg.retrieval_lambda_max}: a share from 0 up to, but not, 1 is needed"
+            )
+        manifest = Manifest.read(Path(cfg.datastore))
+        self.token_datastore = self.phrase_datastore = None
+        if manifest.token is not None:
+            self.token_datastore = TokenDatastore(cfg.datastore)
+            self.token_datastore.check_fingerprint(
+                "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
+            )
+            self.token_settings = token_settings(cfg, self.token_datastore)
+        if manifest.phrase is not None:
+            self.phrase_datastore = PhraseDatastore(cfg.datastore)
+            self.phrase_settings = phrase_settings(cfg)
         self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
+        self.bpe = self.tokenizer = None
 
     @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
@@ -92,7 +76,7 @@ class TranslationRetrievalTask(TranslationTask):
         """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one.
 
         Raises:
-            DatastoreError: the datastore belongs to none of `models`.
+            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
         """
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
@@ -124,47 +108,73 @@ class TranslationRetrievalTask(TranslationTask):
             self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
         return hypotheses
 
+    def build_tokenizer(self, args: Any) -> Any:
+        """See `FairseqTask.build_tokenizer`; kept, since phrases are made of text."""
+        self.tokenizer = super().build_tokenizer(args)
+        return self.tokenizer
+
+    def build_bpe(self, args: Any) -> Any:
+        """See `FairseqTask.build_bpe`; kept, since phrases are made of text."""
+        self.bpe = super().build_bpe(args)
+        return self.bpe
+
     def build_ensemble(self, models: list[Any], beam_size: int) -> RetrievalEnsemble:
         """The models and the datastore as one.
 
         Raises:
-            DatastoreError: the datastore belongs to none of `models`.
+            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
         """
-        member = self._find_member(models)
-        capture = KeyCapture(member, self.token_datastore.section.key_layer)
-        device = next(member.parameters()).device
-        retriever = self.retriever_class(self.token_datastore, self.settings, device)
-        return RetrievalEnsemble(models, capture, retriever, self.target_dictionary.pad(), beam_size)
+        tokens, phrases = self._token_memory(models), self._phrase_memory(models)
+        share_max = self.cfg.retrieval_lambda_max
+        return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), beam_size, share_max)
 
-    def _find_member(self, models: list[Any]) -> Any:
-        """The model of the ensemble that the datastore was built with."""
+    def _token_memory(self, models: list[Any]) -> TokenMemory | None:
+        datastore = self.token_datastore
+        if datastore is None:
+            return None
         found = [fingerprint.of_parameters(model.named_parameters()) for model in models]
-        expected = self.token_datastore.section.fingerprints["model"]
+        expected = datastore.section.fingerprints["model"]
         if expected not in found:
-            self.token_datastore.check_fingerprint("model", found[0], "--path")
-        return models[found.index(expected)]
+            datastore.check_fingerprint("model", found[0], "--path")
+        member = models[found.index(expected)]
+        retriever = self.retriever_class(datastore, self.token_settings, next(member.parameters()).device)
+        return TokenMemory(KeyCapture(member, datastore.section.key_layer), retriever)
+
+    def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
+        datastore = self.phrase_datastore
+        if datastore is None:
+            return None
+        device = next(models[0].parameters()).device
+        path = find_encoder(datastore, self.cfg.phrase_encoder)
+        with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
+            encoder = PhraseEncoder.load(path)
+        segmentation = query_segmentation(datastore, self.cfg.phrase_threshold)
+        settings = self.phrase_settings
+        retriever = PhraseRetriever(datastore, encoder, segmentation, settings.k, settings.min_similarity, device)
+        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
+        return PhraseMemory(candidates, settings, device)
+
+    def _decoder_subwords(self) -> DecoderSubwords:
+        """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
+        return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary)
 
 
-def _settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -> TokenRetrievalSettings:
-    """The `--knn-*` options, with the defaults that suit the datastore's keys."""
-    if cfg.knn_confidence and cfg.no_knn_confidence:
-        raise ConfigurationError("--knn-confidence and --no-knn-confidence exclude each other: give one of them")
-    unit = datastore.section.projection is not None
-    distances = datastore.section.index.metric == "l2"
-    temperature = cfg.knn_temperature
-    if temperature is None:
-        temperature = 0.05 if unit else 10.0
-    elif unit and temperature >= 1:
-        logger.warning(
-            "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner products of at "
-            "most 1, which want 0.01 to 0.5", temperature, datastore.directory,
-        )  # fmt: skip
-    elif distances and temperature < 1:
-        logger.warning(
-            "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared distances, "
-            "which want about 10 to 100", temperature, datastore.directory,
-        )  # fmt: skip
-    confidence = cfg.knn_confidence or (unit and not cfg.no_knn_confidence)
-    return TokenRetrievalSettings(
-        cfg.knn_k, cfg.knn_lambda, temperature, confidence, cfg.knn_lambda_max, cfg.knn_min_similarity
-    )
+def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
+    """The checkpoint of the phrase encoder: the one that is given, or the one that the datastore was built with.
+
+    Raises:
+        ConfigurationError: none is given, and the datastore's is not where it was.
+    """
+    path = Path(given or datastore.section.encoder)
+    if given is None and not path.is_file():
+        raise ConfigurationError(
+            f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: say with "
+            "--phrase-encoder where it is"
+        )
+    return path
+
+
+def query_segmentation(datastore: PhraseDatastore, threshold: float) -> Segmentation:
+    """Queries are phrases of the kind that the datastore has, but those found by the encoder surer ones."""
+    built = datastore.section.segmentation
+    return Segmentation(built["kind"], threshold, built["max_words"])

@@ -1,0 +1,123 @@
+"""From source sentences to tables of phrases in the decoder's own subwords, once a batch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseTable
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
+from fairseq_ccpr.phrases.decoder_subwords import DecoderSubwords
+
+
+class Candidate(NamedTuple):
+    """A retrieved phrase as the decoder would write it."""
+
+    tokens: list[int]
+    query: int  # which of the sentence's `queries` it was retrieved for
+    rank: int  # which of that query's `retrieved` it is
+
+
+@dataclass
+class SentencePhrases:
+    """What was retrieved for a source sentence."""
+
+    queries: list[QueryPhrase] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    attended: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # subwords of each query, end exclusive; (0, 0): unknown
+    length: int = 0  # subwords of the sentence, its end marker too
+
+
+class PhraseCandidates:
+    """Retrieves for source sentences, and slices what was retrieved out of its own sentences' subwords.
+
+    A phrase is left out where its border falls inside a subword, since the decoder cannot write it, or where it is longer
+    than MAX_SUBWORDS. Of equal subwords for the same source phrase the most similar stands for all.
+
+    Args:
+        retriever: phrases of source text.
+        make_subwords: called at the first sentence.
+        source_dictionary: of the translation model.
+    """
+
+    def __init__(
+        self, retriever: PhraseRetriever, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
+    ) -> None:
+        self.retriever, self.make_subwords, self.source_dictionary = retriever, make_subwords, source_dictionary
+
+    @cached_property
+    def subwords(self) -> DecoderSubwords:
+        """The translation model's own subwords."""
+        return self.make_subwords()
+
+    def __call__(self, src_tokens: Tensor) -> list[SentencePhrases]:
+        """For each sentence, int64 [B, S] with fairseq's padding on the left.
+
+        Raises:
+            ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
+                made of the dictionary's.
+        """
+        pad = self.source_dictionary.pad()
+        rows = [row[row != pad] for row in src_tokens.cpu()]
+        texts = [self.subwords.recover(self.source_dictionary, row) for row in rows]
+        return [
+            self._of_sentence(text, len(row), queries)
+            for text, row, queries in zip(texts, rows, self.retriever.retrieve(texts))
+        ]
+
+    def _of_sentence(self, text: str, length: int, queries: list[QueryPhrase]) -> SentencePhrases:
+        found = SentencePhrases(queries, length=length)
+        pieces = self.subwords.split(text)
+        placed = len(pieces.ids) == length - 1
+        for number, query in enumerate(queries):
+            first, end = (bisect_left(pieces.starts, place) if placed else 0 for place in (query.start, query.end))
+            found.attended.append((first, end))
+            seen: set[tuple[int, ...]] = set()
+            for rank, phrase in enumerate(query.retrieved):
+                tokens = self.subwords.slice(self.subwords.split(phrase.sentence), phrase.start, phrase.end)
+                if tokens is None or len(tokens) > MAX_SUBWORDS or tuple(tokens) in seen:
+                    continue
+                seen.add(tuple(tokens))
+                found.candidates.append(Candidate(tokens, number, rank))
+        return found
+
+    def table(self, batch: list[SentencePhrases], source_length: int) -> PhraseTable:
+        """The batch as tensors on the CPU.
+
+        Args:
+            source_length: S, with the padding on the left.
+        """
+        size = len(batch)
+        phrases = max(1, *(len(found.candidates) for found in batch))
+        queries = max(1, *(len(found.queries) for found in batch))
+        longest = max([len(c.tokens) for found in batch for c in found.candidates], default=1)
+        tokens = np.full((size, phrases, longest), NO_TOKEN, np.int64)
+        numbers = np.zeros((4, size, phrases), np.int64)  # lengths, entered, queries, ranks
+        scores = np.zeros((size, phrases), np.float32)
+        attended = np.zeros((size, queries, source_length), bool)
+        for row, found in enumerate(batch):
+            for lane, candidate in enumerate(found.candidates):
+                length = len(candidate.tokens)
+                tokens[row, lane, :length] = candidate.tokens
+                numbers[:, row, lane] = length, self._entered(candidate.tokens), candidate.query, candidate.rank
+                scores[row, lane] = found.queries[candidate.query].retrieved[candidate.rank].score
+            offset = source_length - found.length
+            for query, (first, end) in enumerate(found.attended):
+                attended[row, query, offset + first : offset + end] = True
+        lengths, entered, of_query, ranks = torch.from_numpy(numbers)
+        return PhraseTable(
+            torch.from_numpy(tokens), lengths, entered, of_query, torch.from_numpy(scores), ranks, torch.from_numpy(attended)
+        )  # fmt: skip
+
+    def _entered(self, tokens: list[int]) -> int:
+        symbols = self.subwords.dictionary.symbols
+        return next((n for n, i in enumerate(tokens, 1) if any(map(str.isalnum, symbols[i]))), len(tokens))

@@ -1,0 +1,157 @@
+"""What retrieved phrases say of the next token: a phrase that has begun wants to go on, one that has not may begin.
+
+Pure tensor maths, the same on CPU and GPU, without a loop over hypotheses or phrases and without a host round trip.
+Letters: B sentences, H hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, L subwords of the
+longest phrase, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_SUBWORDS = 48  # of a phrase: the prefixes that match are bits of a number, and float64 must hold it exactly
+CONSENT = 0.05  # epsilon: what the model must think of a phrase's first token, relative to its favourite
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class PhraseTable:
+    """The candidate phrases of B sentences; where a sentence has fewer than A, the rest have length 0."""
+
+    tokens: Tensor  # int64 [B, A, L], NO_TOKEN after the phrase's end
+    lengths: Tensor  # int64 [B, A]
+    entered: Tensor  # int64 [B, A], subwords up to and with the first that has a letter or digit: then it has begun
+    queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
+    scores: Tensor  # fp32 [B, A], similarities
+    ranks: Tensor  # int64 [B, A], 0 is the best of its source phrase
+    attended: Tensor  # bool [B, Q, S], source subwords of each source phrase
+
+    def to(self, device: torch.device) -> PhraseTable:
+        """The same on another device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+    def weights(self, k: int, temperature: float, min_similarity: float) -> Tensor:
+        """c_q w(a|q) of each phrase, fp32 [B, A]: softmax over the k best of its source phrase, times their confidence.
+
+        Args:
+            k: phrases of each source phrase that count.
+            temperature: T_p > 0, of w = softmax(score / T_p).
+            min_similarity: s0; phrases no more similar count for nothing, and c = (best score - s0) / (1 - s0).
+        """
+        found = (self.lengths > 0) & (self.ranks < k) & (self.scores > min_similarity)
+        scores = self.scores.masked_fill(~found, float("-inf"))
+        groups = len(self.lengths), self.attended.size(1)
+        best = scores.new_full(groups, -1.0).scatter_reduce(1, self.queries, scores, "amax")
+        best_of_each = best.gather(1, self.queries)
+        weights = ((scores - best_of_each) / temperature).exp()
+        totals = weights.new_zeros(groups).scatter_add(1, self.queries, weights)
+        confidence = ((best_of_each - min_similarity) / (1 - min_similarity)).clamp(0, 1)
+        return confidence * weights / totals.gather(1, self.queries).clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+class Continuation(NamedTuple):
+    """The distribution of the next token, sparse: A tokens for each of H hypotheses."""
+
+    values: Tensor  # int64 [H, A]
+    log_probs: Tensor  # fp32 [H, A], log p_phr, duplicates merged: equal tokens all have the token's whole probability
+    mass: Tensor  # fp32 [H], Z, which is 0 where no phrase has anything to say
+
+
+class Outlook(NamedTuple):
+    """What each of A phrases would write next after each of H hypotheses, [H, A], whatever the phrases weigh."""
+
+    values: Tensor  # int64, the token
+    begun: Tensor  # bool, the phrase goes on; or else it would begin
+    willing: Tensor  # fp32, how far it may begin
+    done: Tensor  # bool, kappa: its source phrase is translated
+    order: Tensor  # int64, which puts the lanes in the order of token and source phrase
+    pairs: Tensor  # int64, in that order: the number of the run of equal (token, source phrase)
+    tokens: Tensor  # int64, in that order: the number of the run of equal tokens
+
+    def continuation(self, weights: Tensor, enter: float) -> Continuation:
+        """M(v) = max_q (1 - kappa_q) sum over a of q that go on with v: c_q w(a|q) gamma(l_a); Z = sum M; p_phr = M / Z.
+
+        gamma is 1 for a phrase that has begun, and `enter` times `willing` for one that has not.
+
+        Args:
+            weights: fp32 [H, A], c_q w(a|q).
+            enter: eta.
+        """
+        gamma = torch.where(self.begun, 1.0, enter * self.willing).masked_fill(self.done, 0.0)
+        sorted_weights = (weights * gamma).gather(1, self.order)
+        sums = torch.zeros_like(weights).scatter_add(1, self.pairs, sorted_weights).gather(1, self.pairs)
+        largest = torch.zeros_like(weights).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
+        mass = largest.sum(dim=1)
+        merged = torch.empty_like(weights).scatter(1, self.order, largest.gather(1, self.tokens))
+        smallest = torch.finfo(mass.dtype).tiny
+        return Continuation(self.values, (merged / mass.clamp_min(smallest).unsqueeze(1)).log(), mass)
+
+
+class PhraseState:
+    """How far each hypothesis is in each phrase.
+
+    Args:
+        table: phrases of the sentences.
+        rows: int64 [H], the sentence of each hypothesis.
+        coverage: whether a source phrase is done with once one of its phrases was written in full.
+    """
+
+    def __init__(self, table: PhraseTable, rows: Tensor, coverage: bool = True) -> None:
+        self.table, self.rows, self.coverage = table, rows, coverage
+        hypotheses, phrases = len(rows), table.lengths.size(1)
+        self.matched = rows.new_zeros(hypotheses, phrases)  # bit m: the last m + 1 tokens are the phrase's first
+        self.covered = rows.new_zeros(hypotheses, table.attended.size(1), dtype=torch.uint8)
+
+    def reorder(self, order: Tensor) -> None:
+        """Follow the beam: hypothesis i goes on from what hypothesis order[i] was."""
+        self.rows, self.matched, self.covered = (
+            part.index_select(0, order) for part in (self.rows, self.matched, self.covered)
+        )
+
+    def advance(self, written: Tensor) -> None:
+        """Take note of the token that each hypothesis, int64 [H], has written.
+
+        All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet).
+        """
+        table, lengths = self.table, self.table.lengths[self.rows]
+        places = torch.arange(table.tokens.size(2), device=written.device)
+        here = ((table.tokens[self.rows] == written[:, None, None]).long() << places).sum(dim=2)  # [H, A]
+        self.matched = ((self.matched << 1) | 1) & here
+        if self.coverage:
+            complete = (self.matched >> (lengths - 1).clamp_min(0)) & 1 & (lengths > 0)
+            self.covered.scatter_reduce_(1, table.queries[self.rows], complete.to(torch.uint8), "amax")
+
+    def prefixes(self) -> Tensor:
+        """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A]."""
+        proper = self.matched & ((1 << (self.table.lengths[self.rows] - 1).clamp_min(0)) - 1)
+        return torch.frexp(proper.double()).exponent.long()  # the number of binary digits
+
+    def outlook(self, log_probs: Tensor, attention: Tensor | None = None) -> Outlook:
+        """What each phrase would write next, and whether it may.
+
+        Args:
+            log_probs: fp32 [H, V], log p_NMT; a phrase may begin where the model consents: p_NMT >= CONSENT max p_NMT.
+            attention: fp32 [H, S], of the decoder to the source: then it decides instead, as far as it is on q.
+        """
+        table, queries = self.table, self.table.queries[self.rows]
+        length = self.prefixes()
+        values = table.tokens[self.rows].gather(2, length.unsqueeze(2)).squeeze(2).clamp_min(0)  # [H, A]
+        if attention is None:
+            opinion = log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)
+            willing = (opinion.exp() >= CONSENT).float()
+        else:
+            spans = table.attended[self.rows].to(attention.dtype)
+            willing = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
+        done = self.covered.gather(1, queries).bool()
+        ordered, order = (values * table.attended.size(1) + queries).sort(dim=1)
+        pairs, tokens = _runs(ordered), _runs(ordered // table.attended.size(1))
+        return Outlook(values, length >= table.entered[self.rows], willing, done, order, pairs, tokens)
+
+
+def _runs(ordered: Tensor) -> Tensor:
+    """The number of the run of equal values that each of sorted rows [H, A] is in."""
+    return torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).long().cumsum(dim=1)

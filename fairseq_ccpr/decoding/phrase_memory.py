@@ -1,0 +1,169 @@
+"""The phrase memory beside the decoder: retrieval once a sentence, a distribution of the next token each step."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.datastore.fingerprint import short
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_continuation import Outlook, PhraseState
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.version import __version__
+
+logger = logging.getLogger(__name__)
+
+CONSENT_GATE, ATTENTION_GATE = "consent", "attention"
+
+
+@dataclass(frozen=True)
+class PhraseSettings:
+    """The `--phrase-*` options.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    k: int = 8
+    lambda_: float = 0.5
+    temperature: float = 0.05
+    min_similarity: float = 0.0  # s0
+    enter: float = 0.2  # eta
+    gate: str = CONSENT_GATE
+    coverage: bool = True
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ConfigurationError(f"--phrase-k is {self.k}: at least 1 phrase is needed")
+        if not 0 <= self.lambda_ <= 1:
+            raise ConfigurationError(f"--phrase-lambda is {self.lambda_}: a share between 0 and 1 is needed")
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigurationError(f"--phrase-temperature is {self.temperature}: a number above 0 is needed")
+        if not 0 <= self.min_similarity < 1:
+            raise ConfigurationError(
+                f"--phrase-min-similarity is {self.min_similarity}: a cosine from 0 up to, but not, 1 is needed"
+            )
+        if not 0 <= self.enter <= 1:
+            raise ConfigurationError(f"--phrase-enter is {self.enter}: a number between 0 and 1 is needed")
+
+
+class PhraseStep(NamedTuple):
+    """What the phrases say at one step, for H hypotheses."""
+
+    values: Tensor  # int64 [H, A], tokens
+    log_probs: Tensor  # fp32 [H, A], log p_phr of each, duplicates merged
+    share: Tensor  # fp32 [H], lambda_phr* = lambda_p min(1, Z)
+
+
+class PhraseMemory:
+    """Follows the hypotheses of a batch through the phrases of their sentences.
+
+    Args:
+        find: the phrases of source sentences, int64 [B, S]; `candidates`, or what remembers its answers.
+        candidates: where they come from, and how tables are made of them.
+        settings: how they count.
+        device: of the translation model.
+    """
+
+    def __init__(
+        self,
+        candidates: PhraseCandidates,
+        settings: PhraseSettings,
+        device: torch.device,
+        find: Callable[[Tensor], list[SentencePhrases]] | None = None,
+    ) -> None:
+        self.candidates, self.settings, self.device = candidates, settings, device
+        self.find = find or candidates
+        self.warned = False
+
+    def start(self, src_tokens: Tensor) -> None:
+        """Retrieve for the sentences of a batch, int64 [B, S]; `begin` follows."""
+        self.found = self.find(src_tokens)
+        if not self.warned and not any(sentence.candidates for sentence in self.found):
+            logger.warning(
+                "no phrase was retrieved for the first %d sentences: they are translated as without the phrase memory; "
+                "lower --phrase-min-similarity, or see with retrieve_phrases.py what is found", len(self.found),
+            )  # fmt: skip
+        self.warned = True
+        self.table = self.candidates.table(self.found, src_tokens.size(1)).to(self.device)
+        settings = self.settings
+        self.weights = self.table.weights(settings.k, settings.temperature, settings.min_similarity)
+
+    def begin(self, copies: int) -> None:
+        """Nothing is written yet: `copies` hypotheses a sentence, one after another."""
+        rows = torch.arange(len(self.table.lengths), device=self.device).repeat_interleave(copies)
+        self.state = PhraseState(self.table, rows, self.settings.coverage)
+
+    def step(self, log_probs: Tensor, attention: Tensor | None) -> PhraseStep:
+        """Before each hypothesis writes its next token.
+
+        Args:
+            log_probs: fp32 [H, V], log p_NMT.
+            attention: fp32 [H, S], which the gate by attention needs.
+
+        Raises:
+            ConfigurationError: the gate is attention, but the model tells none.
+        """
+        return self._weigh(self._outlook(log_probs, attention), self.state.rows)
+
+    def force_outlook(
+        self, previous: Tensor, log_probs: Tensor, attention: Tensor | None, real: Tensor
+    ) -> tuple[Outlook, Tensor]:
+        """The outlook at N tokens of given targets, and the sentences int64 [N] they are of.
+
+        Args:
+            previous: int64 [B, T], the decoder's input: y_<t, with the end of the sentence in front.
+            log_probs: fp32 [B, T, V].
+            attention: fp32 [B, T, S], or None.
+            real: bool [B, T], which positions are wanted.
+        """
+        self.begin(1)
+        steps = []
+        for position in range(previous.size(1)):
+            if position:
+                self.state.advance(previous[:, position])
+            at = attention[:, position] if attention is not None else None
+            steps.append(self._outlook(log_probs[:, position], at))
+        return Outlook(*(torch.stack(parts, dim=1)[real] for parts in zip(*steps))), real.nonzero()[:, 0]
+
+    def force_decode(self, previous: Tensor, log_probs: Tensor, attention: Tensor | None, real: Tensor) -> PhraseStep:
+        """What `step` says at N tokens of given targets; see `force_outlook`."""
+        return self._weigh(*self.force_outlook(previous, log_probs, attention, real))
+
+    def _outlook(self, log_probs: Tensor, attention: Tensor | None) -> Outlook:
+        by_attention = self.settings.gate == ATTENTION_GATE
+        if by_attention and attention is None:
+            raise ConfigurationError("--phrase-gate attention: the model gives no attention; use --phrase-gate consent")
+        return self.state.outlook(log_probs, attention if by_attention else None)
+
+    def _weigh(self, outlook: Outlook, sentences: Tensor) -> PhraseStep:
+        values, log_probs, mass = outlook.continuation(self.weights[sentences], self.settings.enter)
+        return PhraseStep(values, log_probs, self.settings.lambda_ * mass.clamp_max(1.0))
+
+    def with_settings(
+        self, settings: PhraseSettings, find: Callable[[Tensor], list[SentencePhrases]] | None = None
+    ) -> PhraseMemory:
+        """The same memory with other settings."""
+        other = copy.copy(self)
+        other.settings, other.find = settings, find or self.find
+        return other
+
+    def signature(self) -> str:
+        """All that decides what is retrieved and how it counts, in one line to be printed with results."""
+        retriever, settings = self.candidates.retriever, self.settings
+        section = retriever.datastore.section
+        segmentation = retriever.finder.segmentation
+        store = short(section.files["phrase/keys.npy"]["sha256"])
+        encoder = short(section.fingerprints["encoder"])
+        asked = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
+        return (
+            f"phrases:{store}|entries:{section.size}|encoder:{encoder}|index:{section.index}|query:{asked}|k:{settings.k}|"
+            f"lambda*:{settings.lambda_}|s0:{settings.min_similarity}|T:{settings.temperature}|enter:{settings.enter}|"
+            f"gate:{settings.gate}|coverage:{'yes' if settings.coverage else 'no'}|v:{__version__}"
+        )

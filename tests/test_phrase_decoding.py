@@ -1,0 +1,290 @@
+"""Phrases inside beam search, with and without tokens beside them: the invariants, on real models."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from conftest import PAIRS, Ccpr, World, call, equal
+from test_bad_input import refused
+
+from fairseq_ccpr.datastore.manifest import MANIFEST, Manifest
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
+from fairseq_ccpr.decoding.trace import trace
+from fairseq_ccpr.evaluation.decoding import batches, load, parse_generation
+from fairseq_ccpr.evaluation.phrase_grid import References
+from fairseq_ccpr.evaluation.tuning import fill_caches, with_all_phrases
+from fairseq_ccpr.phrases.text_pairs import read_pairs
+from fairseq_ccpr.phrases.words import word_spans
+
+SEARCHES = [
+    [],
+    ["--lenpen", 0.5, "--nbest", 3],
+    ["--prefix-size", 2],
+    ["--sampling", "--sampling-topk", 5, "--nbest", 5],
+    ["--diverse-beam-groups", 5],
+    ["--beam", 1],
+    ["--score-reference"],
+]
+
+@pytest.fixture(scope="module")
+def mono(world: World, ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target sentences of training and test."""
+    path = tmp_path_factory.mktemp("phrases") / "mono.txt"
+    subsets = ("train.tsv", "test.tsv")
+    lines = [target for name in subsets for _, target in list(read_pairs(world.folder / name))[-150:]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def phrase_store(ccpr: Ccpr, mono: Path) -> Path:
+    """Phrases alone."""
+    words = ["--encoder", ccpr.checkpoint, "--output", mono.parent / "alone", "--segmentation", "all", "--max-words", 3]
+    call("build_datastore", "phrases", mono, *words, "--cpu", "--quiet")
+    return mono.parent / "alone"
+
+
+@pytest.fixture(scope="module")
+def both(world: World, phrase_store: Path) -> Path:
+    """Tokens and phrases in one folder."""
+    folder = phrase_store.parent / "both"
+    shutil.copytree(world.datastore, folder)
+    shutil.copytree(phrase_store / "phrase", folder / "phrase")
+    manifest = Manifest.read(folder)
+    manifest.phrase = Manifest.read(phrase_store).phrase
+    manifest.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def phrases(world: World, phrase_store: Path) -> list[object]:
+    """Options of decoding with the phrases alone."""
+    return ["--datastore", phrase_store, *subword_options(world), "--phrase-k", 3]
+
+
+@pytest.fixture(scope="module")
+def joint(world: World, both: Path) -> list[object]:
+    return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]
+
+
+def subword_options(world: World) -> list[object]:
+    return ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+
+
+@contextmanager
+def retrieving(answers: Callable[[str], list[QueryPhrase]]) -> Iterator[None]:
+    """Phrases of our own in the place of those that the encoder finds."""
+    with patch.object(PhraseRetriever, "retrieve", lambda self, texts: [answers(text) for text in texts]):
+        yield
+
+
+def words_of(reference: str, size: int = 3) -> list[QueryPhrase]:
+    """A reference cut in phrases of some words, each retrieved with certainty for a query of its own."""
+    spans = word_spans(reference)
+    found = []
+    for first in range(0, len(spans), size):
+        start, end = spans[first][0], spans[min(first + size, len(spans)) - 1][1]
+        phrase = RetrievedPhrase(0, reference[start:end], reference, start, end, 1.0)
+        found.append(QueryPhrase("", 0, 0, 1.0, [phrase]))
+    return found
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
+def test_share_of_zero_equals_stock_fairseq_and_token_retrieval_to_the_bit(
+    decode: Callable, phrases: list[object], joint: list[object], search: list
+):
+    assert equal(decode(*phrases, *search, "--phrase-lambda", 0), decode(*search, base=True))
+    assert equal(decode(*joint, *search, "--phrase-lambda", 0), decode(*search, "--knn-lambda", 0.4))
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
+def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[object], search: list):
+    changed = decode(*phrases, *search, "--phrase-lambda", 0.9, "--phrase-enter", 1)
+    assert not equal(changed, decode(*search, base=True), tolerance=1e-2)
+
+
+def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint: list[object]):
+    with retrieving(lambda text: []):
+        assert equal(decode(*joint), decode("--knn-lambda", 0.4))
+
+
+@pytest.mark.parametrize("kind", ["phrases", "joint"])
+def test_phrases_do_not_depend_on_the_batch(decode: Callable, kind: str, request: pytest.FixtureRequest):
+    words = [*request.getfixturevalue(kind), "--phrase-lambda", 0.8, "--phrase-enter", 0.5]
+    together = decode(*words, "--batch-size", 32)
+    for size in (1, 7):
+        assert equal(decode(*words, "--batch-size", size), together, tolerance=3e-3)
+
+
+@pytest.mark.parametrize("gate", [[], ["--phrase-gate", "attention"], ["--no-phrase-coverage"]], ids=str)
+def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
+    world: World, decode: Callable, joint: list[object], gate: list[object]
+):
+    """Prefixes and coverage follow the beam, and the batch as it shrinks."""
+    words = [*joint, *gate, "--phrase-lambda", 0.8, "--phrase-enter", 1]
+    found = decode(*words)
+    cfg = parse_generation(world.options("--no-progress-bar", "--max-tokens", 2000, "--gen-subset", "test", *words))
+    task, models = load(cfg)
+    ensemble = task.build_ensemble(models, 5)
+    coming = 0
+    for sample in batches(cfg, task, models):
+        best = [found[i][0] for i in sample["id"].tolist()]
+        traced = trace(ensemble, sample, [one["tokens"] for one in best], task.target_dictionary)
+        assert torch.allclose(traced.mixed, torch.cat([one["positional_scores"] for one in best]), atol=3e-3)
+        terms = [
+            torch.log1p(-traced.token_share - traced.phrase_share) + traced.model,
+            traced.token_share.log() + traced.token_memory,
+            traced.phrase_share.log() + traced.phrase_memory,
+        ]
+        assert torch.allclose(torch.stack(terms).logsumexp(dim=0), traced.mixed, atol=1e-4)
+        assert (traced.token_share + traced.phrase_share).max() <= 0.9 + 1e-6
+        coming += int((traced.phrase_memory > -1).sum())
+    assert coming > 10
+
+
+def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World, joint: list[object]):
+    cfg = parse_generation(world.options("--no-progress-bar", *joint, "--phrase-lambda", 0.9, "--phrase-enter", 1))
+    task, models = load(cfg)
+    ensemble = task.build_ensemble(models, 1)
+    dictionary = task.target_dictionary
+    for sample in batches(cfg, task, models):
+        log_probs, _ = ensemble.force_decode(sample)
+        real = sample["target"].ne(dictionary.pad())
+        assert torch.allclose(log_probs[real].exp().sum(dim=1), torch.ones(int(real.sum())), atol=1e-4)
+        of_model, _, attention = ensemble.force_decode_models(sample)
+        said = ensemble.force_decode_phrases(sample, of_model, attention)
+        for special in (dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()):
+            assert said.log_probs[said.values == special].eq(float("-inf")).all()
+        once = torch.zeros(len(said.values), len(dictionary)).scatter(1, said.values, said.log_probs.exp())
+        some = said.share > 0
+        assert some.any() and torch.allclose(once[some].sum(dim=1), torch.ones(int(some.sum())), atol=1e-4)
+
+
+def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
+    world: World, decode: Callable, phrases: list[object]
+):
+    pairs = list(read_pairs(world.folder / "test.tsv"))
+    words = [*phrases, "--phrase-lambda", 0.8, "--phrase-enter", 1, "--beam", 5]
+    cfg = parse_generation(world.options("--no-progress-bar", *words))
+    task, _ = load(cfg)
+    references = {i: task.dataset("test").tgt[i] for i in range(PAIRS["test"])}
+
+    def overlap(found: dict) -> float:
+        """Share of the references' tokens that the hypotheses have."""
+        common = sum(len(set(references[i].tolist()) & set(found[i][0]["tokens"].tolist())) for i in found)
+        return common / sum(len(set(tokens.tolist())) for tokens in references.values())
+
+    base = overlap(decode(base=True))
+    sources = [source for source, _ in pairs]
+
+    def number(text: str) -> int:
+        """Which sentence it is, though unknown pieces are missing from it."""
+        return sources.index(difflib.get_close_matches(text, sources, 1, 0)[0])
+
+    with retrieving(lambda text: words_of(pairs[number(text)][1])):
+        assert overlap(decode(*words)) > base + 0.1
+    others = [target for _, target in pairs]
+    random.Random(1).shuffle(others)
+    with retrieving(lambda text: words_of(others[number(text)])):
+        assert overlap(decode(*words, "--phrase-enter", 0.2)) < base + 0.05
+
+
+def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]):
+    members = ["--path", f"{world.other_model}:{world.model}"]
+    assert equal(decode(*joint, *members, "--phrase-lambda", 0), decode(*members, "--knn-lambda", 0.4))
+    changed = decode(*joint, *members, "--phrase-lambda", 0.9, "--phrase-enter", 1)
+    assert not equal(changed, decode(*members, "--knn-lambda", 0.4), tolerance=1e-2)
+
+
+def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]):
+    asked: list[str] = []
+    retrieve = PhraseRetriever.retrieve
+
+    def watched(self, texts):
+        asked.extend(texts)
+        return retrieve(self, texts)
+
+    with patch.object(PhraseRetriever, "retrieve", watched):
+        decode(*phrases, "--batch-size", 8)
+    assert len(asked) == PAIRS["test"]
+
+
+def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path):
+    words = [*world.options("--no-progress-bar"), *map(str, joint)]
+    shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 3).stdout
+    assert "2,300 settings" in shown and "entries" in shown and "phrases:" in shown
+    chosen = (tmp_path / "options").read_text().split()
+    assert "--knn-k" in chosen and "--phrase-lambda" in chosen
+    generated = call("fairseq-generate", *words, *chosen)
+    assert "Generate test" in generated.stdout
+    assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]):
+    settings = ["--phrase-lambda", 0.6, "--phrase-k", 2, "--phrase-temperature", 0.1, "--phrase-enter", 0.5]
+    cfg = parse_generation(world.options("--no-progress-bar", *joint, *settings, "--phrase-min-similarity", 0.3))
+    task, models = load(cfg)
+    ensemble = task.build_ensemble(models, 1)
+    direct = []
+    for sample in batches(cfg, task, models):
+        log_probs, _ = ensemble.force_decode(sample)
+        real = sample["target"].ne(task.target_dictionary.pad())
+        direct.append(log_probs.gather(2, sample["target"].unsqueeze(2)).squeeze(2)[real])
+    tokens, cache, log_probs = fill_caches(cfg, task, models, with_all_phrases(ensemble), 64)
+    retrieved, factor = tokens.opinion(8, 5.0, False, 0.0)
+    of_phrases, mass = cache.opinion(task.phrase_settings)
+    found = References(log_probs, retrieved, 0.4 * factor, 0.9).log_likelihood(of_phrases, 0.6 * mass)
+    assert found == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
+
+
+def test_log_tells_of_both_memories(
+    world: World, joint: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    words = [*world.options("--no-progress-bar"), *map(str, joint), "--phrase-enter", 1, "--knn-log", tmp_path / "log"]
+    call("fairseq-generate", *words)
+    assert any("Lambda<=0.9" in record.message for record in caplog.records)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert any(line["phrases"] is not None and line["phrase_lambda"] > 0 for line in lines)
+    assert any(line["neighbours"] for line in lines)
+
+
+def test_what_does_not_fit_is_refused(world: World, ccpr: Ccpr, phrase_store: Path, phrases: list[object], tmp_path: Path):
+    def generate(*extra: object) -> object:
+        return call("fairseq-generate", *world.options("--no-progress-bar"), *extra, check=False)
+
+    refused(generate("--datastore", phrase_store), "cannot be split into .* --bpe sentencepiece and --sentencepiece-model")
+    refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
+    refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
+    refused(generate(*phrases, "--phrase-enter", 2), "--phrase-enter is 2")
+    refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
+    other = tmp_path / "other"
+    call(*ccpr.training(other, 1, "--disable-validation"))
+    last = other / "checkpoint_last.pt"
+    refused(generate(*phrases, "--phrase-encoder", last), "built with another encoder: they need [0-9a-f]{12}")
+    moved = tmp_path / "moved"
+    shutil.copytree(phrase_store, moved)
+    data = json.loads((moved / MANIFEST).read_text())
+    data["phrase"]["encoder"] = str(tmp_path / "gone.pt")
+    (moved / MANIFEST).write_text(json.dumps(data))
+    given = [*phrases, "--datastore", moved]
+    refused(generate(*given), "gone.pt, which is not there: say with --phrase-encoder")
+    assert generate(*given, "--phrase-encoder", ccpr.checkpoint).returncode == 0
+
+
+def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture):
+    size = ["--batch-size", 4]
+    assert equal(decode(*phrases, *size, "--phrase-min-similarity", 0.9999), decode(*size, base=True))
+    assert sum("no phrase was retrieved" in record.message for record in caplog.records) == 1
+    assert PhraseMemory.__module__ in {record.name for record in caplog.records}
