@@ -27,22 +27,8 @@ class SentencePieceTokenizer(SubwordTokenizer):
         self.processor.LoadFromSerializedProto(model)
 
     def split(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """See `SubwordTokenizer.split`.
-
-        The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where in the
-        text it comes from. Where one character becomes several pieces (½), each of them stands for it.
-        """
-        _, origins = self.processor.normalize(text, with_offsets=True)  # one more than characters
-        at = 0
-        for piece in self.processor.encode(text, out_type=str):
-            begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
-            start, end = origins[begin], origins[after]
-            if begin < after:
-                end = max(end, origins[after - 1] + 1)
-                while end > start + 1 and kinds_of(text[end - 1]) == SPACE:  # at the end of the text
-                    end -= 1
-            yield piece, start, end
-            at = after
+        """See `SubwordTokenizer.split`."""
+        return piece_spans(self.processor, text)
 
     def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
         """See `SubwordTokenizer.restrict`.
@@ -72,3 +58,35 @@ class SentencePieceTokenizer(SubwordTokenizer):
             return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
         except RuntimeError:
             raise CheckpointError(f"{path} is no SentencePiece model: copy the encoder's directory again") from None
+
+
+def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:
+    """Pieces of a text with the characters each stands for, spaces around it left out.
+
+    The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where in the
+    text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no piece), each of
+    them stands for it.
+    """
+    _, origins = processor.normalize(text, with_offsets=True)  # one more than characters
+    at = 0
+    for piece in processor.encode(text, out_type=str):
+        byte = _byte(processor, piece)
+        if byte is None:
+            begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
+        else:
+            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte goes on with a character of UTF-8
+            after = begin + 1
+        start, end = origins[begin], origins[after]
+        if begin < after:
+            end = max(end, min(origins[after - 1] + 1, len(text)))  # the blank of a last word comes from no character
+            while end > start + 1 and kinds_of(text[end - 1]) == SPACE:  # at the end of the text
+                end -= 1
+        yield piece, start, end
+        at = after
+
+
+def _byte(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
+    """The byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None for all others."""
+    if piece.startswith("<0x") and processor.is_byte(processor.piece_to_id(piece)):
+        return int(piece[1:-1], 16)
+    return None
