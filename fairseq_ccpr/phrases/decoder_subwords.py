@@ -44,7 +44,8 @@ class Pieces:
     """The n subwords of a text, without markers: ids of the dictionary, and the characters each stands for.
 
     `starts` and `ends` [n] are characters of the text as it was given, end exclusive, and neither ever falls. A piece that
-    stands for space alone is empty, at the start of what follows.
+    stands for space alone is empty, at the start of what follows. One that was not found in the text, and all after it, end
+    beyond the text, so that they are no part of a phrase.
     """
 
     ids: Sequence[int]
@@ -79,8 +80,6 @@ class DecoderSubwords:
     def split(self, text: str) -> Pieces:
         """A sentence of the target language as fairseq splits it; sentences split lately are remembered.
 
-        From where what the tokenizer wrote cannot be found in the text, each piece stands for all the rest.
-
         Raises:
             ConfigurationError: more than `MAX_UNKNOWN` of the pieces so far are unknown.
         """
@@ -92,7 +91,8 @@ class DecoderSubwords:
         A piece that is only the space before a word is written with it.
 
         Returns:
-            None where a piece at a border holds something of its neighbour, or one is unknown.
+            None where a piece at a border holds something of the text beside it, or a piece is unknown or was not found in
+            the text.
         """
         first, stop = bisect_left(pieces.starts, start), bisect_left(pieces.starts, end)
         if first == stop or not start < pieces.ends[stop - 1] <= end or (first and pieces.ends[first - 1] > start):
@@ -152,6 +152,9 @@ class DecoderSubwords:
                     yield symbol, start, end
             return
         symbols = (text if self.bpe is None else self.bpe.encode(text)).split()
+        if self.mark and self.mark in text:  # which pieces go on cannot be told
+            yield from ((symbol, 0, len(text) + 1) for symbol in symbols)
+            return
         surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
         origins = _Origins.trace("".join(surfaces), text)
         at = 0
@@ -168,10 +171,7 @@ class DecoderSubwords:
 
 @dataclass(frozen=True)
 class _Origins:
-    """For each of n characters, the characters of another text that it was made from.
-
-    `starts` has one entry more, for the end of that text.
-    """
+    """For each of n characters, the characters of another text that it was made from; and one entry for what lies beyond."""
 
     starts: list[int]
     ends: list[int]
@@ -180,7 +180,10 @@ class _Origins:
     def trace(cls, units: Sequence[str], text: str) -> _Origins:
         """Walk along the text with characters made from it, and what Moses writes for one, spaces aside.
 
-        Where one is not found next, the walk ends: it and all that come after stand for the rest of the text.
+        Where one is not found next, the walk ends: it and all after it stand for the rest of the text and what lies beyond.
+
+        >>> _Origins.trace(["a", " ", "&amp;", " ", "b"], "a&b").starts
+        [0, 1, 1, 1, 1, 1, 1, 2, 2, 3]
         """
         starts: list[int] = []
         ends: list[int] = []
@@ -199,7 +202,7 @@ class _Origins:
             ends += [at + len(character)] * len(unit)
             at += len(character)
         rest = sum(map(len, units)) - len(starts)
-        return cls([*starts, *[at] * rest, len(text)], [*ends, *[len(text)] * rest])
+        return cls([*starts, *[at] * rest, len(text)], [*ends, *[len(text) + 1] * (rest + 1)])
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """What the characters from `start` to `end` were made from."""
@@ -238,8 +241,9 @@ def _mark_of_bpe(bpe: Any) -> str:
 def _mark_of_dictionary(dictionary: Dictionary) -> str:
     """What its symbols bear to tell where words begin or end; nothing where they are words."""
     symbols = dictionary.symbols[dictionary.nspecial :]
-    shares = {mark: sum(mark in symbol for symbol in symbols) for mark in (BLANK, SEPARATOR)}
-    return next((mark for mark, count in shares.items() if count > RARE * len(symbols)), "")
+    counts = {mark: sum(mark in symbol for symbol in symbols) for mark in (BLANK, SEPARATOR)}
+    mark = max(counts, key=counts.__getitem__)
+    return mark if counts[mark] > RARE * len(symbols) else ""
 
 
 def _examples(dictionary: Dictionary) -> str:

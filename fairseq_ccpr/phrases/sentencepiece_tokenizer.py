@@ -78,7 +78,7 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
             after = begin + 1
         start, end = origins[begin], origins[after]
         if begin < after:
-            end = max(end, origins[after - 1] + 1)
+            end = max(end, min(origins[after - 1] + 1, len(text)))  # the blank of a last word comes from no character
             while end > start + 1 and kinds_of(text[end - 1]) == SPACE:  # at the end of the text
                 end -= 1
         yield piece, start, end
