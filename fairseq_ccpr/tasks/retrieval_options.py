@@ -87,7 +87,7 @@ class TranslationRetrievalConfig(TranslationConfig):
         default=False, metadata={"help": "let a source phrase be translated more than once (an ablation)"}
     )
     phrase_threshold: float = field(
-        default=0.9, metadata={"help": "probability above which words of the source are a phrase that is asked for"}
+        default=0.5, metadata={"help": "probability above which words of the source are a phrase that is asked for"}
     )
     retrieval_lambda_max: float = field(
         default=0.9,
