@@ -360,6 +360,13 @@ def test_sources_that_cannot_be_converted(
         convert(damage(tmp_path / "e", bert[0], config_json=b'{"model_type": "gpt2"}')), "type 'gpt2': give one of bert"
     )
     refused(convert(damage(tmp_path / "f", bert[0], config_json=b"{")), "config.json is damaged")
+    refused(
+        convert(damage(tmp_path / "f2", bert[0], config_json=b"[]")), "config.json is damaged .it holds no settings"
+    )
+    refused(
+        convert(damage(tmp_path / "f3", bert[0], config_json=b'{"model_type": "bert"}')),
+        "has no num_hidden_layers: copy",
+    )
     refused(convert(damage(tmp_path / "g", bert[0], tokenizer_config_json=None)), "has no tokenizer_config.json")
     refused(convert(damage(tmp_path / "h", bert[0], vocab_txt=b"[PAD]\na\n")), r"vocab.txt has no \[CLS\]")
     more = "\n".join([*VOCABULARY, *"xyz"]).encode()
