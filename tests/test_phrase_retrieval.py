@@ -112,6 +112,8 @@ def test_text_may_be_compressed_and_in_several_files(ccpr: Ccpr, mono: Path, sto
     (tmp_path / "b.txt").write_bytes(b"".join(lines[10:]))
     done = build(ccpr, [tmp_path / "a.txt.xz", tmp_path / "b.txt"], tmp_path / "s")
     assert "1 sentences longer than the encoder takes have no phrases" in done.stdout
+    assert "2 empty lines and 41 repeated sentences were left out" in done.stdout
+    assert "sentences/s" in done.stdout and "sentences/s" not in build(ccpr, mono, store, *INDEX).stdout
     made, other = PhraseDatastore(tmp_path / "s"), PhraseDatastore(store)
     assert np.array_equal(made.spans, other.spans) and np.array_equal(made.keys, other.keys)
 
@@ -236,7 +238,14 @@ def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, mono: Path
     )
     lines = mono.read_bytes().splitlines(keepends=True)
     bad.write_bytes(b"".join([*lines[:40], b"Gr\xfc\xdfe\n", *lines[40:]]))
-    refused(build(ccpr, bad, output, check=False), r"bad\.txt, line 41: the bytes are not UTF-8")
+    with patch.object(PhraseFinder, "find", side_effect=AssertionError("nothing is to be encoded in vain")):
+        refused(build(ccpr, bad, output, check=False), r"bad\.txt, line 41: the bytes are not UTF-8")
+    refused(
+        build(ccpr, mono, output, "--segmentation", "ngram:99", check=False),
+        "no phrase is left of 91 sentences with --segmentation ngram:99: ask for fewer words",
+    )
+    bad.write_text("\n  \n")
+    refused(build(ccpr, bad, output, check=False), r"bad\.txt: there is no text in it")
     assert not output.exists()
     build(ccpr, mono, output)  # with what was wrong put right, the same output will do
 
