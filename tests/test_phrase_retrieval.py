@@ -379,6 +379,11 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, store: Path, tmp_path: Path):
     refused(fails("--segmentation", "half"), "--segmentation is 'half'")
     refused(fails("--threshold", 0.9999999), r"no phrase was found in the input .*--threshold 0\.9999999: lower")
     refused(fails(data="\n\n"), "no phrase was found in the input")
+    refused(fails("--segmentation", "ngram:99"), "with --segmentation ngram:99: ask for fewer words")
+    refused(fails("--min-similarity", 2), r"nothing was retrieved for any of \d+ phrases: no entry scores 2\.0 or more")
+    long = retrieve(ccpr, store, "so war es " * 100 + "\n" + text, "--format", "json")
+    assert "1 sentences longer than the encoder takes have no phrases" in long.stderr
+    assert [bool(json.loads(line)["phrases"]) for line in long.stdout.splitlines()] == [False, True]
     refused(fails(data=b"gut\nsch\xf6n\n"), "the standard input, line 2: the bytes are not UTF-8")
     refused(fails(folder=tmp_path / "nowhere"), "no datastore at .*nowhere")
     shutil.copytree(store, damaged := tmp_path / "damaged")
