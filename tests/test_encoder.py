@@ -282,9 +282,8 @@ def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: 
         symbols = [[e.tokenizer.dictionary[i] for i in e.tokenizer.encode(text).ids] for e in (encoder, loaded)]
         assert symbols[0] == symbols[1]
     assert all(close(a, b, 0) for a, b in zip(states_of(loaded, kept), states_of(encoder, kept), strict=True))
-    assert (
-        loaded.tokenizer.dictionary.unk() not in loaded.tokenizer.encode("light in a sea of tea").ids or kind == "bert"
-    )
+    new_words = {"xlmr": "light in a sea of tea", "bert": "logs, nigh!"}[kind]  # split into kept characters
+    assert loaded.tokenizer.dictionary.unk() not in loaded.tokenizer.encode(new_words).ids
 
 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])

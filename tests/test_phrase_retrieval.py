@@ -337,6 +337,12 @@ def test_output_is_as_documented():
         "[[the earth]] was formless and empty.\n\n"
         "German: Am Anfang schuf Gott Himmel und Erde.\nEnglish:\n"
     )
+    long = f"{SENTENCE} {SENTENCE} {SENTENCE}"
+    cut = [QueryPhrase("Erde", 31, 35, 0.9, [RetrievedPhrase(7, "the earth", long, 141, 150, 0.5)])]
+    context = "In the beginning God created the heavens and [[the earth]]. | Now the earth was formless and empty. In t"
+    (line,) = (line for line in as_prompt(source, cut, "German", "English").split("\n") if line.startswith("- "))
+    assert line == f'- "Erde" may be "the earth", as in: ...{context}...'
+    assert len(context.replace("[[", "").replace("]]", "")) == 100
     assert as_prompt("Ja.", QUERIES[1:], "German", "English") == (
         "Translate from German to English.\n\nGerman: Ja.\nEnglish:\n"
     )
