@@ -417,6 +417,8 @@ def test_alignment_error_rate(text: Path, tmp_path: Path):
         "--aligners", "fast-align", "--symmetrizations", "union", "intersection", "--train-count", 200,
     )  # fmt: skip
     assert "| fast-align | intersection |" in done.stdout and "2 gold sentence pairs, 200 to learn from" in done.stdout
+    words = [tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv", "--train-count", 0]
+    refused(call("evaluate_alignments", *words, check=False), "--train-count is 0")
     for content, pattern in (
         ("1-1 2-3\n1-1\n", r"line 1: '2-3' is no link"),
         ("1-1\n", "gold has 2 lines"),
