@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Ccpr, call, run, run_two_processes
+from conftest import Ccpr, call, random_context, run, run_two_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
@@ -26,6 +27,7 @@ from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, of_ends
 from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, Occurrences, PhraseContrastDataset
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.subwords import subword_bounds
+from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.tokenizers import load_tokenizer
 from fairseq_ccpr.phrases.words import word_spans
 
@@ -349,5 +351,12 @@ def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path):
     refused(train("--phrase-dim", 0), "--phrase-dim is 0")
     refused(train("--phrase-temperature", 0), "--phrase-temperature is 0")
     refused(train("--encoder", tmp_path / "no"), "there is no encoder .*no: make one with convert_encoder.py")
+    refused(train("--encoder", ""), "--encoder is not given: make one")
+    random_context(list(itertools.islice(read_pairs(ccpr.pairs), 100)), other := tmp_path / "other")
+    shutil.copytree(ccpr.checkpoint.parent, tmp_path / "done")
+    refused(
+        train("--encoder", other, "--save-dir", tmp_path / "done"), "done holds checkpoints with another tokenizer than"
+    )
+    assert PhraseEncoder.load(tmp_path / "done" / ccpr.checkpoint.name).dimension == 16  # and they are whole
     refused(train("--best-checkpoint-metric", "loss"), "give --best-checkpoint-metric accuracy")
     refused(train("--max-subwords", 5), "has no phrase pair in its valid part to work with")
