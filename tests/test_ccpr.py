@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Ccpr, call, random_context, run, run_two_processes
+from conftest import ROOT, Ccpr, call, random_context, run, run_two_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
@@ -339,6 +342,18 @@ def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path):
     assert log.count("loading train data for epoch") == 1
     state: dict[str, Tensor] = torch.load(tmp_path / "run" / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == 64
+
+
+def test_the_recipe(ccpr: Ccpr, tmp_path: Path):
+    (tmp_path / "verses.tsv.gz").write_bytes(gzip.compress(ccpr.pairs.read_bytes()))
+    where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(ccpr.context)}
+    words = ["/bin/bash", ROOT / "scripts" / "recipes" / "train_ccpr.sh", tmp_path / "out", tmp_path / "verses.tsv.gz"]
+    done = run(*words, tmp_path / "verses.tsv", check=False, **where)
+    assert done.returncode == 2 and "two texts are called verses" in done.stderr and not (tmp_path / "out").exists()
+    options = "--max-subwords", 100, "--phrase-dim", 8, "--num-workers", 0
+    run(*words, "--", *options, UPDATES="2", VALID="40", **where)
+    assert PhraseEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt").dimension == 8
+    assert PhrasePairs(tmp_path / "out" / "phrases" / "verses" / "valid").sentences == 40
 
 
 def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path):
