@@ -392,6 +392,9 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, store: Path, tmp_path: Path):
     assert [bool(json.loads(line)["phrases"]) for line in long.stdout.splitlines()] == [False, True]
     refused(fails(data=b"gut\nsch\xf6n\n"), "the standard input, line 2: the bytes are not UTF-8")
     refused(fails(folder=tmp_path / "nowhere"), "no datastore at .*nowhere")
+    refused(
+        fails(folder=ccpr.phrases / "train"), r"train is no datastore: its manifest\.json is that of something else"
+    )
     shutil.copytree(store, damaged := tmp_path / "damaged")
     (damaged / "phrase" / "keys.npy").write_bytes((store / "phrase" / "keys.npy").read_bytes()[:-2])
     refused(fails(folder=damaged), r"keys\.npy is damaged: .* bytes found")
