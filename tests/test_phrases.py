@@ -227,7 +227,8 @@ def test_phrases_of_a_text(text: Path, tmp_path: Path):
 def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path):
     content = (text / "text.tsv").read_bytes()
     (tmp_path / "text.tsv.xz").write_bytes(lzma.compress(content))
-    (tmp_path / "text.tsv.gz").write_bytes(gzip.compress(content))
+    head, _, rest = content.partition(b"\n")
+    (tmp_path / "text.tsv.gz").write_bytes(gzip.compress(head + b"\n\n \n" + rest))  # empty lines are skipped
     extract(text, tmp_path / "plain")
     for name in ("text.tsv.xz", "text.tsv.gz"):
         words = ["--pairs", tmp_path / name, "--output", tmp_path / f"out-{name}", "--aligner", "fast-align", "--quiet"]
@@ -236,6 +237,7 @@ def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path):
         for file in FILES:
             one, two = ((tmp_path / out / "train" / file).read_bytes() for out in ("plain", f"out-{name}"))
             assert one == two
+    assert PhrasePairs(tmp_path / "out-text.tsv.gz" / "train").manifest.skipped == {"empty": 2}
 
 
 def test_ready_alignments_and_held_out_pairs(text: Path, tmp_path: Path):
@@ -415,6 +417,8 @@ def test_alignment_error_rate(text: Path, tmp_path: Path):
         "--aligners", "fast-align", "--symmetrizations", "union", "intersection", "--train-count", 200,
     )  # fmt: skip
     assert "| fast-align | intersection |" in done.stdout and "2 gold sentence pairs, 200 to learn from" in done.stdout
+    words = [tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv", "--train-count", 0]
+    refused(call("evaluate_alignments", *words, check=False), "--train-count is 0")
     for content, pattern in (
         ("1-1 2-3\n1-1\n", r"line 1: '2-3' is no link"),
         ("1-1\n", "gold has 2 lines"),

@@ -198,12 +198,15 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     settings.check()
     start = time.monotonic()
     report = build_phrase_datastore(settings)
-    section, seconds = report.section, time.monotonic() - start
+    section, lines = report.section, report.lines
+    speed = f" ({report.found_in / report.seconds:.0f} sentences/s)" if report.found_in else ""
     print(
         f"{settings.output}: {section.size:,} phrases of {section.sentences:,} sentences "
         f"({section.size / section.sentences:.1f} a sentence), width {section.dimension}, index {section.index}, "
-        f"encoder {short(section.fingerprints['encoder'])}, {seconds:.0f} s ({section.sentences / seconds:.0f} sentences/s)"
+        f"encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} s{speed}"
     )
+    if lines.empty or lines.repeated:
+        print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
     if report.too_long:
         print(f"{report.too_long:,} sentences longer than the encoder takes have no phrases")
     return 0

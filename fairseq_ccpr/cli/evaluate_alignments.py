@@ -73,6 +73,8 @@ def evaluate(options: argparse.Namespace) -> int:
     """Train, align, print."""
     if ENCODER not in options.aligners and (options.encoder or options.encoder_layers != [None]):
         raise ConfigurationError("--encoder and --encoder-layers need --aligners encoder: add it, or leave them out")
+    if options.train_count is not None and options.train_count < 1:
+        raise ConfigurationError(f"--train-count is {options.train_count}: give at least 1, or leave it out")
     gold = read_gold(options.text, options.links)
     training = read_training(options)
     rows = [["aligner", "symmetrisation", "AER", "precision", "recall", "seconds of training"]]

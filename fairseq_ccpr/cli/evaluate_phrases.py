@@ -105,6 +105,8 @@ def evaluate(options: argparse.Namespace) -> int:
         options.segmentation, options.threshold, options.max_words, tuple(options.same_string),
     )  # fmt: skip
     settings.check()
+    if options.json and not options.json.parent.is_dir():
+        raise ConfigurationError(f"--json {options.json}: there is no folder {options.json.parent}")
     words = _named(options.encoder)
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     segmenter = _load_segmenter(options, list(words.values()), device)
@@ -123,7 +125,9 @@ def _named(words: list[str]) -> dict[str, str]:
     """Systems by name: the one given, or the name of their folder."""
     named: dict[str, str] = {}
     for word in words:
-        name, _, system = word.rpartition("=")
+        name, equals, system = word.partition("=")
+        if not equals or Path(word).exists():  # a path may have the sign in it
+            name, system = "", word
         name = name or (Path(system).parent.resolve().name if Path(system).is_file() else Path(system).name)
         if name in named:
             raise ConfigurationError(f"two systems are called '{name}': name them, as in NAME={system}")

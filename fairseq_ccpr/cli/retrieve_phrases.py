@@ -51,29 +51,35 @@ def make_parser() -> argparse.ArgumentParser:
 def retrieve(options: argparse.Namespace) -> int:
     """Read, retrieve, print."""
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    segmentation = Segmentation(options.segmentation, options.threshold, options.max_words)
     retriever = PhraseRetriever(
         PhraseDatastore(options.datastore),
         PhraseEncoder.load(options.encoder),
-        Segmentation(options.segmentation, options.threshold, options.max_words),
+        segmentation,
         options.k,
         options.min_similarity,
         device,
     )
     lines = _read_input()
-    phrases = 0
+    phrases = retrieved = 0
     while sentences := list(islice(lines, BATCH)):
         for sentence, queries in zip(sentences, retriever.retrieve(sentences)):
             phrases += len(queries)
+            retrieved += sum(len(query.retrieved) for query in queries)
             if options.format == "table":
                 print(as_table(sentence, queries))
             elif options.format == "json":
                 print(as_json(sentence, queries))
             else:
                 print(as_prompt(sentence, queries, options.source_language, options.target_language))
+    if retriever.too_long:
+        print(f"{retriever.too_long:,} sentences longer than the encoder takes have no phrases", file=sys.stderr)
     if not phrases:
+        raise ConfigurationError(f"no phrase was found in the input {segmentation.explain_nothing()}")
+    if not retrieved:
         raise ConfigurationError(
-            f"no phrase was found in the input with --segmentation {options.segmentation} and --threshold "
-            f"{options.threshold}: lower the threshold"
+            f"nothing was retrieved for any of {phrases:,} phrases: no entry scores {options.min_similarity} or more; "
+            "lower --min-similarity"
         )
     return 0
 

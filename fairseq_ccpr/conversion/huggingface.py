@@ -24,6 +24,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 WORDPIECE_VOCABULARY = "vocab.txt"
 ROWS_BEFORE_POSITIONS = {"bert": 0, "xlm-roberta": ROWS_BEFORE}  # by model type
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
+LAYERS, HEADS = "num_hidden_layers", "num_attention_heads"  # which a config.json must have
 # Models with a head beside the encoder have a prefix; old ones call a LayerNorm's weight gamma, and its bias beta.
 RENAMED = {r"^(bert|roberta)\.": "", r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 BERT_SPECIALS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")  # in the order of fairseq's <s> <pad> </s> <unk>
@@ -49,10 +50,13 @@ def read_huggingface(folder: Path) -> ContextEncoder:
             f"{folder / CONFIG} asks for activation '{activation}' and {positions} positions, and fairseq has "
             f"{', '.join(ACTIVATIONS)} and absolute ones"
         )
+    for name in (LAYERS, HEADS):
+        if not isinstance(config.get(name), int):
+            raise CheckpointError(f"{folder / CONFIG} has no {name}: copy the model's whole folder again")
     tokenizer, rows = _read_tokenizer(folder)
     shape = BertShape(
-        config["num_hidden_layers"], config["num_attention_heads"], config.get("layer_norm_eps", 1e-12),
-        ACTIVATIONS[activation], ROWS_BEFORE_POSITIONS[kind], config.get("hidden_dropout_prob", 0.1),
+        config[LAYERS], config[HEADS], config.get("layer_norm_eps", 1e-12), ACTIVATIONS[activation],
+        ROWS_BEFORE_POSITIONS[kind], config.get("hidden_dropout_prob", 0.1),
         config.get("attention_probs_dropout_prob", 0.1),
     )  # fmt: skip
     weights = fairseq_weights(_read_weights(folder), shape, rows)
@@ -128,4 +132,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}): copy it again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged (it holds no settings): copy it again")
     return content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,22 +14,18 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import BLANK
 from fairseq_ccpr.phrases.subwords import SubwordTokenizer
+from fairseq_ccpr.phrases.text_pairs import read_lines
 from fairseq_ccpr.phrases.wordpiece_tokenizer import CONTINUED
 
 
-def read_lines(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
-    """Lines of text files, plain or `.xz`.
+def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
+    """Lines of text files, plain, `.gz` or `.xz`.
 
     Raises:
-        ConfigurationError: bytes that are not UTF-8, by file and line.
+        ConfigurationError: bytes that are not UTF-8, by file and line, or a damaged file.
     """
     for path in paths:
-        with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream:
-            for number, line in enumerate(tqdm(stream, desc=path.name, unit=" lines", disable=quiet), 1):
-                try:
-                    yield line.decode("utf-8")
-                except UnicodeDecodeError:
-                    raise ConfigurationError(f"{path}, line {number}: the bytes are not UTF-8") from None
+        yield from tqdm(read_lines(path), desc=path.name, unit=" lines", disable=quiet)
 
 
 def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:

@@ -102,6 +102,8 @@ class Manifest:
                     f"{path} has format version {version}, and this fairseq-ccpr ({__version__}) reads up to "
                     f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
                 )
+            if not {"token", "phrase"} & data.keys():
+                raise DatastoreError(f"{directory} is no datastore: its {MANIFEST} is that of something else")
             token = TokenSection.from_json(data["token"]) if "token" in data else None
             phrase = PhraseSection.from_json(data["phrase"]) if "phrase" in data else None
             return cls(token, phrase, version, data["created_with"])

@@ -48,6 +48,9 @@ class PhraseRetriever:
         min_similarity: score below which an entry is left out.
         device: where encoder and, where it can, index work.
 
+    Attributes:
+        too_long: sentences so far that the encoder cannot take, which have no phrases.
+
     Raises:
         DatastoreError: the datastore was built with another encoder.
         ConfigurationError: k below 1.
@@ -69,10 +72,12 @@ class PhraseRetriever:
         self.finder = PhraseFinder(encoder.to(device), segmentation)
         self.index = datastore.open_index().to(device)
         self.device = device
+        self.too_long = 0
 
     def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
         """For each sentence its phrases, in order, those for which nothing was found too."""
         found = self.finder.find(sentences)
+        self.too_long += found.too_long
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         if not len(found.spans):
             return results

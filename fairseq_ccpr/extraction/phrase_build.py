@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -69,12 +70,24 @@ class PhraseBuildReport:
 
     section: PhraseSection
     too_long: int  # sentences that the encoder cannot take
+    lines: TextCounts  # of this run; nothing where the datastore was finished
+    found_in: int = 0  # sentences whose phrases this run has found, not an earlier one
+    seconds: float = 0.0  # that took
+
+
+@dataclass
+class TextCounts:
+    """The lines of a text."""
+
+    sentences: int = 0  # different ones
+    empty: int = 0
+    repeated: int = 0
 
 
 def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
     """Build, or go on building, the phrase part of a datastore.
 
-    1. Plan: load the encoder, fingerprint everything, see that the output is free, or ours.
+    1. Plan: load the encoder, fingerprint everything, see that the output is free, or ours, and that the text can be read.
     2. Find the phrases of each shard of sentences, the same sentence once.
     3. Join the shards; index the keys; publish.
 
@@ -89,6 +102,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
         finder = PhraseFinder(encoder.to(_device(settings.cpu)), segmentation)
         part.prepare()
         try:
+            part.count_lines()
             part.find(finder)
             part.join()
         except ConfigurationError:  # other text, or another threshold, is another build
@@ -102,7 +116,8 @@ class _Part:
     """The phrase part at the output, as far as it is there."""
 
     def __init__(self, settings: PhraseBuildSettings, encoder: PhraseEncoder, segmentation: Segmentation) -> None:
-        self.settings, self.dimension = settings, encoder.dimension
+        self.settings, self.segmentation, self.dimension = settings, segmentation, encoder.dimension
+        self.lines, self.found_in, self.seconds = TextCounts(), 0, 0.0
         self.final, self.partial = settings.output / PHRASE, settings.output / f"{PHRASE}.partial"
         self.identity: dict[str, Any] = {
             "dimension": encoder.dimension,
@@ -128,20 +143,36 @@ class _Part:
         (self.partial / SHARDS).mkdir(parents=True, exist_ok=True)
         write_json(self.partial / PLAN, plan)
 
-    def sentences(self) -> Iterator[str]:
-        """The sentences of the text, each once, without empty ones."""
+    def sentences(self, counts: TextCounts | None = None) -> Iterator[str]:
+        """The sentences of the text, each once, without empty ones; `counts` learns what was passed over."""
+        counts = counts or TextCounts()
         seen: set[bytes] = set()
         for path in self.settings.text:
             for line in read_lines(path):
                 digest = hashlib.blake2b(line.encode(), digest_size=8).digest()
-                if line.strip() and digest not in seen:
+                if not line.strip():
+                    counts.empty += 1
+                elif digest in seen:
+                    counts.repeated += 1
+                else:
+                    counts.sentences += 1
                     seen.add(digest)
                     yield line
 
+    def count_lines(self) -> None:
+        """Read the whole text once: a line that cannot be read shows now, not after hours of work."""
+        for _ in self.sentences(self.lines):
+            pass
+        if not self.lines.sentences:
+            names = ", ".join(map(str, self.settings.text))
+            raise ConfigurationError(f"{names}: there is no text in it; give files of one sentence a line")
+
     def find(self, finder: PhraseFinder) -> None:
         """Find the phrases of those shards that are not done yet."""
-        sentences = self.sentences()
-        with tqdm(desc="sentences", unit="sentence", unit_scale=True, disable=self.settings.quiet) as bar:
+        sentences, start = self.sentences(), time.monotonic()
+        with tqdm(
+            desc="sentences", total=self.lines.sentences, unit="sentence", unit_scale=True, disable=self.settings.quiet
+        ) as bar:
             number = 0
             while texts := list(islice(sentences, self.settings.shard_sentences)):
                 path = self.partial / SHARDS / f"{number:06}.json"
@@ -151,8 +182,10 @@ class _Part:
                     np.save(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
                     np.save(path.with_suffix(f".{SPANS}.npy"), found.spans + np.array([first, 0, 0], np.int32))
                     write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
+                    self.found_in += len(texts)
                 number += 1
                 bar.update(len(texts))
+        self.seconds = time.monotonic() - start
 
     def join(self) -> None:
         """One array out of the shards, and the text beside it."""
@@ -161,9 +194,8 @@ class _Part:
         size = sum(count["phrases"] for count in counts)
         if not size:
             raise ConfigurationError(
-                f"no phrase is left of {sum(count['sentences'] for count in counts):,} sentences with --segmentation "
-                f"{self.settings.segmentation} and --threshold {self.settings.threshold}: lower the threshold, or give more "
-                "text"
+                f"no phrase is left of {sum(count['sentences'] for count in counts):,} sentences "
+                f"{self.segmentation.explain_nothing()}"
             )
         check_space(self.settings.output, size * (2 * self.dimension + 12))
         for name, width, dtype in ((KEYS, self.dimension, "float16"), (SPANS, 3, "int32")):
@@ -223,7 +255,7 @@ class _Part:
             self.manifest.write(self.settings.output)
         for path in [path for path in self.final.iterdir() if path.name not in files]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return PhraseBuildReport(section, totals["too_long"])
+        return PhraseBuildReport(section, totals["too_long"], self.lines, self.found_in, self.seconds)
 
 
 def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:

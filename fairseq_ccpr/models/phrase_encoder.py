@@ -13,7 +13,6 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
-from omegaconf import MISSING
 from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.fingerprint import of_parameters, of_strings
@@ -30,7 +29,7 @@ class PhraseEncoderConfig(FairseqDataclass):
     """Options of `--arch phrase_encoder`."""
 
     encoder: str = field(
-        default=MISSING, metadata={"help": "the pretrained context encoder, made by convert_encoder.py"}
+        default="", metadata={"help": "the pretrained context encoder, made by convert_encoder.py; must be given"}
     )
     phrase_dim: int = field(default=128, metadata={"help": "o, width of a phrase vector"})
     similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]
@@ -70,7 +69,7 @@ class PhraseEncoder(BaseFairseqModel):
         return cls(context, cfg.phrase_dim, str(cfg.similarity), cfg.phrase_temperature)
 
     @property
-    def scale(self) -> Tensor | float:
+    def scale(self) -> "Tensor | float":
         """What inner products of phrase vectors are multiplied by in training: 1 / temperature."""
         return self.log_scale.exp().clamp_max(MOST_SCALE) if self.similarity == "cosine" else 1.0
 
@@ -79,7 +78,7 @@ class PhraseEncoder(BaseFairseqModel):
         """o."""
         return self.align.out_features
 
-    def forward(self, *sides: dict[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | float]:
+    def forward(self, *sides: dict[str, Tensor]) -> "tuple[list[tuple[Tensor, Tensor]], Tensor | float]":
         """All that training asks for, in one call, as torch's distributed wrappers want it.
 
         Args:

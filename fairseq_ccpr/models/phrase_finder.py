@@ -46,6 +46,16 @@ class Segmentation:
         n = int(self.kind[len(NGRAM) :]) if self.kind.startswith(NGRAM) else None
         return (1, self.max_words) if n is None else (n, n)
 
+    def explain_nothing(self) -> str:
+        """The end of a sentence on text in which it finds no phrase: what was asked for, and what to do.
+
+        >>> Segmentation("ngram:5").explain_nothing()
+        'with --segmentation ngram:5: ask for fewer words, or give more text'
+        """
+        if self.kind == LEARNED:
+            return f"with --segmentation {LEARNED} and --threshold {self.threshold}: lower the threshold, or give more text"
+        return f"with --segmentation {self.kind}: ask for fewer words, or give more text"
+
 
 @dataclass
 class FoundPhrases:
@@ -55,10 +65,6 @@ class FoundPhrases:
     probabilities: Tensor  # fp32 [P], of being a phrase
     vectors: Tensor  # fp32 [P, o]
     too_long: int  # texts that the encoder cannot take, and that have no phrases here
-
-    def of_text(self, number: int) -> np.ndarray:
-        """Which of the phrases are of one text."""
-        return np.flatnonzero(self.spans[:, 0] == number)
 
 
 class PhraseFinder:

@@ -32,10 +32,10 @@ def read_lines(path: Path) -> Iterator[str]:
             raise ConfigurationError(f"{path} is damaged, or not what its name says: {error}") from None
 
 
-def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """Sentence pairs of a TSV file: source, tab, target."""
+def read_pairs(path: Path, empty_lines: bool = False) -> Iterator[tuple[str, str]]:
+    """Sentence pairs of a TSV file: source, tab, target. Where `empty_lines` are allowed, one is a pair of empty texts."""
     for number, line in enumerate(read_lines(path), 1):
-        columns = line.split("\t")
+        columns = line.split("\t") if line.strip() or not empty_lines else ["", ""]
         if len(columns) != 2:
             raise ConfigurationError(
                 f"{path}, line {number}: {len(columns)} columns, and a pair has 2: source, tab, target"
@@ -58,13 +58,13 @@ class TextPairs:
         return [path for path in (self.source, self.target, self.pairs, self.alignments) if path is not None]
 
     def read(self) -> Iterator[tuple[str, str, str | None]]:
-        """Source, target and alignment of each line; the alignment is None where there are none.
+        """Source, target and alignment of each line; the alignment is None where there are none. Lines may be empty.
 
         Raises:
             ConfigurationError: as above.
         """
         if self.pairs is not None:
-            rows: Iterator[tuple[str, ...]] = read_pairs(self.pairs)
+            rows: Iterator[tuple[str, ...]] = read_pairs(self.pairs, empty_lines=True)
         else:
             assert self.source is not None and self.target is not None
             rows = read_together(self.source, self.target)

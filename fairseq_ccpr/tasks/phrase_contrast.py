@@ -18,7 +18,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, PhraseContrastDataset
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
-from fairseq_ccpr.phrases.tokenizers import load_tokenizer
+from fairseq_ccpr.phrases.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.tasks.contrast_task import ContrastTask
 from fairseq_ccpr.tasks.cpu_autocast import cpu_autocast
@@ -67,6 +67,8 @@ class PhraseContrastTask(ContrastTask):
             )
         if cfg.phrases_per_sentence < 1:
             raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
+        if not cfg.encoder:
+            raise ConfigurationError("--encoder is not given: make one with convert_encoder.py")
         self.tokenizer = load_tokenizer(Path(cfg.encoder))
         self.options = ContrastOptions(
             cfg.phrases_per_sentence, cfg.different_context_fraction, cfg.max_subwords, cfg.seed
@@ -82,9 +84,27 @@ class PhraseContrastTask(ContrastTask):
                 f"--max-subwords is {self.cfg.max_subwords}, but the encoder {self.cfg.encoder} takes {context.max_positions}"
             )
         self.context_settings = vars(context.arguments)
-        Path(self.cfg.save_dir).mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(Path(self.cfg.save_dir))
+        self._save_tokenizer(Path(self.cfg.save_dir))
         return model
+
+    def _save_tokenizer(self, folder: Path) -> None:
+        """Write it to the folder of the checkpoints, unless those that are there have one."""
+        if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
+            if not self._same_tokenizer(folder):
+                raise ConfigurationError(
+                    f"--save-dir {folder} holds checkpoints with another tokenizer than that of {self.cfg.encoder}: "
+                    "give the encoder they were trained from, or another --save-dir"
+                )
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(folder)
+
+    def _same_tokenizer(self, folder: Path) -> bool:
+        """Whether the checkpoints of a folder have the tokenizer of this training."""
+        there = load_tokenizer(folder)
+        return (there.filename, there.content, there.symbols) == (
+            self.tokenizer.filename, self.tokenizer.content, self.tokenizer.symbols,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """The settings of the context encoder, for a checkpoint; see `FairseqTask.state_dict`."""

@@ -4,9 +4,10 @@
 #
 #   scripts/recipes/train_ccpr.sh OUTPUT_DIR TRAIN_TSV [TRAIN_TSV ...] [-- option of fairseq-train ...]
 #
-# Each TSV holds sentence pairs: source, tab, target, in the languages SOURCE and TARGET (de and en). VALID (300) of the
-# last pairs of each are held out; the best checkpoint is that with the highest acc@1 on their phrases. ENCODER=DIR is
-# where to start from (else multilingual-e5-small, its vocabulary cut down to that of the texts). UPDATES (3000) is how long to train.
+# Each TSV holds sentence pairs: source, tab, target, in the languages SOURCE and TARGET (de and en); up to the first dot
+# their names must differ. VALID (300) of the last pairs of each are held out; the best checkpoint is that with the
+# highest acc@1 on their phrases. ENCODER=DIR is where to start from (else multilingual-e5-small, its vocabulary cut down
+# to that of the texts). UPDATES (3000) is how long to train.
 # OUTPUT_DIR/checkpoints/checkpoint_best.pt, in its folder, is what --encoder of the other commands takes.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -18,15 +19,21 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do texts+=("$1"); shift; done
 updates=${UPDATES:-3000}
 scripts=$(cd "$(dirname "$0")/.." && pwd)
 
-encoder=${ENCODER:-$output/encoder}
-[ -d "$encoder" ] || python "$scripts/convert_encoder.py" --output "$encoder" --keep-pieces-of "${texts[@]}"
 folders=()
 for text in "${texts[@]}"; do
   name=$(basename "$text")
   folder=$output/phrases/${name%%.*}
-  [ -d "$folder/train" ] || python "$scripts/extract_phrases.py" --pairs "$text" --output "$folder" --valid "${VALID:-300}" \
-    -s "${SOURCE:-de}" -t "${TARGET:-en}"
+  if [[ " ${folders[*]} " == *" $folder "* ]]; then
+    echo "two texts are called ${name%%.*}, up to the first dot: rename $text" >&2
+    exit 2
+  fi
   folders+=("$folder")
+done
+encoder=${ENCODER:-$output/encoder}
+[ -d "$encoder" ] || python "$scripts/convert_encoder.py" --output "$encoder" --keep-pieces-of "${texts[@]}"
+for at in "${!texts[@]}"; do
+  [ -d "${folders[at]}/train" ] || python "$scripts/extract_phrases.py" --pairs "${texts[at]}" --output "${folders[at]}" \
+    --valid "${VALID:-300}" -s "${SOURCE:-de}" -t "${TARGET:-en}"
 done
 
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
