@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import sys
@@ -166,6 +167,26 @@ def test_stopped_build_resumes(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Pa
         (tmp_path / "s" / "phrase.partial" / "shards" / "000001.keys.npy").write_bytes(b"torn")
     build(ccpr, mono, tmp_path / "s", *INDEX)
     assert contents(tmp_path / "s") == contents(store)
+
+
+def test_files_are_on_disk_before_what_vouches_for_them(ccpr: Ccpr, mono: Path, tmp_path: Path):
+    synced: list[str] = []
+    real = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    with patch.object(os, "fsync", watched):
+        build(ccpr, mono, tmp_path / "s")
+    for shard in range(3):
+        mark = synced.index(f"{shard:06}.json.partial")
+        assert {f"{shard:06}.{name}.npy" for name in ("keys", "spans")} <= set(synced[:mark])
+    files = Manifest.read(tmp_path / "s").phrase.files
+    written = {Path(name).name for name in files} - {"totals.json"}
+    assert written == {"keys.npy", "spans.npy", "sentence-offsets.npy", "sentences.txt"}
+    assert written <= set(synced[: synced.index("totals.json.partial")])
+    assert synced[-1] == "manifest.json.partial"
 
 
 def test_finished_store_is_left_as_it_is_but_for_its_index(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Path):
