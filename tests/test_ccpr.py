@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import os
 import re
 import shutil
@@ -28,7 +29,8 @@ from fairseq_ccpr.models.ccpr_criterion import CcprConfig, CcprCriterion
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, of_ends
-from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, Occurrences, PhraseContrastDataset
+from fairseq_ccpr.phrases.contrast_dataset import PhraseContrastDataset
+from fairseq_ccpr.phrases.contrast_draw import ContrastOptions, Occurrences
 from fairseq_ccpr.phrases.length_batches import LengthBatches, Mixture
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.subwords import subword_bounds
@@ -151,10 +153,26 @@ def test_two_processes_have_the_gradient_of_one(ccpr: Ccpr, tmp_path: Path):
     made = [torch.load(tmp_path / str(rank)) for rank in range(2)]
     assert sum(of_part for _, _, of_part in made) == count
     assert sum(logged for _, logged, _ in made) == pytest.approx(loss.item(), rel=1e-5)
-    assert "log_scale" in whole
+    assert "scale_offset" in whole
     for name, gradient in whole.items():
         together = made[0][0][name] + made[1][0][name]
         assert (together - gradient).abs().max() <= 1e-5 * max(1, gradient.abs().max()), name
+
+
+def test_the_temperature_is_learned(ccpr: Ccpr):
+    dataset, model = make_dataset(ccpr), untrained(ccpr)
+    assert float(model.scale) == pytest.approx(20)
+    fingerprint = model.fingerprint()
+    optimizer = torch.optim.AdamW([model.scale_offset], lr=1e-4)
+    batch = dataset.collater([dataset[i] for i in range(16)])
+    for _ in range(10):
+        optimizer.zero_grad()
+        CcprCriterion(CcprConfig(), None)(model, batch)[0].backward()
+        optimizer.step()
+    assert 0.005 < abs(math.log(float(model.scale) / 20)) < 0.05  # by about 20 learning rates a step
+    assert model.fingerprint() == fingerprint  # which is of what retrieval reads
+    model.scale_offset.data.fill_(9)
+    assert float(model.scale) == 100
 
 
 def test_two_processes_train_one_encoder(ccpr: Ccpr, tmp_path: Path):
@@ -178,7 +196,7 @@ def test_phrases_are_drawn_anew_each_epoch(ccpr: Ccpr):
     again.set_epoch(2)
     assert [dataset[i] for i in range(20)] == [again[i] for i in range(20)]
     assert [make_dataset(ccpr, phrases_per_sentence=3, seed=2)[i] for i in range(20)] != first
-    assert all(1 <= len(sides[0].spans) <= 3 for sample in first for sides in sample)
+    assert all(1 <= len(example.source.spans) <= 3 for example in first)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -219,7 +237,7 @@ def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr):
     pairs, others = dataset.pairs, 0
     for index in range(len(dataset)):
         number = int(dataset.sentences[index])
-        (sides,) = dataset[index]
+        sides = dataset[index].source, *dataset[index].targets
         phrases = [{tuple(row) for row in pairs.pairs_of(number)[:, c : c + 2].tolist()} for c in (1, 3)]
         for text, side, of_side in zip(pairs.sentence(number), sides, phrases, strict=True):
             assert side.subwords.text == text
@@ -235,7 +253,7 @@ def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr):
             assert len(set(side.others)) == len(side.others) <= len(side.spans)
             others += len(side.others)
         assert len({len(side.spans) for side in sides}) == 1
-    assert others > 0.9 * sum(len(side.spans) for i in range(len(dataset)) for side in dataset[i][0])
+    assert others > 0.9 * sum(2 * len(dataset[i].source.spans) for i in range(len(dataset)))
 
 
 def test_batches_number_sentences_and_pad(ccpr: Ccpr):
@@ -243,7 +261,7 @@ def test_batches_number_sentences_and_pad(ccpr: Ccpr):
     samples = [dataset[i] for i in (3, 0, 7)]
     batch = dataset.collater(samples)
     for side, name in enumerate(("source", "target")):
-        of_side, sides = batch[name], [sample[0][side] for sample in samples]
+        of_side, sides = batch[name], [(sample.source, *sample.targets)[side] for sample in samples]
         assert of_side["tokens"].shape == (3, max(len(s.subwords.ids) for s in sides))
         expected = [[n, *span] for n, s in enumerate(sides) for span in s.spans]
         assert of_side["spans"].tolist() == expected
@@ -255,7 +273,7 @@ def test_batches_number_sentences_and_pad(ccpr: Ccpr):
             numbers = of_side[column]
             assert (numbers[:, None] == numbers).tolist() == equal
     assert batch["phrases"] == len(batch["source"]["spans"]) and batch["nsentences"] == 3
-    assert dataset.collater([]) == dataset.collater([[]]) == {}
+    assert dataset.collater([]) == dataset.collater([None]) == {}
 
 
 def test_long_sentences_are_left_out_and_counted(ccpr: Ccpr):
@@ -287,9 +305,11 @@ def test_occurrences_are_those_in_other_sentences(ccpr: Ccpr):
     occurrences, wanted = Occurrences(pairs), other_contexts(pairs)
     assert sum(map(bool, wanted.values())) > 100
     for row, others in wanted.items():
-        drawn = {occurrences.draw(row, rng) for _ in range(8)}
+        drawn = set(occurrences.draw(np.array([row] * 64), rng).tolist())
         assert drawn <= (others or {row})
-        assert len(drawn) > 1 or len(others) < 3
+        assert len(drawn) == max(1, len(others)) or len(others) > 4
+    everything = np.arange(pairs.size)
+    assert all(drawn in (wanted[row] or {row}) for row, drawn in enumerate(occurrences.draw(everything, rng).tolist()))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
@@ -307,14 +327,62 @@ def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float):
         for key in map(tuple, dataset.pairs.pairs_of(number).tolist()):
             _, a, b, c, d = key
             of_sentence.setdefault((source[a:b], target[c:d]), set()).update(wanted[key])
-        for one, other in dataset[index]:
-            assert one.subwords.text == source
-            for pair in zip(one.strings, other.strings, strict=True):
-                able += bool(of_sentence[pair])
-                elsewhere += other.subwords.text != target
-                assert other.subwords.text in {target} | of_sentence[pair]
+        example = dataset[index]
+        assert example.source.subwords.text == source
+        others = [(string, side.subwords.text) for side in example.targets for string in side.strings]
+        for string, (other, text) in zip(example.source.strings, others, strict=True):
+            able += bool(of_sentence[string, other])
+            elsewhere += text != target
+            assert text in {target} | of_sentence[string, other]
+        texts = [side.subwords.text for side in example.targets]
+        assert len(set(texts)) == len(texts) == len({text for _, text in others})
     assert able > 30
     assert elsewhere == 0 if fraction == 0 else elsewhere == able if fraction == 1 else 0.3 < elsewhere / able < 0.7
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: float):
+    most, sides = 900, ("source", "target")
+    dataset = make_dataset(ccpr, "train", different_context_fraction=fraction)
+    largest = []
+    for epoch in (1, 2):
+        dataset.set_epoch(epoch)
+        batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=most)
+        assert np.array_equal(np.concatenate(batches), dataset.ordered_indices())
+        tables = [dataset.collater([dataset[i] for i in batch]) for batch in batches]
+        for batch, table in zip(batches, tables, strict=True):
+            shapes = np.array([table[side]["tokens"].shape for side in sides])
+            assert len(batch) == shapes[0, 0] == table["nsentences"]  # each source sentence once
+            assert np.array_equal(shapes[:, 0], dataset.counts[batch].sum(axis=0))
+            assert np.array_equal(shapes[:, 1], dataset.lengths[batch].max(axis=0))
+            largest.append(shapes.prod(axis=1).max())
+        for batch, following in itertools.pairwise(batches):
+            table = dataset.collater([dataset[i] for i in (*batch, following[0])])
+            assert max(table[side]["tokens"].numel() for side in sides) > most  # there was no room for another
+    assert max(largest) <= most and np.mean(largest) > 0.8 * most
+    assert (dataset.counts[:, 1].max() > 1) == (fraction > 0)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr, fraction: float):
+    sets = [make_dataset(ccpr, split, different_context_fraction=fraction) for split in ("train", "valid")]
+    mixture, task = Mixture(sets), FairseqTask(None)
+    limits = {"max_tokens": 300, "max_positions": 300, "ignore_invalid_inputs": True}  # the trainer gives both
+    for epoch in (1, 2):
+        batches = task.get_batch_iterator(mixture, epoch=epoch, required_batch_size_multiple=4, **limits)
+        assert all(one.epoch == epoch for one in sets)
+        taken = np.concatenate(batches.frozen_batches)
+        tokens = [mixture.num_tokens(i) for i in range(len(mixture))]
+        assert sorted(taken) == [i for i, count in enumerate(tokens) if count <= 300]
+        assert (len(taken) == len(mixture)) == (fraction == 0)
+        assert all(len(batch) < 4 or len(batch) % 4 == 0 for batch in batches.frozen_batches)
+        assert max(map(len, batches.frozen_batches)) >= 8
+        for batch in batches.next_epoch_itr():
+            assert max(batch[side]["tokens"].numel() for side in ("source", "target")) <= 300
+    few = mixture.batch_by_size(mixture.ordered_indices(), max_tokens=9999, max_sentences=7)
+    assert {len(batch) for batch in few[:-1]} == {7} and sum(map(len, few)) == len(mixture)
+    alone = mixture.batch_by_size(mixture.ordered_indices(), max_tokens=10)
+    assert len(alone) == len(mixture)
 
 
 @torch.no_grad()

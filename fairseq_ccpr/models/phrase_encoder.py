@@ -22,6 +22,7 @@ from fairseq_ccpr.phrases.tokenizers import load_tokenizer
 
 SIMILARITIES = "cosine", "dot"
 MOST_SCALE = 100.0  # of a learned 1 / temperature: beyond it only the nearest candidate counts
+SCALE_SPEED = 20.0  # learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
 
 
 @dataclass
@@ -56,7 +57,8 @@ class PhraseEncoder(BaseFairseqModel):
         self.context, self.similarity = context, similarity
         self.align = nn.Linear(2 * context.hidden, dimension)
         self.segment = nn.Linear(2 * context.hidden, 1)
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=similarity == "cosine")
+        self.log_scale = -math.log(temperature)  # at the start, where weight decay draws it back to
+        self.scale_offset = nn.Parameter(torch.zeros(()), requires_grad=similarity == "cosine")
 
     @classmethod
     def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> "PhraseEncoder":
@@ -71,7 +73,9 @@ class PhraseEncoder(BaseFairseqModel):
     @property
     def scale(self) -> "Tensor | float":
         """What inner products of phrase vectors are multiplied by in training: 1 / temperature."""
-        return self.log_scale.exp().clamp_max(MOST_SCALE) if self.similarity == "cosine" else 1.0
+        if self.similarity == "dot":
+            return 1.0
+        return (self.log_scale + SCALE_SPEED * self.scale_offset).exp().clamp_max(MOST_SCALE)
 
     @property
     def dimension(self) -> int:
@@ -145,7 +149,7 @@ class PhraseEncoder(BaseFairseqModel):
 
     def fingerprint(self) -> str:
         """Digest of all that decides the phrases and vectors of a text."""
-        heads = [(name, tensor) for name, tensor in self.named_parameters() if not name.startswith("context.")]
+        heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith(("align.", "segment."))]
         return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
 
 

@@ -1,4 +1,4 @@
-"""Datasets whose batches have examples of like length, others together each epoch."""
+"""Batches of sentence pairs of like length, others together each epoch, of a size that counts every sentence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from fairseq.data import ConcatDataset, FairseqDataset
 class LengthBatches(FairseqDataset):
     """A dataset of n examples that fairseq puts in order, and in batches, anew each epoch.
 
+    An example has sentences on two sides, and a batch is a table of subwords for each side, filled up with padding.
+
     Attributes:
-        sizes: int64 [n], what each example counts for --max-tokens.
+        counts: int64 [n, 2], sentences of each example on either side, at most.
+        lengths: int64 [n, 2], subwords of the longest of them.
         seed: of the order.
         epoch: from 1; what changes with it follows `set_epoch`.
     """
 
-    sizes: np.ndarray
+    counts: np.ndarray
+    lengths: np.ndarray
     seed: int
     epoch = 1
 
@@ -29,19 +33,66 @@ class LengthBatches(FairseqDataset):
         """No: fairseq's workers would go on with the dataset as it was in the first epoch."""
         return False
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """Subwords of each example on its larger side, with padding, int64 [n]; fairseq leaves out what has too many."""
+        return (self.counts * self.lengths).max(axis=1)
+
+    def size(self, index: int) -> int:
+        """See `FairseqDataset.size`."""
+        return int(self.sizes[index])
+
+    def num_tokens(self, index: int) -> int:
+        """See `FairseqDataset.num_tokens`."""
+        return self.size(index)
+
     def ordered_indices(self) -> np.ndarray:
         """By length, which makes for little padding; ties at random, so that batches are not of one place in the text."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
-        return order[self.sizes[order].argsort(kind="stable")]
+        return order[self.lengths.max(axis=1)[order].argsort(kind="stable")]
+
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        required_batch_size_multiple: int = 1,
+    ) -> list[np.ndarray]:
+        """Parts of `indices`, one after another, each as large as it may be.
+
+        Args:
+            indices: int64, examples in order.
+            max_tokens: subwords on either side, with padding; an example that alone has more is alone in its batch.
+            max_sentences: examples.
+            required_batch_size_multiple: how many examples a batch has a multiple of, unless it has fewer.
+        """
+        most = min(limit for limit in (max_tokens, max_sentences, len(indices)) if limit is not None)
+        batches = []
+        while len(indices):
+            window = indices[:most]
+            padded = self.counts[window].cumsum(axis=0) * np.maximum.accumulate(self.lengths[window])  # [w, 2]
+            size = len(window) if max_tokens is None else int((padded.max(axis=1) <= max_tokens).sum())
+            if size > required_batch_size_multiple:
+                size -= size % required_batch_size_multiple
+            batches.append(indices[: max(1, size)])
+            indices = indices[max(1, size) :]
+        return batches
 
 
 class Mixture(LengthBatches, ConcatDataset):
     """Several datasets as one.
 
     Args:
-        datasets: of the same seed.
+        datasets: of the same seed and epoch.
     """
 
     def __init__(self, datasets: list[LengthBatches]) -> None:
         super().__init__(datasets)
         self.seed = datasets[0].seed
+        self.set_epoch(datasets[0].epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `FairseqDataset.set_epoch`."""
+        super().set_epoch(epoch)
+        self.counts = np.concatenate([dataset.counts for dataset in self.datasets])
+        self.lengths = np.concatenate([dataset.lengths for dataset in self.datasets])

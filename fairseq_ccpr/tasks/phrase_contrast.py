@@ -16,7 +16,8 @@ from omegaconf import II, MISSING
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
-from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, PhraseContrastDataset
+from fairseq_ccpr.phrases.contrast_dataset import PhraseContrastDataset
+from fairseq_ccpr.phrases.contrast_draw import ContrastOptions
 from fairseq_ccpr.phrases.length_batches import Mixture
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.tokenizers import TOKENIZERS, load_tokenizer
@@ -43,7 +44,8 @@ class PhraseContrastConfig(FairseqDataclass):
     different_context_fraction: float = field(
         default=0.0,
         metadata={
-            "help": "of the phrases, those whose translation is taken from another sentence: 0 is CCPR, 1 is CPR"
+            "help": "of the phrases, those whose translation is taken from another sentence, which counts for --max-tokens "
+            "as well: 0 is CCPR, 1 is CPR"
         },
     )
     max_subwords: int = field(default=128, metadata={"help": "longer sentences are left out"})
