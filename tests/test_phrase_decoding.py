@@ -37,6 +37,7 @@ SEARCHES = [
     ["--score-reference"],
 ]
 
+
 @pytest.fixture(scope="module")
 def mono(world: World, ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Target sentences of training and test."""
@@ -260,11 +261,15 @@ def test_log_tells_of_both_memories(
     assert any(line["neighbours"] for line in lines)
 
 
-def test_what_does_not_fit_is_refused(world: World, ccpr: Ccpr, phrase_store: Path, phrases: list[object], tmp_path: Path):
+def test_what_does_not_fit_is_refused(
+    world: World, ccpr: Ccpr, phrase_store: Path, phrases: list[object], tmp_path: Path
+):
     def generate(*extra: object) -> object:
         return call("fairseq-generate", *world.options("--no-progress-bar"), *extra, check=False)
 
-    refused(generate("--datastore", phrase_store), "cannot be split into .* --bpe sentencepiece and --sentencepiece-model")
+    refused(
+        generate("--datastore", phrase_store), "cannot be split into .* --bpe sentencepiece and --sentencepiece-model"
+    )
     refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
     refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
     refused(generate(*phrases, "--phrase-enter", 2), "--phrase-enter is 2")

@@ -141,6 +141,7 @@ def _detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
 
     A reference's unknown tokens are written in a way that no hypothesis matches.
     """
+
     def to_text(dictionary: Any, tokens: torch.Tensor, reference: bool = False) -> str:
         tokens = utils.strip_pad(tokens, dictionary.pad()).int().cpu()
         text = dictionary.string(tokens, cfg.common_eval.post_process, escape_unk=reference)
