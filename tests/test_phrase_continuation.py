@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, interpolate_, limit_shares
-from fairseq_ccpr.decoding.phrase_continuation import CONSENT, MAX_SUBWORDS, NO_TOKEN, PhraseState, PhraseTable
+from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseState, PhraseTable
 
 VOCABULARY = 7  # so few that phrases repeat tokens, begin alike and overlap
 phrases = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5)
@@ -79,16 +79,17 @@ def reference_masses(
         if coverage and any(contains(written, phrase) for phrase, _ in own):
             continue
         of_query: dict[int, float] = {}
-        for phrase, weight in own:
-            length = longest_proper_prefix(phrase, written)
+        steps = [(phrase, weight, longest_proper_prefix(phrase, written)) for phrase, weight in own]
+        whole = sum(weight for _, weight, _ in steps)
+        left = sum(weight for phrase, weight, length in steps if length >= begun_after(phrase))
+        for phrase, weight, length in steps:
             token = phrase[length]
+            consent = math.sqrt(probs[token] / max(probs))
             if length >= begun_after(phrase):
-                gamma = 1.0
-            elif attention is not None:
-                gamma = enter * attention[query]
+                share = weight * whole / left * consent if left else 0.0
             else:
-                gamma = enter * (probs[token] >= CONSENT * max(probs))
-            of_query[token] = of_query.get(token, 0.0) + weight * gamma
+                share = enter * weight * (consent if attention is None else attention[query])
+            of_query[token] = of_query.get(token, 0.0) + share
         for token, mass in of_query.items():
             masses[token] = max(masses.get(token, 0.0), mass)
     return {token: mass for token, mass in masses.items() if mass > 0}
@@ -119,7 +120,8 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
         lengths = state.prefixes()
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         attention = torch.rand(len(written), 3).softmax(dim=1)
-        found = state.outlook(log_probs, attention if by_attention else None).continuation(weights[state.rows], enter)
+        outlook = state.outlook(log_probs, attention if by_attention else None)
+        found = outlook.continuation(table, state.rows, weights, enter)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_proper_prefix(phrase, tokens_so_far) for phrase, _, _ in sentence]
@@ -188,6 +190,6 @@ def test_merged_lanes_that_are_empty_say_nothing():
     table = make_table([[], [([1, 2], 0, 0.5)]])
     state = PhraseState(table, torch.tensor([0, 1]))
     outlook = state.outlook(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
-    found = outlook.continuation(table.weights(4, 0.1, 0.0), 0.2)
+    found = outlook.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2)
     assert found.mass.tolist() == [0.0, pytest.approx(0.1)]
     assert found.log_probs[0].tolist() == [-math.inf]

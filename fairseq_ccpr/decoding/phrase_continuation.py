@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 MAX_SUBWORDS = 48  # of a phrase: the prefixes that match are bits of a number, and float64 must hold it exactly
-CONSENT = 0.05  # epsilon: what the model must think of a phrase's first token, relative to its favourite
 NO_TOKEN = -1
 
 
@@ -66,28 +65,37 @@ class Outlook(NamedTuple):
 
     values: Tensor  # int64, the token
     begun: Tensor  # bool, the phrase goes on; or else it would begin
-    willing: Tensor  # fp32, how far it may begin
+    willing: Tensor  # fp32 in [0, 1], how far the model lets it
     done: Tensor  # bool, kappa: its source phrase is translated
     order: Tensor  # int64, which puts the lanes in the order of token and source phrase
     pairs: Tensor  # int64, in that order: the number of the run of equal (token, source phrase)
     tokens: Tensor  # int64, in that order: the number of the run of equal tokens
 
-    def continuation(self, weights: Tensor, enter: float) -> Continuation:
-        """M(v) = max_q (1 - kappa_q) sum over a of q that go on with v: c_q w(a|q) gamma(l_a); Z = sum M; p_phr = M / Z.
+    def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float) -> Continuation:
+        """M(v) = max_q (1 - kappa_q) c_q sum over a of q that go on with v: w'(a|q) gamma; Z = sum M; p_phr = M / Z.
 
-        gamma is 1 for a phrase that has begun, and `enter` times `willing` for one that has not.
+        gamma is `willing`, times `enter` for a phrase that has not begun. w' is w(a|q) for those, and for one that has begun
+        its part of the w of all of q that have: the others are out of the question, whatever they weighed.
 
         Args:
-            weights: fp32 [H, A], c_q w(a|q).
+            table: the phrases.
+            rows: int64 [H], the sentence of each hypothesis.
+            weights: fp32 [B, A], c_q w(a|q), of `PhraseTable.weights`.
             enter: eta.
         """
-        gamma = torch.where(self.begun, 1.0, enter * self.willing).masked_fill(self.done, 0.0)
-        sorted_weights = (weights * gamma).gather(1, self.order)
+        queries, weights = table.queries[rows], weights[rows]
+        size = len(rows), table.attended.size(1)
+        going = weights * self.begun
+        totals = (weights.new_zeros(size).scatter_add(1, queries, part).gather(1, queries) for part in (weights, going))
+        whole, left = totals
+        smallest = torch.finfo(weights.dtype).tiny
+        posterior = going * whole / left.clamp_min(smallest)
+        gamma = self.willing.masked_fill(self.done, 0.0)
+        sorted_weights = (torch.where(self.begun, posterior, enter * weights) * gamma).gather(1, self.order)
         sums = torch.zeros_like(weights).scatter_add(1, self.pairs, sorted_weights).gather(1, self.pairs)
         largest = torch.zeros_like(weights).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
         mass = largest.sum(dim=1)
         merged = torch.empty_like(weights).scatter(1, self.order, largest.gather(1, self.tokens))
-        smallest = torch.finfo(mass.dtype).tiny
         return Continuation(self.values, (merged / mass.clamp_min(smallest).unsqueeze(1)).log(), mass)
 
 
@@ -134,22 +142,22 @@ class PhraseState:
         """What each phrase would write next, and whether it may.
 
         Args:
-            log_probs: fp32 [H, V], log p_NMT; a phrase may begin where the model consents: p_NMT >= CONSENT max p_NMT.
-            attention: fp32 [H, S], of the decoder to the source: then it decides instead, as far as it is on q.
+            log_probs: fp32 [H, V], log p_NMT. The model lets a phrase go on with v as far as sqrt(p_NMT(v) / max p_NMT).
+            attention: fp32 [H, S], of the decoder to the source: then a phrase may begin as far as that is on q.
         """
         table, queries = self.table, self.table.queries[self.rows]
         length = self.prefixes()
         values = table.tokens[self.rows].gather(2, length.unsqueeze(2)).squeeze(2).clamp_min(0)  # [H, A]
-        if attention is None:
-            opinion = log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)
-            willing = (opinion.exp() >= CONSENT).float()
-        else:
+        begun = length >= table.entered[self.rows]
+        willing = ((log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)) / 2).exp()
+        if attention is not None:
             spans = table.attended[self.rows].to(attention.dtype)
-            willing = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
+            attended = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
+            willing = torch.where(begun, willing, attended)
         done = self.covered.gather(1, queries).bool()
         ordered, order = (values * table.attended.size(1) + queries).sort(dim=1)
         pairs, tokens = _runs(ordered), _runs(ordered // table.attended.size(1))
-        return Outlook(values, length >= table.entered[self.rows], willing, done, order, pairs, tokens)
+        return Outlook(values, begun, willing, done, order, pairs, tokens)
 
 
 def _runs(ordered: Tensor) -> Tensor:

@@ -30,11 +30,11 @@ class PhraseSettings:
         ConfigurationError: a value out of its range.
     """
 
-    k: int = 8
-    lambda_: float = 0.5
+    k: int = 16
+    lambda_: float = 0.8
     temperature: float = 0.05
-    min_similarity: float = 0.0  # s0
-    enter: float = 0.2  # eta
+    min_similarity: float = 0.3  # s0
+    enter: float = 0.5  # eta
     gate: str = CONSENT_GATE
     coverage: bool = True
 
@@ -143,7 +143,7 @@ class PhraseMemory:
         return self.state.outlook(log_probs, attention if by_attention else None)
 
     def _weigh(self, outlook: Outlook, sentences: Tensor) -> PhraseStep:
-        values, log_probs, mass = outlook.continuation(self.weights[sentences], self.settings.enter)
+        values, log_probs, mass = outlook.continuation(self.table, sentences, self.weights, self.settings.enter)
         return PhraseStep(values, log_probs, self.settings.lambda_ * mass.clamp_max(1.0))
 
     def with_settings(

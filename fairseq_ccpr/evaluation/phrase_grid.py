@@ -13,10 +13,10 @@ from fairseq_ccpr.decoding.interpolation import limit_shares
 from fairseq_ccpr.decoding.phrase_continuation import Outlook, PhraseTable
 from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
 
-PHRASES = (1, 2, 4, 8)
+PHRASES = (4, 8, 16, 32)
 TEMPERATURES = (0.02, 0.05, 0.1)
-SIMILARITIES = (0.0, 0.3, 0.5, 0.7)
-ENTERING = (0.05, 0.1, 0.2, 0.5, 1.0)
+SIMILARITIES = (0.0, 0.3, 0.6)
+ENTERING = (0.1, 0.2, 0.5, 1.0)
 LAMBDAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 
@@ -35,7 +35,7 @@ class PhraseCache:
         opinions = []
         for table, outlook, sentences, targets in self.batches:
             weights = table.weights(settings.k, settings.temperature, settings.min_similarity)
-            found = outlook.continuation(weights[sentences], settings.enter)
+            found = outlook.continuation(table, sentences, weights, settings.enter)
             others = found.values != targets.unsqueeze(1)
             opinions.append((found.log_probs.masked_fill(others, float("-inf")).amax(dim=1), found.mass.clamp_max(1.0)))
         retrieved, mass = (torch.cat(column) for column in zip(*opinions))
@@ -61,8 +61,7 @@ class References:
 def grid_of(settings: PhraseSettings) -> Iterator[PhraseSettings]:
     """The points of the grid but for lambda, whose gate and coverage are those of `settings`."""
     for k, temperature, similarity, enter in product(PHRASES, TEMPERATURES, SIMILARITIES, ENTERING):
-        if k > 1 or temperature == TEMPERATURES[0]:  # one phrase alone has all the weight at any temperature
-            yield replace(settings, k=k, temperature=temperature, min_similarity=similarity, enter=enter)
+        yield replace(settings, k=k, temperature=temperature, min_similarity=similarity, enter=enter)
 
 
 def score_phrase_grid(

@@ -50,7 +50,7 @@ def draw_grids(
         second = {
             (s.min_similarity, s.k): v
             for s, v in phrases.items()
-            if (s.enter, s.lambda_) == (top.enter, top.lambda_) and (s.temperature == top.temperature or s.k == 1)
+            if replace(top, min_similarity=s.min_similarity, k=s.k) == s
         }
         _pair_of_maps(
             figure, axes[-1], (first, second), ("λ of phrases", "k of phrases"), ("entering", "least similarity"),
