@@ -81,8 +81,8 @@ class TranslationRetrievalConfig(TranslationConfig):
     phrase_gate: ChoiceEnum(GATES) = field(  # type: ignore[valid-type]
         default=CONSENT_GATE,
         metadata={
-            "help": "what lets a phrase begin: consent, as far as the model finds its first token likely; or attention, as far "
-            "as the decoder attends to the source phrase"
+            "help": "what lets a phrase begin: consent, as far as the model finds its first token likely; or attention, as "
+            "far as the decoder attends to the source phrase"
         },
     )
     no_phrase_coverage: bool = field(
