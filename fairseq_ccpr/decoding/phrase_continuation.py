@@ -72,8 +72,8 @@ class Outlook(NamedTuple):
     pairs: Tensor  # int64, in that order: the number of the run of equal (token, source phrase)
     tokens: Tensor  # int64, in that order: the number of the run of equal tokens
 
-    def continuation(self, weights: Tensor, enter: float) -> Continuation:
-        """M(v) = max_q (1 - kappa_q) sum over a of q that go on with v: c_q w(a|q) gamma(l_a); Z = sum M; p_phr = M / Z.
+    def votes(self, weights: Tensor, enter: float) -> Tensor:
+        """What each phrase gives to its token, fp32 [H, A]: (1 - kappa_q) c_q w(a|q) gamma(l_a).
 
         gamma is 1 for a phrase that has begun, and `enter` times `willing` for one that has not.
 
@@ -82,7 +82,15 @@ class Outlook(NamedTuple):
             enter: eta.
         """
         gamma = torch.where(self.begun, 1.0, enter * self.willing).masked_fill(self.done, 0.0)
-        sorted_weights = (weights * gamma).gather(1, self.order)
+        return weights * gamma
+
+    def continuation(self, weights: Tensor, enter: float) -> Continuation:
+        """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z.
+
+        Args:
+            weights, enter: see `votes`.
+        """
+        sorted_weights = self.votes(weights, enter).gather(1, self.order)
         sums = torch.zeros_like(weights).scatter_add(1, self.pairs, sorted_weights).gather(1, self.pairs)
         largest = torch.zeros_like(weights).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
         mass = largest.sum(dim=1)
