@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import PAIRS, Ccpr, World, call, equal
+from conftest import PAIRS, Ccpr, World, call, equal, subword_options
 from test_bad_input import refused
 
-from fairseq_ccpr.datastore.manifest import MANIFEST, Manifest
+from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.decoding.trace import trace
@@ -39,36 +39,6 @@ SEARCHES = [
 
 
 @pytest.fixture(scope="module")
-def mono(world: World, ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Target sentences of training and test."""
-    path = tmp_path_factory.mktemp("phrases") / "mono.txt"
-    subsets = ("train.tsv", "test.tsv")
-    lines = [target for name in subsets for _, target in list(read_pairs(world.folder / name))[-150:]]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def phrase_store(ccpr: Ccpr, mono: Path) -> Path:
-    """Phrases alone."""
-    words = ["--encoder", ccpr.checkpoint, "--output", mono.parent / "alone", "--segmentation", "all", "--max-words", 3]
-    call("build_datastore", "phrases", mono, *words, "--cpu", "--quiet")
-    return mono.parent / "alone"
-
-
-@pytest.fixture(scope="module")
-def both(world: World, phrase_store: Path) -> Path:
-    """Tokens and phrases in one folder."""
-    folder = phrase_store.parent / "both"
-    shutil.copytree(world.datastore, folder)
-    shutil.copytree(phrase_store / "phrase", folder / "phrase")
-    manifest = Manifest.read(folder)
-    manifest.phrase = Manifest.read(phrase_store).phrase
-    manifest.write(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def phrases(world: World, phrase_store: Path) -> list[object]:
     """Options of decoding with the phrases alone."""
     return ["--datastore", phrase_store, *subword_options(world), "--phrase-k", 3]
@@ -77,10 +47,6 @@ def phrases(world: World, phrase_store: Path) -> list[object]:
 @pytest.fixture(scope="module")
 def joint(world: World, both: Path) -> list[object]:
     return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]
-
-
-def subword_options(world: World) -> list[object]:
-    return ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
 
 
 @contextmanager

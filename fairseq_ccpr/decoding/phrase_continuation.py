@@ -71,8 +71,8 @@ class Outlook(NamedTuple):
     pairs: Tensor  # int64, in that order: the number of the run of equal (token, source phrase)
     tokens: Tensor  # int64, in that order: the number of the run of equal tokens
 
-    def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float) -> Continuation:
-        """M(v) = max_q (1 - kappa_q) c_q sum over a of q that go on with v: w'(a|q) gamma; Z = sum M; p_phr = M / Z.
+    def votes(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float) -> Tensor:
+        """What each phrase gives to its token, fp32 [H, A]: (1 - kappa_q) c_q w'(a|q) gamma.
 
         gamma is `willing`, times `enter` for a phrase that has not begun. w' is w(a|q) for those, and for one that has begun
         its part of the w of all of q that have: the others are out of the question, whatever they weighed.
@@ -88,14 +88,16 @@ class Outlook(NamedTuple):
         going = weights * self.begun
         totals = (weights.new_zeros(size).scatter_add(1, queries, part).gather(1, queries) for part in (weights, going))
         whole, left = totals
-        smallest = torch.finfo(weights.dtype).tiny
-        posterior = going * whole / left.clamp_min(smallest)
-        gamma = self.willing.masked_fill(self.done, 0.0)
-        sorted_weights = (torch.where(self.begun, posterior, enter * weights) * gamma).gather(1, self.order)
-        sums = torch.zeros_like(weights).scatter_add(1, self.pairs, sorted_weights).gather(1, self.pairs)
-        largest = torch.zeros_like(weights).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
+        posterior = going * whole / left.clamp_min(torch.finfo(weights.dtype).tiny)
+        return torch.where(self.begun, posterior, enter * weights) * self.willing.masked_fill(self.done, 0.0)
+
+    def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float) -> Continuation:
+        """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z; see `votes`."""
+        votes = self.votes(table, rows, weights, enter).gather(1, self.order)
+        sums = torch.zeros_like(votes).scatter_add(1, self.pairs, votes).gather(1, self.pairs)
+        largest = torch.zeros_like(votes).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
         mass = largest.sum(dim=1)
-        merged = torch.empty_like(weights).scatter(1, self.order, largest.gather(1, self.tokens))
+        merged = torch.empty_like(votes).scatter(1, self.order, largest.gather(1, self.tokens))
         return Continuation(self.values, (merged / mass.clamp_min(smallest).unsqueeze(1)).log(), mass)
 
 
