@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candid
 from fairseq_ccpr.phrases.subwords import subword_bounds
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.version import __version__
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +168,26 @@ def test_stopped_build_resumes(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Pa
         (tmp_path / "s" / "phrase.partial" / "shards" / "000001.keys.npy").write_bytes(b"torn")
     build(ccpr, mono, tmp_path / "s", *INDEX)
     assert contents(tmp_path / "s") == contents(store)
+
+
+def test_files_are_on_disk_before_what_vouches_for_them(ccpr: Ccpr, mono: Path, tmp_path: Path):
+    synced: list[str] = []
+    real = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    with patch.object(os, "fsync", watched):
+        build(ccpr, mono, tmp_path / "s")
+    for shard in range(3):
+        mark = synced.index(f"{shard:06}.json.partial")
+        assert {f"{shard:06}.{name}.npy" for name in ("keys", "spans")} <= set(synced[:mark])
+    files = Manifest.read(tmp_path / "s").phrase.files
+    written = {Path(name).name for name in files} - {"totals.json"}
+    assert written == {"keys.npy", "spans.npy", "sentence-offsets.npy", "sentences.txt"}
+    assert written <= set(synced[: synced.index("totals.json.partial")])
+    assert synced[-1] == "manifest.json.partial"
 
 
 def test_finished_store_is_left_as_it_is_but_for_its_index(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Path):
@@ -314,6 +336,27 @@ def test_formats_say_the_same(ccpr: Ccpr, store: Path):
     assert max(len(query["retrieved"]) for row in few for query in row["phrases"]) == 1
     certain = retrieve(ccpr, store, text, "--format", "json", "--min-similarity", 0.999).stdout
     assert sum(map(certain.count, ('"entry"',))) < sum(len(q["retrieved"]) for row in rows for q in row["phrases"])
+
+
+def test_every_setting_is_in_the_signature(ccpr: Ccpr, store: Path, mono: Path, tmp_path: Path):
+    def signature(*extra: object, folder: Path = store) -> str:
+        lines = retrieve(ccpr, folder, queries_of(ccpr)[0], "--format", "json", *extra).stderr.splitlines()
+        (line,) = (line for line in lines if line.startswith("retrieval signature: "))
+        return line
+
+    section = PhraseDatastore(store).section
+    digests = section.files["phrase/keys.npy"]["sha256"][:12], section.fingerprints["encoder"][:12]
+    assert signature() == (
+        f"retrieval signature: phrases:{digests[0]}|entries:{section.size}|encoder:{digests[1]}|index:{section.index}|"
+        f"query:learned>0.5<=7words|k:4|s0:0.0|v:{__version__}"
+    )
+    changes: list[list[object]] = [
+        ["--k", 3], ["--min-similarity", 0.1], ["--segmentation", "all"], ["--threshold", 0.4], ["--max-words", 6],
+    ]  # fmt: skip
+    build(ccpr, mono, tmp_path / "other", "--threshold", 0.4)
+    build(ccpr, mono, tmp_path / "exact")
+    others = [signature(folder=tmp_path / name) for name in ("other", "exact")]
+    assert len({signature(), *others, *(signature(*change) for change in changes)}) == 8
 
 
 SENTENCE = "In the beginning God created the heavens and the earth. | Now the earth was formless and empty."

@@ -25,7 +25,8 @@ their sentences.
   retrieve_phrases.py datastores/mine --encoder ccpr/checkpoint_best.pt < source.txt
 
 --format table is for reading, json has a line a sentence with everything, prompt has a prompt a sentence for a language
-model that translates, contexts cut to 100 characters, the phrase in [[ ]].
+model that translates, contexts cut to 100 characters, the phrase in [[ ]]. The retrieval signature, which names all that
+decides what is retrieved, goes to the standard error.
 """
 BATCH = 64  # sentences
 
@@ -60,6 +61,7 @@ def retrieve(options: argparse.Namespace) -> int:
         options.min_similarity,
         device,
     )
+    print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
     lines = _read_input()
     phrases = retrieved = 0
     while sentences := list(islice(lines, BATCH)):

@@ -7,7 +7,7 @@ import os
 import shutil
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -53,8 +53,7 @@ class ArrayWriter:
                 npy.read_array_header_1_0(stream)
                 stream.seek(first_row * math.prod(shape[1:]) * block.itemsize, os.SEEK_CUR)
                 stream.write(block.data)
-                stream.flush()
-                os.fsync(stream.fileno())
+                bring_to_disk(stream)
         (self.directory / DONE / str(shard)).touch()
 
     def done(self) -> set[int]:
@@ -79,9 +78,10 @@ class GrowingArray:
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Write the header anew, which has room for any number of rows, and close the file."""
+        """Write the header anew, which has room for any number of rows, bring the file to disk, and close it."""
         self.stream.seek(0)
         self.stream.write(self._header())
+        bring_to_disk(self.stream)
         self.stream.close()
 
     def _header(self) -> bytes:
@@ -90,6 +90,19 @@ class GrowingArray:
         header = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         npy.write_array_header_1_0(buffer, header)
         return buffer.getvalue()
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write a `.npy` file, on disk when this returns."""
+    with path.open("wb") as stream:
+        np.save(stream, array, allow_pickle=False)
+        bring_to_disk(stream)
+
+
+def bring_to_disk(stream: IO[Any]) -> None:
+    """Wait until all that was written to an open file is on disk: what says that it is there may then be written too."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:

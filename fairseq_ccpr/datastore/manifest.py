@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.arrays import bring_to_disk
 from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription
@@ -117,8 +117,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
     with partial.open("w", encoding="utf-8") as stream:
         json.dump(data, stream, indent=2)
         stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        bring_to_disk(stream)
     partial.replace(path)
 
 

@@ -98,7 +98,9 @@ class Outlook(NamedTuple):
         largest = torch.zeros_like(votes).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
         mass = largest.sum(dim=1)
         merged = torch.empty_like(votes).scatter(1, self.order, largest.gather(1, self.tokens))
-        return Continuation(self.values, (merged / mass.clamp_min(smallest).unsqueeze(1)).log(), mass)
+        return Continuation(
+            self.values, (merged / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(1)).log(), mass
+        )
 
 
 class PhraseState:

@@ -11,11 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import Outlook, PhraseState
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -161,14 +159,8 @@ class PhraseMemory:
 
     def signature(self) -> str:
         """All that decides what is retrieved and how it counts, in one line to be printed with results."""
-        retriever, settings = self.candidates.retriever, self.settings
-        section = retriever.datastore.section
-        segmentation = retriever.finder.segmentation
-        store = short(section.files["phrase/keys.npy"]["sha256"])
-        encoder = short(section.fingerprints["encoder"])
-        asked = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
-        return (
-            f"phrases:{store}|entries:{section.size}|encoder:{encoder}|index:{section.index}|query:{asked}|k:{settings.k}|"
-            f"lambda*:{settings.lambda_}|s0:{settings.min_similarity}|T:{settings.temperature}|enter:{settings.enter}|"
-            f"gate:{settings.gate}|coverage:{'yes' if settings.coverage else 'no'}|v:{__version__}"
-        )
+        settings = self.settings
+        return self.candidates.retriever.signature({
+            "k": settings.k, "lambda*": settings.lambda_, "s0": settings.min_similarity, "T": settings.temperature,
+            "enter": settings.enter, "gate": settings.gate, "coverage": "yes" if settings.coverage else "no",
+        })  # fmt: skip

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.fingerprint import short
+from fairseq_ccpr.datastore.phrase import KEYS, PHRASE, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+from fairseq_ccpr.version import __version__
 
 LEAST_ENTRIES, SPARE = 64, 4  # searched for a phrase, and for each string that is kept: many have the same string
 
@@ -88,6 +91,25 @@ class PhraseRetriever:
             query = QueryPhrase(sentences[number][start:end], start, end, probabilities[row], retrieved)
             results[number].append(query)
         return results
+
+    def signature(self, settings: Mapping[str, object] | None = None) -> str:
+        """All that decides what is retrieved, in one line to be printed with results.
+
+        Args:
+            settings: what counts beside datastore, encoder and segmentation, by name; k and s0 of this retriever if not
+                given.
+        """
+        section, segmentation = self.datastore.section, self.finder.segmentation
+        parts = {
+            "phrases": short(section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]),
+            "entries": section.size,
+            "encoder": short(section.fingerprints["encoder"]),
+            "index": section.index,
+            "query": f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words",
+            **({"k": self.k, "s0": self.min_similarity} if settings is None else settings),
+            "v": __version__,
+        }
+        return "|".join(f"{name}:{value}" for name, value in parts.items())
 
     def _distinct(self, scores: list[float], ids: list[int]) -> list[RetrievedPhrase]:
         best: dict[str, RetrievedPhrase] = {}

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.datastore import fingerprint
-from fairseq_ccpr.datastore.arrays import GrowingArray, check_space
+from fairseq_ccpr.datastore.arrays import GrowingArray, bring_to_disk, check_space, save_array
 from fairseq_ccpr.datastore.manifest import (
     MANIFEST,
     PLAN,
@@ -179,8 +179,8 @@ class _Part:
                 if not path.exists():
                     found = without_repeats(finder.find(texts), texts)
                     first = number * self.settings.shard_sentences
-                    np.save(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
-                    np.save(path.with_suffix(f".{SPANS}.npy"), found.spans + np.array([first, 0, 0], np.int32))
+                    save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
+                    save_array(path.with_suffix(f".{SPANS}.npy"), found.spans + np.array([first, 0, 0], np.int32))
                     write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
                     self.found_in += len(texts)
                 number += 1
@@ -209,6 +209,7 @@ class _Part:
                 offsets.append(np.array([stream.tell()]))
                 stream.write(sentence.encode() + b"\n")
             offsets.append(np.array([stream.tell()]))
+            bring_to_disk(stream)
         offsets.close()
         totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
         write_json(self.partial / "totals.json", totals)

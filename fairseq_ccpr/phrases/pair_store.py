@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.datastore.arrays import GrowingArray, open_array
+from fairseq_ccpr.datastore.arrays import GrowingArray, bring_to_disk, open_array
 from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums, check_sizes, describe_files, write_json
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.version import __version__
@@ -167,6 +167,7 @@ class PairWriter:
         """Close the files, and finish if nothing went wrong."""
         self._write_offsets()  # where a next sentence would begin: the ends of the last
         for stream in self._texts:
+            bring_to_disk(stream)
             stream.close()
         for array in (*self._offsets, self._pairs, self._pair_offsets):
             array.close()
