@@ -70,13 +70,14 @@ def reference_weights(
 
 def reference_masses(
     sentence: list[tuple[list[int], int, float]], weights: list[float], written: list[int], probs: list[float],
-    enter: float, coverage: bool, attention: dict[int, float] | None,
+    enter: float, k: int, coverage: bool, attention: dict[int, float] | None,
 ) -> dict[int, float]:  # fmt: skip
     """M(v) of METHODS, the plain way."""
     masses: dict[int, float] = {}
     for query in {q for _, q, _ in sentence}:
         own = [(phrase, weight) for (phrase, q, _), weight in zip(sentence, weights) if q == query]
-        if coverage and any(contains(written, phrase) for phrase, _ in own):
+        ranked = sorted((-score, i, phrase) for i, (phrase, q, score) in enumerate(sentence) if q == query)
+        if coverage and any(contains(written, phrase) for _, _, phrase in ranked[:k]):
             continue
         of_query: dict[int, float] = {}
         steps = [(phrase, weight, longest_proper_prefix(phrase, written)) for phrase, weight in own]
@@ -121,14 +122,14 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         attention = torch.rand(len(written), 3).softmax(dim=1)
         outlook = state.outlook(log_probs, attention if by_attention else None)
-        found = outlook.continuation(table, state.rows, weights, enter)
+        found = outlook.continuation(table, state.rows, weights, enter, k)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_proper_prefix(phrase, tokens_so_far) for phrase, _, _ in sentence]
             assert lengths[row, : len(sentence)].tolist() == prefixes
             seen = {q: float((table.attended[number, q] * attention[row]).sum()) for q in range(3)}
             masses = reference_masses(
-                sentence, expected_weights[number], tokens_so_far, log_probs[row].exp().tolist(), enter, coverage,
+                sentence, expected_weights[number], tokens_so_far, log_probs[row].exp().tolist(), enter, k, coverage,
                 seen if by_attention else None,
             )  # fmt: skip
             check_row(found.values[row], found.log_probs[row].exp(), float(found.mass[row]), masses)
@@ -155,7 +156,7 @@ def test_the_longest_phrase_is_followed_to_its_end():
         state.advance(torch.tensor([token]))
         written = phrase[: length + 1]
         assert state.prefixes().item() == longest_proper_prefix(phrase, written)
-    assert state.covered[0, 0] == 1
+    assert state.covered[0, 0] == 0  # the rank of the phrase
 
 
 @settings(max_examples=200, deadline=None)
@@ -190,6 +191,6 @@ def test_merged_lanes_that_are_empty_say_nothing():
     table = make_table([[], [([1, 2], 0, 0.5)]])
     state = PhraseState(table, torch.tensor([0, 1]))
     outlook = state.outlook(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
-    found = outlook.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2)
+    found = outlook.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2, 4)
     assert found.mass.tolist() == [0.0, pytest.approx(0.1)]
     assert found.log_probs[0].tolist() == [-math.inf]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 MAX_SUBWORDS = 48  # of a phrase: the prefixes that match are bits of a number, and float64 must hold it exactly
 NO_TOKEN = -1
+NEVER = 2**31  # a rank that no phrase has
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class Outlook(NamedTuple):
     values: Tensor  # int64, the token
     begun: Tensor  # bool, the phrase goes on; or else it would begin
     willing: Tensor  # fp32 in [0, 1], how far the model lets it
-    done: Tensor  # bool, kappa: its source phrase is translated
+    covered: Tensor  # int64, rank of the best phrase of its source phrase that was written in full; NEVER without one
     order: Tensor  # int64, which puts the lanes in the order of token and source phrase
     pairs: Tensor  # int64, in that order: the number of the run of equal (token, source phrase)
     tokens: Tensor  # int64, in that order: the number of the run of equal tokens
 
-    def votes(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float) -> Tensor:
+    def votes(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Tensor:
         """What each phrase gives to its token, fp32 [H, A]: (1 - kappa_q) c_q w'(a|q) gamma.
 
         gamma is `willing`, times `enter` for a phrase that has not begun. w' is w(a|q) for those, and for one that has begun
@@ -82,6 +83,7 @@ class Outlook(NamedTuple):
             rows: int64 [H], the sentence of each hypothesis.
             weights: fp32 [B, A], c_q w(a|q), of `PhraseTable.weights`.
             enter: eta.
+            k: kappa_q is 1 once one of the k best of q was written in full.
         """
         queries, weights = table.queries[rows], weights[rows]
         size = len(rows), table.attended.size(1)
@@ -89,11 +91,11 @@ class Outlook(NamedTuple):
         totals = (weights.new_zeros(size).scatter_add(1, queries, part).gather(1, queries) for part in (weights, going))
         whole, left = totals
         posterior = going * whole / left.clamp_min(torch.finfo(weights.dtype).tiny)
-        return torch.where(self.begun, posterior, enter * weights) * self.willing.masked_fill(self.done, 0.0)
+        return torch.where(self.begun, posterior, enter * weights) * self.willing.masked_fill(self.covered < k, 0.0)
 
-    def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float) -> Continuation:
+    def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Continuation:
         """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z; see `votes`."""
-        votes = self.votes(table, rows, weights, enter).gather(1, self.order)
+        votes = self.votes(table, rows, weights, enter, k).gather(1, self.order)
         sums = torch.zeros_like(votes).scatter_add(1, self.pairs, votes).gather(1, self.pairs)
         largest = torch.zeros_like(votes).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
         mass = largest.sum(dim=1)
@@ -116,7 +118,7 @@ class PhraseState:
         self.table, self.rows, self.coverage = table, rows, coverage
         hypotheses, phrases = len(rows), table.lengths.size(1)
         self.matched = rows.new_zeros(hypotheses, phrases)  # bit m: the last m + 1 tokens are the phrase's first
-        self.covered = rows.new_zeros(hypotheses, table.attended.size(1), dtype=torch.uint8)
+        self.covered = rows.new_full((hypotheses, table.attended.size(1)), NEVER)  # rank of the best one written
 
     def reorder(self, order: Tensor) -> None:
         """Follow the beam: hypothesis i goes on from what hypothesis order[i] was."""
@@ -134,8 +136,9 @@ class PhraseState:
         here = ((table.tokens[self.rows] == written[:, None, None]).long() << places).sum(dim=2)  # [H, A]
         self.matched = ((self.matched << 1) | 1) & here
         if self.coverage:
-            complete = (self.matched >> (lengths - 1).clamp_min(0)) & 1 & (lengths > 0)
-            self.covered.scatter_reduce_(1, table.queries[self.rows], complete.to(torch.uint8), "amax")
+            complete = (self.matched >> (lengths - 1).clamp_min(0) & 1).bool() & (lengths > 0)
+            ranks = table.ranks[self.rows].masked_fill(~complete, NEVER)
+            self.covered.scatter_reduce_(1, table.queries[self.rows], ranks, "amin")
 
     def prefixes(self) -> Tensor:
         """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A]."""
@@ -158,10 +161,10 @@ class PhraseState:
             spans = table.attended[self.rows].to(attention.dtype)
             attended = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
             willing = torch.where(begun, willing, attended)
-        done = self.covered.gather(1, queries).bool()
+        covered = self.covered.gather(1, queries)
         ordered, order = (values * table.attended.size(1) + queries).sort(dim=1)
         pairs, tokens = _runs(ordered), _runs(ordered // table.attended.size(1))
-        return Outlook(values, begun, willing, done, order, pairs, tokens)
+        return Outlook(values, begun, willing, covered, order, pairs, tokens)
 
 
 def _runs(ordered: Tensor) -> Tensor:

@@ -136,12 +136,14 @@ class PhraseMemory:
 
     def weigh(self, outlook: Outlook, sentences: Tensor) -> PhraseStep:
         """What the phrases say at N tokens, from their outlook there and the sentences int64 [N] they are of."""
-        values, log_probs, mass = outlook.continuation(self.table, sentences, self.weights, self.settings.enter)
+        values, log_probs, mass = outlook.continuation(
+            self.table, sentences, self.weights, self.settings.enter, self.settings.k
+        )
         return PhraseStep(values, log_probs, self.settings.lambda_ * mass.clamp_max(1.0))
 
     def votes(self, outlook: Outlook, sentences: Tensor) -> Tensor:
         """What each candidate phrase gave to the token it wanted, fp32 [N, A]; see `weigh` and `Outlook.votes`."""
-        return outlook.votes(self.table, sentences, self.weights, self.settings.enter)
+        return outlook.votes(self.table, sentences, self.weights, self.settings.enter, self.settings.k)
 
     def _outlook(self, log_probs: Tensor, attention: Tensor | None) -> Outlook:
         by_attention = self.settings.gate == ATTENTION_GATE

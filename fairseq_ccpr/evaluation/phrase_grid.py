@@ -37,7 +37,7 @@ class PhraseCache:
         opinions = []
         for table, outlook, sentences, targets in self.batches:
             weights = table.weights(settings.k, settings.temperature, settings.min_similarity)
-            found = outlook.continuation(table, sentences, weights, settings.enter)
+            found = outlook.continuation(table, sentences, weights, settings.enter, settings.k)
             others = found.values != targets.unsqueeze(1)
             opinions.append((found.log_probs.masked_fill(others, float("-inf")).amax(dim=1), found.mass.clamp_max(1.0)))
         retrieved, mass = (torch.cat(column) for column in zip(*opinions))

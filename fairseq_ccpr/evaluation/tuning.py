@@ -129,7 +129,6 @@ def with_all_phrases(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     if memory is None:
         return ensemble
     memory.candidates.retriever.k = max(PHRASES)
-    memory.candidates.retriever.min_similarity = 0.0
     return ensemble.with_memories(ensemble.tokens, memory.with_settings(memory.settings, remember(memory.candidates)))
 
 
