@@ -75,13 +75,13 @@ def why_not_the_corpus(task: Any, datastore: TokenDatastore) -> str | None:
     missing = [subset for subset in subsets if not has_subset(task, subset)]
     if missing:
         return (
-            f"the data folder has no subset {', '.join(missing)}, and the token datastore was built from "
-            f"{', '.join(subsets)}: its neighbours are shown without their sentences"
+            f"The data folder has no subset {', '.join(missing)}, and the token datastore was built from "
+            f"{', '.join(subsets)}: its neighbours are shown without their sentences."
         )
     expected, found = datastore.section.fingerprints["corpus"], corpus_fingerprint(task, subsets)
     if found != expected:
         return (
-            f"the token datastore was built from other text than {', '.join(subsets)} of the data folder "
-            f"({short(expected)} there, {short(found)} here): its neighbours are shown without their sentences"
+            f"The token datastore was built from other text than {', '.join(subsets)} of the data folder "
+            f"({short(expected)} there, {short(found)} here): its neighbours are shown without their sentences."
         )
     return None

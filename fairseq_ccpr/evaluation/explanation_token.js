@@ -135,12 +135,12 @@ function neighbours(token) {
     make("span", { class: "score" }, score(one.score)),
     one.sentence === null ? make("code", {}, one.symbol)
       : marked(one, one.symbol === token.symbol ? "by-token" : "by-model"));
-  const count = token.neighbours.length;
+  const count = token.neighbours.length, all = token.neighbours_found;
   return make("section", {},
     make("h4", {}, "Token memory"),
     said(token.token_says, token, "by-token", "Nothing was found."),
     make("p", { class: "small muted" },
-      `${count} nearest of ${token.neighbours_found} neighbours, by ${data.score_name}:`),
+      `${count < all ? `The ${count} nearest of ${all}` : all} neighbours, by ${data.score_name}:`),
     ...shortened(token.neighbours.map(item), 6));
 }
 
