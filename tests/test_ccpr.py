@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT, Ccpr, call, random_context, run, run_two_processes
+from fairseq.tasks import FairseqTask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
@@ -28,6 +29,7 @@ from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, of_ends
 from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, Occurrences, PhraseContrastDataset
+from fairseq_ccpr.phrases.length_batches import LengthBatches, Mixture
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.subwords import subword_bounds
 from fairseq_ccpr.phrases.text_pairs import read_pairs
@@ -177,6 +179,39 @@ def test_phrases_are_drawn_anew_each_epoch(ccpr: Ccpr):
     assert [dataset[i] for i in range(20)] == [again[i] for i in range(20)]
     assert [make_dataset(ccpr, phrases_per_sentence=3, seed=2)[i] for i in range(20)] != first
     assert all(1 <= len(sides[0].spans) <= 3 for sample in first for sides in sample)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_equal_lengths_come_in_another_order_each_epoch(ccpr: Ccpr, mixed: bool):
+    def make() -> LengthBatches:
+        sets = [make_dataset(ccpr, split) for split in ("train", "valid")]
+        return Mixture(sets) if mixed else sets[0]
+
+    dataset, again = make(), make()
+    first = dataset.ordered_indices()
+    assert np.array_equal(first, again.ordered_indices())
+    dataset.set_epoch(2)
+    second = dataset.ordered_indices()
+    again.set_epoch(2)
+    assert np.array_equal(second, again.ordered_indices())
+    assert [dataset[i] for i in range(9)] == [again[i] for i in range(9)] != [make()[i] for i in range(9)]
+    sizes = np.array([dataset.size(i) for i in range(len(dataset))])
+    for order in (first, second):
+        assert sorted(order) == list(range(len(dataset))) and (np.diff(sizes[order]) >= 0).all()
+        equal = np.diff(sizes[order]) == 0
+        assert equal.sum() > 50 and 0.3 < (np.diff(order)[equal] > 0).mean() < 0.7  # as often back as forth
+    assert np.array_equal(sizes[first], sizes[second]) and (first != second).mean() > 0.5
+
+
+def test_workers_follow_the_epoch(ccpr: Ccpr):
+    dataset, same = (make_dataset(ccpr, phrases_per_sentence=2) for _ in range(2))
+    task = FairseqTask(None)
+    for epoch in (1, 2):
+        batches = task.get_batch_iterator(dataset, max_sentences=16, num_workers=1, epoch=epoch)
+        of_workers = [batch["source"]["strings"] for batch in batches.next_epoch_itr(shuffle=False)]
+        same.set_epoch(epoch)
+        whole = same.collater([same[i] for i in same.ordered_indices()])
+        assert torch.equal(torch.cat(of_workers), whole["source"]["strings"])
 
 
 def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr):

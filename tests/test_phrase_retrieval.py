@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +27,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table, marked
-from fairseq_ccpr.decoding.phrase_retriever import LEAST_ENTRIES, SPARE, PhraseRetriever, QueryPhrase, RetrievedPhrase
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.extraction import phrase_build
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
@@ -34,6 +35,7 @@ from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candid
 from fairseq_ccpr.phrases.subwords import subword_bounds
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.version import __version__
 
 
@@ -303,7 +305,7 @@ def test_retrieval_equals_comparing_with_every_key(
     for (number, start, end), vector in zip(found.spans.tolist(), found.vectors):
         scores = keys @ vector
         best: dict[str, tuple[int, float]] = {}
-        for entry in scores.argsort(descending=True, stable=True)[: max(LEAST_ENTRIES, k * SPARE)].tolist():
+        for entry in scores.argsort(descending=True, stable=True).tolist():
             if scores[entry] >= 0.3:
                 best.setdefault(strings[entry][1], (entry, float(scores[entry])))
         wanted[number].append((sentences[number][start:end], start, list(best.items())[:k]))
@@ -318,6 +320,98 @@ def test_retrieval_equals_comparing_with_every_key(
             assert all(r.sentence[r.start : r.end] == r.string for r in query.retrieved)
             scores = [r.score for r in query.retrieved]
             assert scores == sorted(scores, reverse=True) and len({r.string for r in query.retrieved}) == len(scores)
+
+
+def small_retriever(strings: list[str], index: Index, k: int, min_similarity: float) -> PhraseRetriever:
+    """Over entries of our own, four to a sentence, in which they stand one after another."""
+    retriever = PhraseRetriever.__new__(PhraseRetriever)
+    sentences = [" ".join(strings[i : i + 4]) for i in range(0, len(strings), 4)]
+    starts = [sum(len(s) + 1 for s in strings[i - i % 4 : i]) for i in range(len(strings))]
+    spans = np.array([[i // 4, start, start + len(strings[i])] for i, start in enumerate(starts)], np.int32)
+    retriever.datastore = SimpleNamespace(spans=spans, sentence=sentences.__getitem__)
+    retriever.index, retriever.k, retriever.min_similarity = index, k, min_similarity
+    return retriever
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    size=st.integers(1, 60), words=st.integers(1, 9), k=st.integers(1, 7), min_similarity=st.sampled_from([-99, 0, 2.5]),
+    first=st.sampled_from([1, 2, 5, 64]), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_search_goes_as_deep_as_it_must(size: int, words: int, k: int, min_similarity: float, first: int, seed: int):
+    """Against comparing with every key: few strings, some of them everywhere, and many equal scores."""
+    rng = np.random.default_rng(seed)
+    strings = [f"w{n}" for n in rng.geometric(0.5, size) % words]
+    keys, queries = (torch.from_numpy(rng.integers(-2, 3, (n, 3))).float() for n in (size, 4))
+    retriever = small_retriever(strings, ExactIndex(keys, "ip"), k, min_similarity)
+    with patch("fairseq_ccpr.decoding.phrase_retriever.FIRST_ENTRIES", first):
+        found = retriever.nearest_strings(queries)
+    for query, of_query in zip(queries, found, strict=True):
+        scores, best = (keys @ query).tolist(), {}
+        for entry in sorted(range(size), key=lambda entry: (-scores[entry], entry)):
+            if scores[entry] >= min_similarity:
+                best.setdefault(strings[entry], entry)
+        assert [(r.string, r.entry) for r in of_query] == list(best.items())[:k]
+        assert [r.score for r in of_query] == [scores[r.entry] for r in of_query]
+        assert all(r.sentence[r.start : r.end] == r.string for r in of_query)
+
+
+class MissingIndex(ExactIndex):
+    """Overlooks keys, others at each depth, as an approximate index may."""
+
+    def search(self, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, ids = super().search(queries, self.size)
+        kept = [[i for i, entry in enumerate(row) if (entry * 7 + k) % 5 > 1][:k] for row in ids.tolist()]
+        padded = torch.tensor([[*row, *[self.size] * (k - len(row))] for row in kept])
+        beyond = (
+            torch.nn.functional.pad(scores, (0, 1), value=float("-inf")),
+            torch.nn.functional.pad(ids, (0, 1), value=-1),
+        )
+        return beyond[0].gather(1, padded), beyond[1].gather(1, padded)
+
+
+@pytest.mark.parametrize("kind", [ExactIndex, MissingIndex])
+def test_fewer_strings_are_the_head_of_more(kind: type[ExactIndex]):
+    """Tuning retrieves once for all k."""
+    rng = np.random.default_rng(1)
+    strings = [f"w{n}" for n in rng.geometric(0.1, 3000) % 60]
+    keys, queries = (torch.from_numpy(rng.normal(size=(n, 4))).float() for n in (3000, 20))
+    most = small_retriever(strings, kind(keys, "ip"), 40, 0.0).nearest_strings(queries)
+    assert max(len(of_query) for of_query in most) == 40
+    for k in (1, 2, 4, 8, 39):
+        fewer = small_retriever(strings, kind(keys, "ip"), k, 0.0).nearest_strings(queries)
+        assert fewer == [of_query[:k] for of_query in most]
+    assert all(len({r.string for r in of_query}) == len(of_query) for of_query in most)
+
+
+class ShallowIndex(ExactIndex):
+    """Gives no more than ten keys, as FAISS on a GPU gives no more than 2,048."""
+
+    deepest = 10
+
+    def search(self, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        assert k <= self.deepest
+        return super().search(queries, k)
+
+
+def test_search_ends_where_the_index_does():
+    keys = torch.arange(100, 0, -1).float()[:, None]
+    retriever = small_retriever(["often"] * 8 + ["rare", "x"] * 46, ShallowIndex(keys, "ip"), 3, 0.0)
+    with patch("fairseq_ccpr.decoding.phrase_retriever.FIRST_ENTRIES", 3):
+        (found,) = retriever.nearest_strings(torch.ones(1, 1))
+        assert [(r.string, r.entry) for r in found] == [("often", 0), ("rare", 8), ("x", 9)]
+        retriever.k = 4
+        assert retriever.nearest_strings(torch.ones(1, 1)) == [found]
+
+
+def test_sentences_are_read_once_a_batch(store: Path, encoder: PhraseEncoder, ccpr: Ccpr):
+    datastore, segmentation = PhraseDatastore(store), Segmentation("learned", 0.5, 7)
+    retriever = PhraseRetriever(datastore, encoder, segmentation, 2, 0.0, torch.device("cpu"))
+    read, real = [], datastore.sentence
+    with patch.object(datastore, "sentence", lambda number: read.append(number) or real(number)):
+        results = retriever.retrieve(queries_of(ccpr))
+    kept = [r.sentence for of_sentence in results for query in of_sentence for r in query.retrieved]
+    assert len(kept) > len(set(kept)) > 5 and len(set(read)) == len(read)
 
 
 def test_formats_say_the_same(ccpr: Ccpr, store: Path):

@@ -22,7 +22,9 @@ from fairseq_ccpr.version import __version__
 
 HELP = """\
 acc@1 of phrase retrieval: of gold phrases, each in its sentence, how many have their translation, in its sentence, as the
-nearest entry of an index. The index holds all gold targets and phrases of --distractors, the same for every system.
+nearest entry of an index. The index holds all gold targets and phrases of --distractors, the same for every system. Of
+gold pairs with the same target sentence one is taken, always the same one, and the others are not in the index either: a
+sentence encoder gives all phrases of a sentence one vector, and could never tell them apart.
 
   evaluate_phrases.py --gold gold.tsv.xz --distractors mono.en.txt.xz \\
     --encoder raw=encoders/xlmr muse cpr=cpr/checkpoint_best.pt ccpr=ccpr/checkpoint_best.pt

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.phrase import KEYS, PHRASE, PhraseDatastore
@@ -14,7 +17,7 @@ from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.version import __version__
 
-LEAST_ENTRIES, SPARE = 64, 4  # searched for a phrase, and for each string that is kept: many have the same string
+FIRST_ENTRIES = 64  # searched for a phrase, whatever k: fewer strings are then the head of more, of any index
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,66 @@ class PhraseRetriever:
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         if not len(found.spans):
             return results
-        scores, ids = self.index.search(found.vectors.to(self.device), max(LEAST_ENTRIES, self.k * SPARE))
-        probabilities = found.probabilities.tolist()
-        for row, (number, start, end) in enumerate(found.spans.tolist()):
-            retrieved = self._distinct(scores[row].tolist(), ids[row].tolist())
-            query = QueryPhrase(sentences[number][start:end], start, end, probabilities[row], retrieved)
-            results[number].append(query)
+        retrieved = self.nearest_strings(found.vectors.to(self.device))
+        for (number, start, end), p, best in zip(found.spans.tolist(), found.probabilities.tolist(), retrieved):
+            results[number].append(QueryPhrase(sentences[number][start:end], start, end, p, best))
         return results
+
+    def nearest_strings(self, vectors: Tensor) -> list[list[RetrievedPhrase]]:
+        """The k nearest strings, each by the best of its entries, of which the first counts where several are equal.
+
+        1. Search for the best entries of each vector.
+        2. Take them one by one, without those that score as the last does: more of these may be left.
+        3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find.
+
+        What a deeper search of an approximate index finds comes after what was found before, be it better or not.
+
+        Args:
+            vectors: fp32 [Q, o], on the device.
+
+        Returns:
+            Of each vector at most k; fewer where no more strings score `min_similarity`, or none are left.
+        """
+        kept: list[dict[str, RetrievedPhrase]] = [{} for _ in vectors]
+        read_sentence = cache(self.datastore.sentence)  # of all vectors together
+        rows, depth = list(range(len(vectors))), FIRST_ENTRIES
+        while rows:
+            scores, entries = _by_score(*self.index.search(vectors[rows], min(depth, self.index.deepest)))  # [R, depth]
+            places = self.datastore.spans[entries.clip(0)]  # [R, depth, 3]
+            last = scores[:, -1] if depth < self.index.deepest else np.full(len(rows), -np.inf)
+            taken = (scores > last[:, None]) & (scores >= self.min_similarity)
+            for i, row in enumerate(rows):
+                count = int(taken[i].sum())  # the first ones
+                self._keep(kept[row], scores[i, :count], entries[i, :count], places[i, :count], read_sentence)
+            more = (last > -np.inf) & (last >= self.min_similarity)
+            rows = [row for row, is_more in zip(rows, more) if is_more and len(kept[row]) < self.k]
+            depth *= 2
+        return [list(best.values()) for best in kept]
+
+    def _keep(
+        self,
+        best: dict[str, RetrievedPhrase],
+        scores: np.ndarray,
+        entries: np.ndarray,
+        places: np.ndarray,
+        read_sentence: Callable[[int], str],
+    ) -> None:
+        """Add to `best` the strings of n entries that it lacks, up to k.
+
+        Args:
+            best: by string.
+            scores: fp64 [n], best first.
+            entries: int64 [n].
+            places: int32 [n, 3], sentence, start and end of each.
+            read_sentence: the text of a sentence, by its number.
+        """
+        for score, entry, (number, start, end) in zip(scores.tolist(), entries.tolist(), places.tolist()):
+            if len(best) == self.k:
+                return
+            sentence = read_sentence(number)
+            string = sentence[start:end]
+            if string not in best:
+                best[string] = RetrievedPhrase(entry, string, sentence, start, end, score)
 
     def signature(self, settings: Mapping[str, object] | None = None) -> str:
         """All that decides what is retrieved, in one line to be printed with results.
@@ -111,11 +167,9 @@ class PhraseRetriever:
         }
         return "|".join(f"{name}:{value}" for name, value in parts.items())
 
-    def _distinct(self, scores: list[float], ids: list[int]) -> list[RetrievedPhrase]:
-        best: dict[str, RetrievedPhrase] = {}
-        for score, entry in zip(scores, ids):
-            if entry < 0 or score < self.min_similarity or len(best) == self.k:
-                break  # entries come best first
-            string, sentence, start, end = self.datastore.phrase(entry)
-            best.setdefault(string, RetrievedPhrase(entry, string, sentence, start, end, score))
-        return list(best.values())
+
+def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """What a search found, [Q, k] each, on the CPU: the best first, of equal ones the lowest id."""
+    of_scores, of_ids = scores.double().cpu().numpy(), ids.cpu().numpy()
+    order = np.lexsort((of_ids, -of_scores), axis=1)
+    return np.take_along_axis(of_scores, order, 1), np.take_along_axis(of_ids, order, 1)

@@ -47,17 +47,21 @@ class GoldPhrases:
 
     @classmethod
     def choose(cls, pairs: list[GoldPair], per_set: int) -> GoldPhrases:
-        """At most `per_set` queries of each set, whichever order the pairs are in, among the targets of all pairs.
+        """At most `per_set` queries of each set, among the targets of all sets: one pair of each target sentence.
 
-        The same target phrase of the same sentence is one target, whichever pairs have it.
+        A sentence encoder gives all phrases of a sentence one vector, so it could never tell one gold target of a
+        sentence from another. Which pairs are taken does not depend on the order they are in.
         """
-        targets, target_rows = as_phrases(pair.target for pair in pairs)
-        chosen = []
+        of_sentence: dict[str, GoldPair] = {}
+        for pair in sorted(pairs, key=lambda pair: digest_of(repr(pair))):
+            of_sentence.setdefault(pair.target[0], pair)
+        kept = list(of_sentence.values())
+        targets, target_rows = as_phrases(pair.target for pair in kept)
+        chosen: list[int] = []
         for name in dict.fromkeys(pair.set for pair in pairs):
-            of_set = [number for number, pair in enumerate(pairs) if pair.set == name]
-            chosen += sorted(of_set, key=lambda number: digest_of(repr(pairs[number])))[:per_set]
-        queries, query_rows = as_phrases(pairs[number].source for number in chosen)
-        return cls([pairs[number].set for number in chosen], queries, query_rows, targets, target_rows[chosen])
+            chosen += [number for number, pair in enumerate(kept) if pair.set == name][:per_set]
+        queries, query_rows = as_phrases(kept[number].source for number in chosen)
+        return cls([kept[number].set for number in chosen], queries, query_rows, targets, target_rows[chosen])
 
     def answer_strings(self) -> list[str]:
         """The string of each query's answer."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from torch import Tensor
 from tqdm import tqdm
 
+from fairseq_ccpr.phrases.length_batches import LengthBatches
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
 from fairseq_ccpr.phrases.words import word_spans
@@ -41,7 +41,7 @@ class Side:
     others: list[tuple[int, int]]
 
 
-class PhraseContrastDataset(FairseqDataset):
+class PhraseContrastDataset(LengthBatches):
     """Sentence pairs with phrase pairs drawn anew each epoch.
 
     Args:
@@ -52,9 +52,8 @@ class PhraseContrastDataset(FairseqDataset):
 
     def __init__(self, pairs: PhrasePairs, tokenizer: SubwordTokenizer, options: ContrastOptions) -> None:
         super().__init__()
-        self.pairs, self.tokenizer, self.options = pairs, tokenizer, options
+        self.pairs, self.tokenizer, self.options, self.seed = pairs, tokenizer, options, options.seed
         self.most_words = int(pairs.manifest.settings["max_phrase_words"])
-        self.epoch = 1
         self.sentences = np.unique(pairs.pairs[:, 0])  # those that have a phrase pair
         bar = tqdm(self.sentences, f"subwords of {pairs.directory}", unit="sentence", unit_scale=True, disable=None)
         self.sizes = np.array([self._length(i) for i in bar], dtype=np.int64)
@@ -66,15 +65,6 @@ class PhraseContrastDataset(FairseqDataset):
     def _length(self, sentence: int) -> int:
         """Of the longer side, in subwords."""
         return max(len(self.tokenizer.encode(text).ids) for text in self.pairs.sentence(sentence))
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `FairseqDataset.set_epoch`."""
-        self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """Batches may stay; what is drawn for them does not."""
-        return True
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -91,14 +81,9 @@ class PhraseContrastDataset(FairseqDataset):
         """See `FairseqDataset.size`."""
         return int(self.sizes[index])
 
-    def ordered_indices(self) -> np.ndarray:
-        """By length, which makes for little padding; ties at random, so that batches are not of one place."""
-        order = np.random.default_rng(self.options.seed).permutation(len(self))
-        return order[self.sizes[order].argsort(kind="stable")]
-
     def __getitem__(self, index: int) -> list[tuple[Side, Side]]:
         """One sentence pair, and for each phrase whose translation comes from elsewhere, that sentence."""
-        rng = np.random.default_rng([self.options.seed, self.epoch, index])
+        rng = np.random.default_rng([self.seed, self.epoch, index])
         sentence = int(self.sentences[index])
         rows = self.pairs.rows_of(sentence)
         drawn = rows.start + rng.permutation(len(rows))[: self.options.phrases_per_sentence]

@@ -48,6 +48,11 @@ class Index(ABC):
             than k were found, the rest has score -inf and id -1.
         """
 
+    @property
+    def deepest(self) -> int:
+        """The k beyond which a search gives no more: N, or less where a back end has a limit of its own."""
+        return self.size
+
     @abstractmethod
     def to(self, device: torch.device) -> Index:
         """The same index on another device, where it can be; else itself."""

@@ -17,6 +17,7 @@ from fairseq_ccpr.search.base import Index, IndexDescription
 logger = logging.getLogger(__name__)
 
 ADD_ROWS = 1 << 16
+GPU_NEIGHBOURS = 2048  # more, a search on the GPU refuses to give
 TRAIN_ROWS_PER_CENTROID = 64
 TRAIN_ROWS = 1 << 16  # at least, where the store has as many: product quantisers want 2^8 centroids trained well
 
@@ -67,6 +68,11 @@ class FaissIndex(Index):
         distances, ids = self.index.search(queries.float().contiguous(), k)
         scores = distances if self.metric == "ip" else -distances
         return scores.masked_fill(ids < 0, float("-inf")).to(device), ids.to(device)
+
+    @property
+    def deepest(self) -> int:
+        """See `Index.deepest`."""
+        return min(self.size, GPU_NEIGHBOURS) if hasattr(self.index, "getDevice") else self.size
 
     def to(self, device: torch.device) -> FaissIndex:
         """On a GPU where FAISS was built for one; else this index, searched on the CPU."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.data import ConcatDataset, FairseqDataset
+from fairseq.data import FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
@@ -17,6 +17,7 @@ from omegaconf import II, MISSING
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.contrast_dataset import ContrastOptions, PhraseContrastDataset
+from fairseq_ccpr.phrases.length_batches import Mixture
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_ccpr.search import ExactIndex
@@ -120,7 +121,7 @@ class PhraseContrastTask(ContrastTask):
             )
         if not sum(map(len, sets)):
             raise ConfigurationError(f"{self.cfg.data} has no phrase pair in its {split} part to work with")
-        self.datasets[split] = sets[0] if len(sets) == 1 else ConcatDataset(sets)
+        self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
 
     def has_sharded_data(self, split: str) -> bool:
         """See `FairseqTask.has_sharded_data`: several folders are mixed, so no epoch has to read another of them."""
