@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -35,11 +36,13 @@ from fairseq_ccpr.cli import (
     evaluate_alignments,
     evaluate_phrases,
     evaluate_retrieval,
+    explain_translation,
     extract_phrases,
     inspect_datastore,
     retrieve_phrases,
     tune_retrieval,
 )
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.decoding import load
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
@@ -90,6 +93,7 @@ MAINS = {
     "evaluate_retrieval": evaluate_retrieval.main,
     "evaluate_phrases": evaluate_phrases.main,
     "compare_systems": compare_systems.main,
+    "explain_translation": explain_translation.main,
     "extract_phrases": extract_phrases.main,
     "evaluate_alignments": evaluate_alignments.main,
     "convert_encoder": convert_encoder.main,
@@ -194,6 +198,40 @@ def ccpr(tmp_path_factory: pytest.TempPathFactory) -> Ccpr:
     )  # fmt: skip
     made.log = run(*made.training(made.checkpoint.parent, 40)).stdout
     return made
+
+
+@pytest.fixture(scope="session")
+def mono(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target sentences of training and test."""
+    path = tmp_path_factory.mktemp("phrases") / "mono.txt"
+    subsets = ("train.tsv", "test.tsv")
+    lines = [target for name in subsets for _, target in list(read_pairs(world.folder / name))[-150:]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def phrase_store(ccpr: Ccpr, mono: Path) -> Path:
+    """Phrases alone."""
+    words = ["--encoder", ccpr.checkpoint, "--output", mono.parent / "alone", "--segmentation", "all", "--max-words", 3]
+    call("build_datastore", "phrases", mono, *words, "--cpu", "--quiet")
+    return mono.parent / "alone"
+
+
+@pytest.fixture(scope="session")
+def both(world: World, phrase_store: Path) -> Path:
+    """Tokens and phrases in one folder."""
+    folder = phrase_store.parent / "both"
+    shutil.copytree(world.datastore, folder)
+    shutil.copytree(phrase_store / "phrase", folder / "phrase")
+    manifest = Manifest.read(folder)
+    manifest.phrase = Manifest.read(phrase_store).phrase
+    manifest.write(folder)
+    return folder
+
+
+def subword_options(world: World) -> list[object]:
+    return ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
 
 
 def random_context(rows: list[tuple[str, str]], directory: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, interpolate_, limit_shares
-from fairseq_ccpr.decoding.phrase_continuation import CONSENT, MAX_SUBWORDS, NO_TOKEN, PhraseState, PhraseTable
+from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseState, PhraseTable
 
 VOCABULARY = 7  # so few that phrases repeat tokens, begin alike and overlap
 phrases = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5)
@@ -70,25 +70,27 @@ def reference_weights(
 
 def reference_masses(
     sentence: list[tuple[list[int], int, float]], weights: list[float], written: list[int], probs: list[float],
-    enter: float, coverage: bool, attention: dict[int, float] | None,
+    enter: float, k: int, coverage: bool, attention: dict[int, float] | None,
 ) -> dict[int, float]:  # fmt: skip
     """M(v) of METHODS, the plain way."""
     masses: dict[int, float] = {}
     for query in {q for _, q, _ in sentence}:
         own = [(phrase, weight) for (phrase, q, _), weight in zip(sentence, weights) if q == query]
-        if coverage and any(contains(written, phrase) for phrase, _ in own):
+        ranked = sorted((-score, i, phrase) for i, (phrase, q, score) in enumerate(sentence) if q == query)
+        if coverage and any(contains(written, phrase) for _, _, phrase in ranked[:k]):
             continue
         of_query: dict[int, float] = {}
-        for phrase, weight in own:
-            length = longest_proper_prefix(phrase, written)
+        steps = [(phrase, weight, longest_proper_prefix(phrase, written)) for phrase, weight in own]
+        whole = sum(weight for _, weight, _ in steps)
+        left = sum(weight for phrase, weight, length in steps if length >= begun_after(phrase))
+        for phrase, weight, length in steps:
             token = phrase[length]
+            consent = math.sqrt(probs[token] / max(probs))
             if length >= begun_after(phrase):
-                gamma = 1.0
-            elif attention is not None:
-                gamma = enter * attention[query]
+                share = weight * whole / left * consent if left else 0.0
             else:
-                gamma = enter * (probs[token] >= CONSENT * max(probs))
-            of_query[token] = of_query.get(token, 0.0) + weight * gamma
+                share = enter * weight * (consent if attention is None else attention[query])
+            of_query[token] = of_query.get(token, 0.0) + share
         for token, mass in of_query.items():
             masses[token] = max(masses.get(token, 0.0), mass)
     return {token: mass for token, mass in masses.items() if mass > 0}
@@ -119,14 +121,15 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
         lengths = state.prefixes()
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         attention = torch.rand(len(written), 3).softmax(dim=1)
-        found = state.outlook(log_probs, attention if by_attention else None).continuation(weights[state.rows], enter)
+        outlook = state.outlook(log_probs, attention if by_attention else None)
+        found = outlook.continuation(table, state.rows, weights, enter, k)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_proper_prefix(phrase, tokens_so_far) for phrase, _, _ in sentence]
             assert lengths[row, : len(sentence)].tolist() == prefixes
             seen = {q: float((table.attended[number, q] * attention[row]).sum()) for q in range(3)}
             masses = reference_masses(
-                sentence, expected_weights[number], tokens_so_far, log_probs[row].exp().tolist(), enter, coverage,
+                sentence, expected_weights[number], tokens_so_far, log_probs[row].exp().tolist(), enter, k, coverage,
                 seen if by_attention else None,
             )  # fmt: skip
             check_row(found.values[row], found.log_probs[row].exp(), float(found.mass[row]), masses)
@@ -153,7 +156,7 @@ def test_the_longest_phrase_is_followed_to_its_end():
         state.advance(torch.tensor([token]))
         written = phrase[: length + 1]
         assert state.prefixes().item() == longest_proper_prefix(phrase, written)
-    assert state.covered[0, 0] == 1
+    assert state.covered[0, 0] == 0  # the rank of the phrase
 
 
 @settings(max_examples=200, deadline=None)
@@ -188,6 +191,6 @@ def test_merged_lanes_that_are_empty_say_nothing():
     table = make_table([[], [([1, 2], 0, 0.5)]])
     state = PhraseState(table, torch.tensor([0, 1]))
     outlook = state.outlook(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
-    found = outlook.continuation(table.weights(4, 0.1, 0.0), 0.2)
+    found = outlook.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2, 4)
     assert found.mass.tolist() == [0.0, pytest.approx(0.1)]
     assert found.log_probs[0].tolist() == [-math.inf]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 MAX_SUBWORDS = 48  # of a phrase: the prefixes that match are bits of a number, and float64 must hold it exactly
-CONSENT = 0.05  # epsilon: what the model must think of a phrase's first token, relative to its favourite
 NO_TOKEN = -1
+NEVER = 2**31  # a rank that no phrase has
 
 
 @dataclass(frozen=True)
@@ -66,29 +66,43 @@ class Outlook(NamedTuple):
 
     values: Tensor  # int64, the token
     begun: Tensor  # bool, the phrase goes on; or else it would begin
-    willing: Tensor  # fp32, how far it may begin
-    done: Tensor  # bool, kappa: its source phrase is translated
+    willing: Tensor  # fp32 in [0, 1], how far the model lets it
+    covered: Tensor  # int64, rank of the best phrase of its source phrase that was written in full; NEVER without one
     order: Tensor  # int64, which puts the lanes in the order of token and source phrase
     pairs: Tensor  # int64, in that order: the number of the run of equal (token, source phrase)
     tokens: Tensor  # int64, in that order: the number of the run of equal tokens
 
-    def continuation(self, weights: Tensor, enter: float) -> Continuation:
-        """M(v) = max_q (1 - kappa_q) sum over a of q that go on with v: c_q w(a|q) gamma(l_a); Z = sum M; p_phr = M / Z.
+    def votes(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Tensor:
+        """What each phrase gives to its token, fp32 [H, A]: (1 - kappa_q) c_q w'(a|q) gamma.
 
-        gamma is 1 for a phrase that has begun, and `enter` times `willing` for one that has not.
+        gamma is `willing`, times `enter` for a phrase that has not begun. w' is w(a|q) for those, and for one that has begun
+        its part of the w of all of q that have: the others are out of the question, whatever they weighed.
 
         Args:
-            weights: fp32 [H, A], c_q w(a|q).
+            table: the phrases.
+            rows: int64 [H], the sentence of each hypothesis.
+            weights: fp32 [B, A], c_q w(a|q), of `PhraseTable.weights`.
             enter: eta.
+            k: kappa_q is 1 once one of the k best of q was written in full.
         """
-        gamma = torch.where(self.begun, 1.0, enter * self.willing).masked_fill(self.done, 0.0)
-        sorted_weights = (weights * gamma).gather(1, self.order)
-        sums = torch.zeros_like(weights).scatter_add(1, self.pairs, sorted_weights).gather(1, self.pairs)
-        largest = torch.zeros_like(weights).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
+        queries, weights = table.queries[rows], weights[rows]
+        size = len(rows), table.attended.size(1)
+        going = weights * self.begun
+        totals = (weights.new_zeros(size).scatter_add(1, queries, part).gather(1, queries) for part in (weights, going))
+        whole, left = totals
+        posterior = going * whole / left.clamp_min(torch.finfo(weights.dtype).tiny)
+        return torch.where(self.begun, posterior, enter * weights) * self.willing.masked_fill(self.covered < k, 0.0)
+
+    def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Continuation:
+        """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z; see `votes`."""
+        votes = self.votes(table, rows, weights, enter, k).gather(1, self.order)
+        sums = torch.zeros_like(votes).scatter_add(1, self.pairs, votes).gather(1, self.pairs)
+        largest = torch.zeros_like(votes).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
         mass = largest.sum(dim=1)
-        merged = torch.empty_like(weights).scatter(1, self.order, largest.gather(1, self.tokens))
-        smallest = torch.finfo(mass.dtype).tiny
-        return Continuation(self.values, (merged / mass.clamp_min(smallest).unsqueeze(1)).log(), mass)
+        merged = torch.empty_like(votes).scatter(1, self.order, largest.gather(1, self.tokens))
+        return Continuation(
+            self.values, (merged / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(1)).log(), mass
+        )
 
 
 class PhraseState:
@@ -104,7 +118,7 @@ class PhraseState:
         self.table, self.rows, self.coverage = table, rows, coverage
         hypotheses, phrases = len(rows), table.lengths.size(1)
         self.matched = rows.new_zeros(hypotheses, phrases)  # bit m: the last m + 1 tokens are the phrase's first
-        self.covered = rows.new_zeros(hypotheses, table.attended.size(1), dtype=torch.uint8)
+        self.covered = rows.new_full((hypotheses, table.attended.size(1)), NEVER)  # rank of the best one written
 
     def reorder(self, order: Tensor) -> None:
         """Follow the beam: hypothesis i goes on from what hypothesis order[i] was."""
@@ -122,8 +136,9 @@ class PhraseState:
         here = ((table.tokens[self.rows] == written[:, None, None]).long() << places).sum(dim=2)  # [H, A]
         self.matched = ((self.matched << 1) | 1) & here
         if self.coverage:
-            complete = (self.matched >> (lengths - 1).clamp_min(0)) & 1 & (lengths > 0)
-            self.covered.scatter_reduce_(1, table.queries[self.rows], complete.to(torch.uint8), "amax")
+            complete = (self.matched >> (lengths - 1).clamp_min(0) & 1).bool() & (lengths > 0)
+            ranks = table.ranks[self.rows].masked_fill(~complete, NEVER)
+            self.covered.scatter_reduce_(1, table.queries[self.rows], ranks, "amin")
 
     def prefixes(self) -> Tensor:
         """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A]."""
@@ -134,22 +149,22 @@ class PhraseState:
         """What each phrase would write next, and whether it may.
 
         Args:
-            log_probs: fp32 [H, V], log p_NMT; a phrase may begin where the model consents: p_NMT >= CONSENT max p_NMT.
-            attention: fp32 [H, S], of the decoder to the source: then it decides instead, as far as it is on q.
+            log_probs: fp32 [H, V], log p_NMT. The model lets a phrase go on with v as far as sqrt(p_NMT(v) / max p_NMT).
+            attention: fp32 [H, S], of the decoder to the source: then a phrase may begin as far as that is on q.
         """
         table, queries = self.table, self.table.queries[self.rows]
         length = self.prefixes()
         values = table.tokens[self.rows].gather(2, length.unsqueeze(2)).squeeze(2).clamp_min(0)  # [H, A]
-        if attention is None:
-            opinion = log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)
-            willing = (opinion.exp() >= CONSENT).float()
-        else:
+        begun = length >= table.entered[self.rows]
+        willing = ((log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)) / 2).exp()
+        if attention is not None:
             spans = table.attended[self.rows].to(attention.dtype)
-            willing = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
-        done = self.covered.gather(1, queries).bool()
+            attended = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
+            willing = torch.where(begun, willing, attended)
+        covered = self.covered.gather(1, queries)
         ordered, order = (values * table.attended.size(1) + queries).sort(dim=1)
         pairs, tokens = _runs(ordered), _runs(ordered // table.attended.size(1))
-        return Outlook(values, length >= table.entered[self.rows], willing, done, order, pairs, tokens)
+        return Outlook(values, begun, willing, covered, order, pairs, tokens)
 
 
 def _runs(ordered: Tensor) -> Tensor:

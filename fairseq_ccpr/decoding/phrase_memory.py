@@ -28,11 +28,11 @@ class PhraseSettings:
         ConfigurationError: a value out of its range.
     """
 
-    k: int = 8
-    lambda_: float = 0.5
+    k: int = 16
+    lambda_: float = 0.8
     temperature: float = 0.05
-    min_similarity: float = 0.0  # s0
-    enter: float = 0.2  # eta
+    min_similarity: float = 0.3  # s0
+    enter: float = 0.5  # eta
     gate: str = CONSENT_GATE
     coverage: bool = True
 
@@ -108,7 +108,7 @@ class PhraseMemory:
         Raises:
             ConfigurationError: the gate is attention, but the model tells none.
         """
-        return self._weigh(self._outlook(log_probs, attention), self.state.rows)
+        return self.weigh(self._outlook(log_probs, attention), self.state.rows)
 
     def force_outlook(
         self, previous: Tensor, log_probs: Tensor, attention: Tensor | None, real: Tensor
@@ -132,17 +132,24 @@ class PhraseMemory:
 
     def force_decode(self, previous: Tensor, log_probs: Tensor, attention: Tensor | None, real: Tensor) -> PhraseStep:
         """What `step` says at N tokens of given targets; see `force_outlook`."""
-        return self._weigh(*self.force_outlook(previous, log_probs, attention, real))
+        return self.weigh(*self.force_outlook(previous, log_probs, attention, real))
+
+    def weigh(self, outlook: Outlook, sentences: Tensor) -> PhraseStep:
+        """What the phrases say at N tokens, from their outlook there and the sentences int64 [N] they are of."""
+        values, log_probs, mass = outlook.continuation(
+            self.table, sentences, self.weights, self.settings.enter, self.settings.k
+        )
+        return PhraseStep(values, log_probs, self.settings.lambda_ * mass.clamp_max(1.0))
+
+    def votes(self, outlook: Outlook, sentences: Tensor) -> Tensor:
+        """What each candidate phrase gave to the token it wanted, fp32 [N, A]; see `weigh` and `Outlook.votes`."""
+        return outlook.votes(self.table, sentences, self.weights, self.settings.enter, self.settings.k)
 
     def _outlook(self, log_probs: Tensor, attention: Tensor | None) -> Outlook:
         by_attention = self.settings.gate == ATTENTION_GATE
         if by_attention and attention is None:
             raise ConfigurationError("--phrase-gate attention: the model gives no attention; use --phrase-gate consent")
         return self.state.outlook(log_probs, attention if by_attention else None)
-
-    def _weigh(self, outlook: Outlook, sentences: Tensor) -> PhraseStep:
-        values, log_probs, mass = outlook.continuation(self.weights[sentences], self.settings.enter)
-        return PhraseStep(values, log_probs, self.settings.lambda_ * mass.clamp_max(1.0))
 
     def with_settings(
         self, settings: PhraseSettings, find: Callable[[Tensor], list[SentencePhrases]] | None = None

@@ -117,7 +117,7 @@ def decode(cfg: Any, task: Any, models: list[Any], generators: dict[str, Any]) -
         generators: by name of the system.
     """
     decodings = Decodings({name: System() for name in generators})
-    to_text = _detokeniser(cfg, task)
+    to_text = detokeniser(cfg, task)
     for number, sample in enumerate(batches(cfg, task, models)):
         ids = sample["id"].tolist()
         for row, i in enumerate(ids):
@@ -136,7 +136,7 @@ def decode(cfg: Any, task: Any, models: list[Any], generators: dict[str, Any]) -
     return decodings
 
 
-def _detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
+def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
     """From a dictionary and token ids to text, as fairseq-generate prints it.
 
     A reference's unknown tokens are written in a way that no hypothesis matches.

@@ -13,29 +13,31 @@ from fairseq_ccpr.decoding.interpolation import limit_shares
 from fairseq_ccpr.decoding.phrase_continuation import Outlook, PhraseTable
 from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
 
-PHRASES = (1, 2, 4, 8)
+PHRASES = (4, 8, 16)
 TEMPERATURES = (0.02, 0.05, 0.1)
-SIMILARITIES = (0.0, 0.3, 0.5, 0.7)
-ENTERING = (0.05, 0.1, 0.2, 0.5, 1.0)
+ENTERING = (0.2, 0.5, 1.0)
 LAMBDAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+TOKENS = 8000  # of the references, about: there are hundreds of phrases to weigh at each, for every point of the grid
 
 
 @dataclass
 class PhraseCache:
-    """What a teacher-forced pass leaves behind: of each batch its phrases, and what each would write at every token."""
+    """What a teacher-forced pass leaves behind: of some batches their phrases, and what each would write at every token."""
 
     batches: list[tuple[PhraseTable, Outlook, Tensor, Tensor]] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
 
-    def add(self, table: PhraseTable, outlook: Outlook, sentences: Tensor, targets: Tensor) -> None:
-        """A batch of N tokens: their sentences in the table, and the reference tokens, int64 [N] each."""
+    def add(self, table: PhraseTable, outlook: Outlook, sentences: Tensor, targets: Tensor, first: int) -> None:
+        """A batch of n tokens: their sentences in the table, the reference tokens, int64 [n] each; how many came before."""
         self.batches.append((table, outlook, sentences, targets))
+        self.rows.append(torch.arange(first, first + len(targets)))
 
     def opinion(self, settings: PhraseSettings) -> tuple[Tensor, Tensor]:
-        """log p_phr of the reference tokens, and min(1, Z), fp32 [N] each; of lambda nothing is asked."""
+        """log p_phr of the n reference tokens kept, and min(1, Z), fp32 [n] each; of lambda nothing is asked."""
         opinions = []
         for table, outlook, sentences, targets in self.batches:
             weights = table.weights(settings.k, settings.temperature, settings.min_similarity)
-            found = outlook.continuation(weights[sentences], settings.enter)
+            found = outlook.continuation(table, sentences, weights, settings.enter, settings.k)
             others = found.values != targets.unsqueeze(1)
             opinions.append((found.log_probs.masked_fill(others, float("-inf")).amax(dim=1), found.mass.clamp_max(1.0)))
         retrieved, mass = (torch.cat(column) for column in zip(*opinions))
@@ -51,6 +53,10 @@ class References:
     share: Tensor  # fp32 [N], lambda_tok*
     share_max: float  # Lambda_max
 
+    def at(self, rows: Tensor) -> References:
+        """Some of the tokens."""
+        return References(self.log_probs[rows], self.retrieved[rows], self.share[rows], self.share_max)
+
     def log_likelihood(self, retrieved: Tensor, phrase_share: Tensor) -> float:
         """Mean log p with a phrase memory that says log p_phr and has the share lambda_phr*, fp32 [N] each."""
         token_share, phrase_share = limit_shares(self.share, phrase_share, self.share_max)
@@ -59,10 +65,9 @@ class References:
 
 
 def grid_of(settings: PhraseSettings) -> Iterator[PhraseSettings]:
-    """The points of the grid but for lambda, whose gate and coverage are those of `settings`."""
-    for k, temperature, similarity, enter in product(PHRASES, TEMPERATURES, SIMILARITIES, ENTERING):
-        if k > 1 or temperature == TEMPERATURES[0]:  # one phrase alone has all the weight at any temperature
-            yield replace(settings, k=k, temperature=temperature, min_similarity=similarity, enter=enter)
+    """The points of the grid but for lambda; whatever has no grid is as in `settings`."""
+    for k, temperature, enter in product(PHRASES, TEMPERATURES, ENTERING):
+        yield replace(settings, k=k, temperature=temperature, enter=enter)
 
 
 def score_phrase_grid(
@@ -70,6 +75,7 @@ def score_phrase_grid(
 ) -> dict[PhraseSettings, float]:
     """Mean log-likelihood of the references at every point of the grid."""
     grid = {}
+    references = references.at(torch.cat(cache.rows))
     for point in grid_of(settings):
         retrieved, mass = cache.opinion(point)
         for lambda_ in LAMBDAS:

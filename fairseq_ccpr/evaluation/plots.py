@@ -48,14 +48,12 @@ def draw_grids(
             if replace(s, enter=top.enter, lambda_=top.lambda_) == top
         }
         second = {
-            (s.min_similarity, s.k): v
-            for s, v in phrases.items()
-            if (s.enter, s.lambda_) == (top.enter, top.lambda_) and (s.temperature == top.temperature or s.k == 1)
+            (s.temperature, s.k): v for s, v in phrases.items() if replace(top, temperature=s.temperature, k=s.k) == s
         }
         _pair_of_maps(
-            figure, axes[-1], (first, second), ("λ of phrases", "k of phrases"), ("entering", "least similarity"),
+            figure, axes[-1], (first, second), ("λ of phrases", "k of phrases"), ("entering", "T"),
             phrases.values(),
-            (f"phrases: λ by entering, k = {top.k}", f"phrases: k by least similarity, T = {top.temperature:g}"),
+            (f"phrases: λ by entering, k = {top.k}", f"phrases: k by T, entering = {top.enter:g}"),
         )  # fmt: skip
     figure.savefig(path, dpi=DPI, format="png")
 

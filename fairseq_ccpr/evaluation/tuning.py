@@ -19,6 +19,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import batches, decode
 from fairseq_ccpr.evaluation.phrase_grid import (
     PHRASES,
+    TOKENS,
     PhraseCache,
     References,
     as_phrase_options,
@@ -95,12 +96,14 @@ def fill_caches(
     """Force-decode the subset once, keeping the reference's probabilities, the k nearest neighbours, and the phrases.
 
     Returns:
-        What the token memory said, None without one; what the phrases said; log p_NMT of the N reference tokens.
+        What the token memory said, None without one; what the phrases said, at some of the tokens; log p_NMT of the N
+        reference tokens.
     """
     rows: list[tuple[Tensor, ...]] = []
     phrases = PhraseCache()
     of_model = []
-    for sample in batches(cfg, task, models):
+    every = max(1, int(task.dataset(cfg.dataset.gen_subset).tgt_sizes.sum()) // TOKENS)
+    for number, sample in enumerate(batches(cfg, task, models)):
         real = sample["target"].ne(task.target_dictionary.pad())
         targets = sample["target"][real]
         log_probs, queries, attention = ensemble.force_decode_models(sample)
@@ -110,11 +113,12 @@ def fill_caches(
             scores, ids = retriever.search(queries[real], k)
             matches = (retriever.values[ids.clamp_min(0)] == targets.unsqueeze(1)) & (ids >= 0)
             rows.append((scores.cpu(), ids.cpu(), matches.cpu()))
-        if ensemble.phrases is not None:
+        if ensemble.phrases is not None and number % every == 0:
             memory = ensemble.phrases
             memory.start(sample["net_input"]["src_tokens"])
             previous = sample["net_input"]["prev_output_tokens"]
-            phrases.add(memory.table, *memory.force_outlook(previous, log_probs, attention, real), targets)
+            first = sum(map(len, of_model)) - len(targets)
+            phrases.add(memory.table, *memory.force_outlook(previous, log_probs, attention, real), targets, first)
     tokens = TokenCache(torch.cat(of_model), *(torch.cat(column) for column in zip(*rows))) if rows else None
     return tokens, phrases, torch.cat(of_model)
 
@@ -125,7 +129,6 @@ def with_all_phrases(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     if memory is None:
         return ensemble
     memory.candidates.retriever.k = max(PHRASES)
-    memory.candidates.retriever.min_similarity = 0.0
     return ensemble.with_memories(ensemble.tokens, memory.with_settings(memory.settings, remember(memory.candidates)))
 
 

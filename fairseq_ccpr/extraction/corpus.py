@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,18 +66,15 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
     data_bin, source, target = Path(task.cfg.data), task.cfg.source_lang, task.cfg.target_lang
     shards: list[Shard] = []
     sentence_counts: dict[str, int] = {}
-    files: list[Path] = []
     left_out = first_row = 0
     for subset in subsets:
         if subset in sentence_counts:
             raise ConfigurationError(f"--subset names '{subset}' twice")
-        prefix = _prefix(task, subset)
-        if prefix is None:
+        if not has_subset(task, subset):
             raise ConfigurationError(
                 f"{data_bin} holds no subset '{subset}' for {source}-{target}: {subset}.{source}-{target}.* are "
                 "not all there; give the folder that fairseq-preprocess wrote, and --subset as it is named there"
             )
-        files += [data_bin / f"{subset}.{prefix}.{side}.{end}" for side in (source, target) for end in ("bin", "idx")]
         task.load_dataset(subset)
         dataset = task.dataset(subset)
         sentence_counts[subset] = len(dataset)
@@ -93,12 +91,22 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
             f"{data_bin} holds no sentence to build from in {', '.join(subsets)}: {left_out:,} are longer than the model "
             f"takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
         )
-    return Corpus(task, sentence_counts, shards, left_out, fingerprint.of_files(files))
+    return Corpus(task, sentence_counts, shards, left_out, corpus_fingerprint(task, subsets))
 
 
 def has_subset(task: Any, subset: str) -> bool:
     """Whether the data of a translation task have a subset of this name."""
     return _prefix(task, subset) is not None
+
+
+def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
+    """Digest of the binarised files of subsets, which must be there, in their order."""
+    files = []
+    for subset in subsets:
+        prefix = f"{subset}.{_prefix(task, subset)}"
+        sides = (task.cfg.source_lang, task.cfg.target_lang)
+        files += [Path(task.cfg.data) / f"{prefix}.{side}.{end}" for side in sides for end in ("bin", "idx")]
+    return fingerprint.of_files(files)
 
 
 def _prefix(task: Any, subset: str) -> str | None:

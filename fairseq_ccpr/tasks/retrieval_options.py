@@ -62,25 +62,27 @@ class TranslationRetrievalConfig(TranslationConfig):
             "help": "checkpoint of the phrase encoder (the one that the phrase datastore was built with, from there)"
         },
     )
-    phrase_k: int = field(default=8, metadata={"help": "target phrases retrieved for each phrase of a source sentence"})
+    phrase_k: int = field(
+        default=16, metadata={"help": "target phrases retrieved for each phrase of a source sentence"}
+    )
     phrase_lambda: float = field(
-        default=0.5, metadata={"help": "the most that the phrase datastore has of the probability of a token, 0 to 1"}
+        default=0.8, metadata={"help": "the most that the phrase datastore has of the probability of a token, 0 to 1"}
     )
     phrase_temperature: float = field(
         default=0.05,
         metadata={"help": "temperature of the similarities of phrases retrieved for the same source phrase"},
     )
     phrase_min_similarity: float = field(
-        default=0.0, metadata={"help": "phrases no more similar than this, 0 to 1, count for nothing"}
+        default=0.3, metadata={"help": "phrases no more similar than this, 0 to 1, count for nothing"}
     )
     phrase_enter: float = field(
-        default=0.2, metadata={"help": "weight of a phrase that may begin, against 1 for one that goes on"}
+        default=0.5, metadata={"help": "weight of a phrase that may begin, against 1 for one that goes on"}
     )
     phrase_gate: ChoiceEnum(GATES) = field(  # type: ignore[valid-type]
         default=CONSENT_GATE,
         metadata={
-            "help": "what lets a phrase begin: consent, the model finds its first token likely; or attention, as far as the "
-            "decoder attends to the source phrase"
+            "help": "what lets a phrase begin: consent, as far as the model finds its first token likely; or attention, as "
+            "far as the decoder attends to the source phrase"
         },
     )
     no_phrase_coverage: bool = field(

@@ -1,0 +1,209 @@
+// The page: sentences of tokens, which one is open, searching and sorting.
+
+const LONG_WORD = 20; // characters, of a token or, smaller, of what stands above it; a longer word may be broken anywhere
+const open = { card: null, token: -1 };
+
+function shut(back) {
+  if (open.card === null) return;
+  const button = open.card.buttons[open.token];
+  button.setAttribute("aria-expanded", "false");
+  button.removeAttribute("aria-controls");
+  open.card.panel.remove();
+  open.card = null;
+  if (back) button.focus({ preventScroll: true });
+  if (back) shut(false); // the focus has opened it again
+}
+
+function select(card, at) {
+  if (open.card === card && open.token === at) return;
+  const button = card.buttons[at];
+  const before = button.getBoundingClientRect().top;
+  shut(false);
+  for (const other of card.buttons) other.tabIndex = -1;
+  button.tabIndex = 0;
+  button.setAttribute("aria-expanded", "true");
+  button.setAttribute("aria-controls", `why-${card.sentence.number}`);
+  card.panel = details(card.sentence, at, card);
+  card.tokens.after(card.panel);
+  open.card = card;
+  open.token = at;
+  // A panel that closed above must not move what is being read.
+  window.scrollBy({ top: button.getBoundingClientRect().top - before, behavior: "instant" });
+  history.replaceState(null, "", `#${card.sentence.number}.${at}`);
+}
+
+function onKey(event, card, at) {
+  const last = card.buttons.length - 1;
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: last, Enter: at, " ": at }[event.key];
+  if (to === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  const aim = Math.max(0, Math.min(last, to));
+  card.buttons[aim].focus();
+  select(card, aim);
+}
+
+function tokenButton(sentence, token, at, card) {
+  const { symbol, favourite, shares } = token;
+  const text = textOf(sentence, token);
+  const part = largest(shares);
+  const [model, memory] = shares;
+  const label = `${symbol === END ? named(symbol) : text}, ${percent(shares[part])} ${PARTS[part].name}`
+    + (favourite ? `; the model alone: ${named(favourite.symbol, favourite.text)}` : "");
+  const gloss = favourite && text.length <= LONG_WORD ? seen(favourite.symbol, favourite.text) : null;
+  return make("span", {
+    class: `token ${PARTS[part].by}${symbol === END ? " end" : ""}`, role: "button", tabindex: at ? -1 : 0,
+    "aria-label": label, "aria-expanded": "false", "--a": `${100 * model}%`, "--b": `${100 * (model + memory)}%`,
+    onfocus: () => select(card, at), onclick: () => select(card, at), onkeydown: (event) => onKey(event, card, at),
+  }, gloss ? make("ruby", {}, seen(symbol, text), make("rt", { "data-gloss": gloss })) : seen(symbol, text));
+}
+
+// The tokens with the spaces between them; what stands without a space is not parted at the end of a line, if it is short.
+function words(sentence, buttons) {
+  const characters = [...sentence.translation], line = [];
+  let at = 0, word = null, length = 0;
+  sentence.tokens.forEach((token, index) => {
+    const space = characters.slice(at, token.start).join("");
+    if (word === null || space) {
+      word = make("span", { class: "word" });
+      length = 0;
+      line.push(space, word);
+    }
+    word.append(buttons[index]);
+    at = Math.max(at, token.end);
+    const gloss = token.favourite === null ? "" : token.favourite.text;
+    length += Math.max(buttons[index].textContent.length, 0.65 * gloss.length);
+    if (length > LONG_WORD) word.className = "";
+  });
+  return line;
+}
+
+// ---- sentences
+
+function changes(sentence) {
+  const characters = [...sentence.plain], parts = [];
+  let at = 0;
+  for (const [start, end] of sentence.differences) {
+    parts.push(characters.slice(at, start).join(""), make("del", {}, characters.slice(start, end).join("")));
+    at = end;
+  }
+  return [...parts, characters.slice(at).join("")];
+}
+
+function phraseList(sentence) {
+  const item = (found) => make("li", {},
+    make("span", { class: "score" }, found.score.toFixed(2)),
+    marked(found, "by-phrase", 60),
+    found.usable ? null
+      : make("span", { class: "muted" }, " · not used: its subwords are those of a better one, or cannot be cut out"));
+  const list = make("ul");
+  const whole = make("details", { class: "phrases" },
+    make("summary", {}, `Source phrases and what was retrieved for them (${sentence.phrases.length})`), list);
+  whole.addEventListener("toggle", () => {
+    if (!list.childElementCount) list.append(...sentence.phrases.map((phrase) => make("li", {},
+      make("b", language(data.source_language), phrase.text),
+      make("span", { class: "muted small" }, ` ${percent(phrase.probability)} sure to be a phrase`),
+      ...(phrase.retrieved.length ? shortened(phrase.retrieved.map(item), 4)
+        : [make("p", { class: "muted small" }, "Nothing was retrieved.")]))));
+  });
+  return whole;
+}
+
+function makeCard(sentence, order) {
+  const card = { sentence, order, buttons: [], panel: null };
+  card.buttons = sentence.tokens.map((token, at) => tokenButton(sentence, token, at, card));
+  const row = (name, settings, ...text) => make("div", { class: `row ${settings.class || ""}` },
+    make("dt", {}, name), make("dd", settings, ...text));
+  const target = language(data.target_language);
+  const points = Math.round(sentence.gained);
+  const gain = sentence.gained === null ? "" : ` · chrF ${points < 0 ? "−" : "+"}${Math.abs(points)}`;
+  card.tokens = make("dl", {}, row("With retrieval", { class: "translation" }, make("div", { ...target, class: "tokens",
+    role: "group", "aria-label": "Translation with retrieval, token by token; the arrow keys move" },
+  ...words(sentence, card.buttons))));
+  card.element = make("article", { class: "card", "aria-label": `Sentence ${sentence.number}` },
+    make("header", {}, make("h2", {}, `Sentence ${sentence.number}`),
+      make("span", { class: "small muted" }, sentence.changed ? `changed ${sentence.changed.toFixed(0)}%${gain}` : "unchanged"),
+      bar(meanShares(sentence.tokens))),
+    make("dl", {}, row("Source", language(data.source_language), sentence.source)),
+    card.tokens,
+    make("dl", {},
+      row("Model alone", target, ...changes(sentence)),
+      sentence.reference === null ? null : row("Reference", target, sentence.reference)),
+    data.phrase_memory ? phraseList(sentence) : null);
+  card.text = [sentence.number, sentence.source, sentence.reference || "", sentence.plain, sentence.translation,
+    ...sentence.phrases.flatMap((phrase) => [phrase.text,
+      ...phrase.retrieved.map((found) => cut(data.texts[found.sentence], found.start, found.end))]),
+  ].join("\n").toLowerCase();
+  return card;
+}
+
+const ORDERS = [
+  { name: "in order", key: (card) => card.order, there: true },
+  { name: "changed most", key: (card) => -card.sentence.changed, there: true },
+  { name: "gained most (chrF)", key: (card) => -card.sentence.gained, there: data.bleu !== null },
+  { name: "lost most (chrF)", key: (card) => card.sentence.gained, there: data.bleu !== null },
+].filter((order) => order.there);
+
+// ---- the page
+
+function head(cards) {
+  const count = data.sentences.length.toLocaleString("en");
+  byId("about").append(`${count} of ${data.sentences_in_subset.toLocaleString("en")} sentences of ${data.subset}, `
+    + `${data.source_language} → ${data.target_language}: where each token of their translations came from.`);
+  byId("notes").append(...data.notes.map((note) => make("p", { class: "note", role: "note" }, note)));
+  const figure = (name, number) => make("p", {}, make("b", {}, number), make("span", { class: "muted small" }, name));
+  const changed = data.sentences.filter((sentence) => sentence.changed > 0).length;
+  byId("scores").append(make("div", { class: "figures" },
+    data.bleu ? figure("BLEU, model alone", data.bleu.base.toFixed(1)) : null,
+    data.bleu ? figure("BLEU, with retrieval", data.bleu.retrieval.toFixed(1)) : null,
+    figure("sentences changed", changed.toLocaleString("en"))));
+  if (data.bleu) byId("scores").append(make("p", { class: "muted small" },
+    `Over the ${count} sentences of this page only: no score of a test set.`));
+  const all = meanShares(data.sentences.flatMap((sentence) => sentence.tokens));
+  byId("legend").append(bar(all),
+    make("ul", { class: "key" }, ...there.map((part) => make("li", {},
+      make("i", { class: `swatch ${PARTS[part].by}` }), `${PARTS[part].name} ${percent(all[part])}`))),
+    make("p", { class: "small muted" }, "A token has the colour of what gave most of its probability; the bar under it shows all shares. "
+      + "The small word above it is what the model alone would have written after the same words. "
+      + "Tap a token, or walk with the arrow keys, to see why it was written."));
+  byId("fine-print").append(
+    make("p", { class: "small" }, "A token’s probability is the sum of weight times probability of the model and of each memory: "
+      + "p = (1 − Λ) p_model + λ*tok p_tok + λ*phr p_phr, with Λ = λ*tok + λ*phr. Shares are parts of p."),
+    make("p", { class: "small" }, "Retrieval ", make("code", {}, data.signature)),
+    data.bleu ? make("p", { class: "small" }, "BLEU ", make("code", {}, data.bleu_signature)) : "",
+    make("p", { class: "small" }, "“Changed” is 100 less the chrF of the translation against that of the model alone"
+      + (data.bleu ? ", “chrF +/−” what it gained or lost against the reference." : ".")));
+  byId("sort").append(...ORDERS.map((order, index) => make("option", { value: index }, order.name)));
+  byId("search").addEventListener("input", () => filter(cards));
+  byId("sort").addEventListener("change", () => sort(cards));
+  byId("glosses").addEventListener("change", (event) => {
+    byId("sentences").classList.toggle("no-glosses", !event.target.checked);
+  });
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") shut(true); });
+}
+
+function filter(cards) {
+  const wanted = byId("search").value.trim().toLowerCase();
+  for (const card of cards) card.element.hidden = !card.text.includes(wanted);
+  const shown = cards.filter((card) => !card.element.hidden).length;
+  byId("status").textContent = wanted ? `${shown} of ${cards.length} sentences have ${quoted(wanted)}` : "";
+}
+
+function sort(cards) {
+  const { key } = ORDERS[byId("sort").value];
+  cards.sort((one, two) => key(one) - key(two) || one.order - two.order);
+  byId("sentences").append(...cards.map((card) => card.element));
+}
+
+function openFromAddress(cards) {
+  const [number, at] = location.hash.slice(1).split(".");
+  const card = cards.find((one) => String(one.sentence.number) === number);
+  if (!card) return;
+  card.element.scrollIntoView({ behavior: "instant" });
+  if (card.buttons[at]) select(card, Number(at));
+}
+
+const cards = data.sentences.map(makeCard);
+head(cards);
+sort(cards);
+openFromAddress(cards);
