@@ -138,6 +138,16 @@ def test_other_segmentations(ccpr: Ccpr, mono: Path, tmp_path: Path, encoder: Ph
     assert set(entries(made)) == wanted
 
 
+def test_bf16_makes_nearly_the_same_keys(ccpr: Ccpr, mono: Path, tmp_path: Path):
+    every = "--segmentation", "all"
+    build(ccpr, mono, tmp_path / "plain", *every)
+    build(ccpr, mono, tmp_path / "bf16", *every, "--bf16")
+    plain, made = PhraseDatastore(tmp_path / "plain"), PhraseDatastore(tmp_path / "bf16")
+    assert np.array_equal(made.spans, plain.spans) and not np.array_equal(made.keys, plain.keys)
+    cosines = (np.asarray(made.keys, np.float64) * plain.keys).sum(axis=1)
+    assert cosines.mean() > 0.999 and cosines.min() > 0.99
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

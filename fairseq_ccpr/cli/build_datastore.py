@@ -75,7 +75,12 @@ def _add_phrases(parts: Any) -> None:
     )
     add("--threshold", type=float, default=default["threshold"], metavar="P", help="probability above which it does")
     add("--max-words", type=int, default=default["max_words"], metavar="N", help="words of a phrase, at most")
-    add("--index", default=default["index"], metavar="exact|FACTORY", help="exact search, or a FAISS factory string")
+    add(
+        "--index",
+        default=default["index"],
+        metavar="exact|FACTORY",
+        help="exact search, or a FAISS factory string; auto takes exact on a GPU and for small stores",
+    )
     add("--index-parameters", default=default["index_parameters"], metavar="P=V,...", help="FAISS search parameters")
     add(
         "--shard-sentences",
@@ -84,6 +89,7 @@ def _add_phrases(parts: Any) -> None:
         metavar="N",
         help="a kill loses at most so many sentences' work",
     )
+    add("--bf16", action="store_true", help="run the encoder in bfloat16, faster where the processor has it")
     add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     add("--quiet", action="store_true", help="no progress bars")
 

@@ -146,12 +146,13 @@ def raw_vectors(states: Tensor, spans: Tensor) -> Tensor:
     return torch.nn.functional.normalize(ends.float(), dim=1)
 
 
-def load_system(word: str, device: torch.device) -> PhraseSystem:
+def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSystem:
     """The system of a word of the command line.
 
     Args:
         word: `muse`, the directory of a context encoder, or the checkpoint of a phrase encoder.
         device: where it is to work.
+        bf16: whether a context encoder computes in bfloat16.
 
     Raises:
         ConfigurationError: there is nothing of that name, or its package is not installed.
@@ -160,9 +161,11 @@ def load_system(word: str, device: torch.device) -> PhraseSystem:
     path = Path(word)
     if path.is_dir():
         context = ContextEncoder.load(path).to(device)
+        context.bf16 = bf16
         return SubwordSystem(context, raw_vectors, context.fingerprint())
     if path.is_file():
         encoder = PhraseEncoder.load(path).to(device)
+        encoder.context.bf16 = bf16
         return SubwordSystem(encoder.context, encoder.vectors, encoder.fingerprint())
     if word == MUSE:
         return _load_muse(device)

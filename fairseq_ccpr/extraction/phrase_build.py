@@ -36,6 +36,7 @@ from fairseq_ccpr.phrases.text_pairs import read_lines
 from fairseq_ccpr.search.faiss_index import build_index
 from fairseq_ccpr.search.plan import plan_index
 
+PROBES = 64  # inverted lists to search: more than a step of decoding could afford, but this is once a sentence
 SHARDS = "shards"  # in the unfinished part: keys, spans and counts of each, the counts last
 
 
@@ -49,9 +50,10 @@ class PhraseBuildSettings:
     segmentation: str = LEARNED
     threshold: float = 0.7
     max_words: int = 7
-    index: str = "exact"
+    index: str = "auto"
     index_parameters: str = ""
     shard_sentences: int = 4096
+    bf16: bool = False
     cpu: bool = False
     quiet: bool = False
 
@@ -96,6 +98,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
     """
     segmentation = Segmentation(settings.segmentation, settings.threshold, settings.max_words)
     encoder = PhraseEncoder.load(settings.encoder)
+    encoder.context.bf16 = settings.bf16
     plan_index(settings.index, "ip", settings.index_parameters, 10**6, encoder.dimension)  # a typing error shows now
     part = _Part(settings, encoder, segmentation)
     if part.published is None:
@@ -135,7 +138,7 @@ class _Part:
         """Make the folder of shards, unless an earlier run did."""
         if (self.final / PLAN).exists():  # killed while publishing
             self.final.rename(self.partial)
-        plan = self.identity | {"shard_sentences": self.settings.shard_sentences}
+        plan = self.identity | {name: getattr(self.settings, name) for name in ("shard_sentences", "bf16")}
         if (self.partial / PLAN).exists():
             refuse_differences(self.partial, json.loads((self.partial / PLAN).read_text(encoding="utf-8")), plan)
             return
@@ -224,8 +227,9 @@ class _Part:
         """Index the keys, unless that was done."""
         folder = self.partial if self.published is None else self.final
         keys = np.load(folder / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
+        gpu = _device(self.settings.cpu).type == "cuda"
         self.description = plan_index(
-            self.settings.index, "ip", self.settings.index_parameters, len(keys), self.dimension
+            self.settings.index, "ip", self.settings.index_parameters, len(keys), self.dimension, gpu, PROBES
         )
         path = folder / self.description.file if self.description.file else None
         if path is None or path.exists():

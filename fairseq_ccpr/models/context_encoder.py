@@ -42,6 +42,9 @@ class ContextEncoder(nn.Module):
         tokenizer: its dictionary is that of the embeddings.
         weights: by fairseq's names, those of old checkpoints included, with or without the head.
 
+    Attributes:
+        bf16: whether to compute the states in bfloat16, whatever the weights are in.
+
     Raises:
         RuntimeError: weights of other names or shapes.
     """
@@ -50,7 +53,7 @@ class ContextEncoder(nn.Module):
         super().__init__()
         roberta = RobertaModel.build_model(arguments, SimpleNamespace(source_dictionary=tokenizer.dictionary))
         roberta.load_state_dict(_with_head(weights), strict=True, model_cfg=arguments)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.bf16 = tokenizer, False
         self.arguments = Namespace(**{name: getattr(arguments, name) for name in SETTINGS})
         self.arguments.layer_norm_eps = getattr(arguments, "layer_norm_eps", FAIRSEQ_EPS)
         self.transformer = roberta.encoder.sentence_encoder
@@ -87,7 +90,7 @@ class ContextEncoder(nn.Module):
             tokens: int64 [B, L], with both markers; `collate` makes them. L is at most `max_positions` + 2.
 
         Returns:
-            [B, L, H], in the weights' dtype.
+            [B, L, H], in the weights' dtype, or in what autocast makes of it; fp32 with `bf16`.
 
         Raises:
             ConfigurationError: no such layer, or L is too large.
@@ -99,6 +102,12 @@ class ContextEncoder(nn.Module):
                 f"a text has {tokens.size(1) - MARKERS} subwords, and the encoder takes {self.max_positions}: "
                 "leave it out, or cut it"
             )
+        if not self.bf16:
+            return self._states(tokens, layer)
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return self._states(tokens, layer).float()
+
+    def _states(self, tokens: Tensor, layer: int) -> Tensor:
         padding = tokens.eq(self.tokenizer.pad)
         states, _ = self.transformer.forward_embedding(tokens)
         states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]

@@ -104,14 +104,18 @@ def set_parameters(index: Any, parameters: str) -> None:
         ) from None
 
 
-def default_parameters(index: Any) -> str:
-    """Search parameters that give good recall, where FAISS's own defaults favour speed above all."""
+def default_parameters(index: Any, probes: int | None = None) -> str:
+    """Search parameters that give good recall, where FAISS's own defaults favour speed above all.
+
+    Args:
+        probes: lists to search, of an index that has them; 24 or, by distance, 16 if not given.
+    """
     faiss = import_faiss()
     parameters = []
     if (ivf := inverted_lists(index)) is not None:
         # By angle, the nearest keys are spread over more lists.
-        lists = 24 if ivf.metric_type == faiss.METRIC_INNER_PRODUCT else 16
-        parameters.append(f"nprobe={min(lists, ivf.nlist)}")
+        probes = probes or (24 if ivf.metric_type == faiss.METRIC_INNER_PRODUCT else 16)
+        parameters.append(f"nprobe={min(probes, ivf.nlist)}")
     if isinstance(index, faiss.IndexRefine):
         parameters.append("k_factor_rf=8")
     if isinstance(index, faiss.IndexHNSW):

@@ -15,7 +15,7 @@ EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about 
 
 
 def plan_index(
-    choice: str, metric: str, parameters: str, size: int, dimension: int, gpu: bool = False
+    choice: str, metric: str, parameters: str, size: int, dimension: int, gpu: bool = False, probes: int | None = None
 ) -> IndexDescription:
     """What `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
 
@@ -24,6 +24,7 @@ def plan_index(
             FAISS; else `automatic_factory`.
         parameters: FAISS search parameters; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
+        probes: inverted lists to search, where `parameters` do not say; see `default_parameters`.
 
     Raises:
         ConfigurationError: a metric, factory or parameters that do not exist, or an index too large for the store.
@@ -44,7 +45,9 @@ def plan_index(
         )
     set_parameters(index, parameters)
     digest = hashlib.sha256(f"{choice} {metric}".encode()).hexdigest()[:8]
-    return IndexDescription("faiss", metric, choice, parameters or default_parameters(index), f"index-{digest}.faiss")
+    return IndexDescription(
+        "faiss", metric, choice, parameters or default_parameters(index, probes), f"index-{digest}.faiss"
+    )
 
 
 def automatic_factory(size: int, dimension: int) -> str:
