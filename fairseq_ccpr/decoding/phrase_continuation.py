@@ -154,7 +154,8 @@ class PhraseState:
         """
         table, queries = self.table, self.table.queries[self.rows]
         length = self.prefixes()
-        values = table.tokens[self.rows].gather(2, length.unsqueeze(2)).squeeze(2).clamp_min(0)  # [H, A]
+        lanes = torch.arange(length.size(1), device=length.device)
+        values = table.tokens[self.rows[:, None], lanes, length].clamp_min(0)  # [H, A]
         begun = length >= table.entered[self.rows]
         willing = ((log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)) / 2).exp()
         if attention is not None:
