@@ -455,7 +455,9 @@ def test_the_recipe(ccpr: Ccpr, tmp_path: Path):
     assert done.returncode == 2 and "two texts are called verses" in done.stderr and not (tmp_path / "out").exists()
     options = "--max-subwords", 100, "--phrase-dim", 8, "--num-workers", 0
     run(*words, "--", *options, UPDATES="2", VALID="40", **where)
-    assert PhraseEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt").dimension == 8
+    trained = PhraseEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt")
+    kept = PhraseEncoder.load(tmp_path / "out" / "phrase-encoder" / "ccpr.pt")
+    assert kept.dimension == 8 and kept.fingerprint() == trained.fingerprint()
     assert PhrasePairs(tmp_path / "out" / "phrases" / "verses" / "valid").sentences == 40
 
 

@@ -35,7 +35,7 @@ PHRASES_HELP = """\
 Build a phrase datastore from text of the target language alone: find the phrases of each sentence with a trained phrase
 encoder (CCPR) and keep a vector of each and its place.
 
-  build_datastore.py phrases mono.en.txt --encoder ccpr/checkpoint_best.pt --output datastores/mine
+  build_datastore.py phrases mono.en.txt --encoder ccpr/phrase-encoder/ccpr.pt --output datastores/mine
 
 The text has a sentence a line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
 already. Run the same command again after a kill and it goes on where it was.

@@ -27,7 +27,7 @@ gold pairs with the same target sentence one is taken, always the same one, and 
 sentence encoder gives all phrases of a sentence one vector, and could never tell them apart.
 
   evaluate_phrases.py --gold gold.tsv.xz --distractors mono.en.txt.xz \\
-    --encoder raw=encoders/xlmr muse cpr=cpr/checkpoint_best.pt ccpr=ccpr/checkpoint_best.pt
+    --encoder raw=encoders/xlmr muse cpr=cpr/phrase-encoder/ccpr.pt ccpr=ccpr/phrase-encoder/ccpr.pt
 
 --encoder takes any number of systems; what each is decides what its vectors are:
 

@@ -22,7 +22,7 @@ HELP = """\
 For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
 their sentences.
 
-  retrieve_phrases.py datastores/mine --encoder ccpr/checkpoint_best.pt < source.txt
+  retrieve_phrases.py datastores/mine --encoder ccpr/phrase-encoder/ccpr.pt < source.txt
 
 --format table is for reading, json has a line a sentence with everything, prompt has a prompt a sentence for a language
 model that translates, contexts cut to 100 characters, the phrase in [[ ]]. The retrieval signature, which names all that

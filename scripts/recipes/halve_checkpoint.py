@@ -1,4 +1,4 @@
-"""Reduce a fairseq checkpoint to what translating needs: weights in fp16 and settings, no optimiser.
+"""Reduce a fairseq checkpoint to what using the model needs: weights in fp16 and settings, no optimiser.
 
 python scripts/recipes/halve_checkpoint.py CHECKPOINT OUTPUT
 """
