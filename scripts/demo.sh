@@ -5,12 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 EXTRAS=cpu
 . scripts/setup.sh
-demo=datastores/demo built=datastores/demo/built
+. scripts/demo_data.sh
 
-if [ ! -d $built/data-bin ]; then
-  python scripts/prepare_data.py --train $demo/bible.train.tsv.xz --valid $demo/bible.valid.tsv.xz \
-    --test $demo/bible.test.tsv.xz -s de -t en --spm $demo/spm.model --dict $demo/dict.en.txt --output $built/data-bin
-fi
 python scripts/build_datastore.py tokens $built/data-bin --path $demo/model.pt -s de -t en --output $built/datastore
 python scripts/compare_decoding.py $built/data-bin --path $demo/model.pt -s de -t en --datastore $built/datastore \
   $(cat $demo/knn.options) --beam 5 --max-tokens 4000 --remove-bpe sentencepiece --results-path $built/results

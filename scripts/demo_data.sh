@@ -1,0 +1,7 @@
+# Sourced by the demos: where the demo's model and texts are, and its data, binarised once.
+
+demo=datastores/demo built=datastores/demo/built
+if [ ! -d $built/data-bin ]; then
+  python scripts/prepare_data.py --train $demo/bible.train.tsv.xz --valid $demo/bible.valid.tsv.xz \
+    --test $demo/bible.test.tsv.xz -s de -t en --spm $demo/spm.model --dict $demo/dict.en.txt --output $built/data-bin
+fi
