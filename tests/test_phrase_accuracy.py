@@ -15,7 +15,7 @@ from conftest import DEMO, call, random_weights
 from test_bad_input import refused
 from test_subwords import sentencepiece_tokenizer
 
-from fairseq_ccpr.cli import evaluate_phrases
+from fairseq_ccpr.cli.command import named
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
 from fairseq_ccpr.evaluation.gold_phrases import GoldPhrases, read_gold
 from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
@@ -260,7 +260,7 @@ def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path):
     shutil.copytree(encoders["ccpr"].parent, folder := tmp_path / "lr=1e-4")
     path, raw = folder / encoders["ccpr"].name, encoders["raw"]
     wanted = {"lr=1e-4": str(path), "mine": str(path), "raw": str(raw), "muse": "muse"}
-    assert evaluate_phrases._named([str(path), f"mine={path}", str(raw), "muse"]) == wanted
+    assert named([str(path), f"mine={path}", str(raw), "muse"], "systems") == wanted
 
 
 def test_muse_finds_the_sentence():

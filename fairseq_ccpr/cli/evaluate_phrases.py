@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
+from fairseq_ccpr.cli.command import HelpFormatter, check_folder, markdown_table, named, own_arguments, run
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.phrase_accuracy import score_system
@@ -107,9 +107,8 @@ def evaluate(options: argparse.Namespace) -> int:
         options.segmentation, options.threshold, options.max_words, tuple(options.same_string),
     )  # fmt: skip
     settings.check()
-    if options.json and not options.json.parent.is_dir():
-        raise ConfigurationError(f"--json {options.json}: there is no folder {options.json.parent}")
-    words = _named(options.encoder)
+    check_folder("--json", options.json)
+    words = named(options.encoder, "systems")
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     segmenter = _load_segmenter(options, list(words.values()), device)
     systems = {name: load_system(word, device) for name, word in words.items()}
@@ -121,20 +120,6 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(asdict(done) | {"signature": signature}, indent=1) + "\n", encoding="utf-8")
     return 0
-
-
-def _named(words: list[str]) -> dict[str, str]:
-    """Systems by name: the one given, or the name of their folder."""
-    named: dict[str, str] = {}
-    for word in words:
-        name, equals, system = word.partition("=")
-        if not equals or Path(word).exists():  # a path may have the sign in it
-            name, system = "", word
-        name = name or (Path(system).parent.resolve().name if Path(system).is_file() else Path(system).name)
-        if name in named:
-            raise ConfigurationError(f"two systems are called '{name}': name them, as in NAME={system}")
-        named[name] = system
-    return named
 
 
 def _load_segmenter(options: argparse.Namespace, systems: list[str], device: torch.device) -> PhraseEncoder | None:
