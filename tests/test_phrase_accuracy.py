@@ -32,8 +32,11 @@ VERSES = [target for _, target in read_pairs(DEMO / "bible.valid.tsv.xz")][:240]
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return random_encoders(tmp_path_factory.mktemp("encoders"))
+
+
+def random_encoders(folder: Path) -> dict[str, Path]:
     """Tiny ones with random weights: a directory, and two checkpoints as fairseq-train leaves them."""
-    folder = tmp_path_factory.mktemp("encoders")
     arguments = Namespace(
         encoder_layers=1, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=120,
     )  # fmt: skip
