@@ -8,6 +8,7 @@ import random
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from test_bad_input import refused
 from test_phrase_accuracy import VERSES, random_encoders
 
+from fairseq_ccpr.cli import benchmark_phrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.evaluation.bootstrap import resample
@@ -237,3 +239,48 @@ def test_text_and_datastores_that_cannot_work(
     state["model"]["align.bias"] += 1
     torch.save(state, path)
     refused(fails("--encoder", path), "were built with another encoder: they need")
+
+
+def test_the_benchmark(encoder: Path, tmp_path: Path):
+    (tmp_path / "text").write_text("\n".join(VERSES[:30]) + "\n", encoding="utf-8")
+    words = [
+        "benchmark_phrases",
+        "--text",
+        tmp_path / "text",
+        "--encoder",
+        encoder,
+        "--sentences",
+        20,
+        10,
+        "--cpu",
+        "--quiet",
+    ]
+    words += ["--sizes", 300, 200, "--index", "exact", "IVF4,Flat", "--dimension", 8, "--queries", 5, "--repeats", 2]
+    shown = call(*words, "--json", tmp_path / "b.json", "--plot", tmp_path / "b.png").stdout
+    assert "| index | phrases | queries/s |" in shown and "| IVF4,Flat | 300 |" in shown and "| 20 | " in shown
+    done = json.loads((tmp_path / "b.json").read_text())
+    assert {"device", "torch", "numpy", "faiss", "command", "date"} <= set(done["machine"]) and "--sizes" in shown
+    assert done["settings"] == {"dimension": 8, "queries": 5, "k": 16, "repeats": 2}
+    assert [row["sentences"] for row in done["building"]] == [10, 20]
+    for row in done["building"]:
+        assert (
+            set(row["bytes_per_phrase"]) == {"keys", "spans", "sentences"} and 16 < row["bytes_per_phrase"]["keys"] < 18
+        )
+        per_sentence = row["phrases_per_second"] / row["sentences_per_second"]
+        assert per_sentence == pytest.approx(row["phrases"] / row["sentences"])
+    runs = [(row["index"], row["phrases"]) for row in done["search"]]
+    assert runs == [("exact", 200), ("IVF4,Flat", 200), ("exact", 300), ("IVF4,Flat", 300)]
+    for row in done["search"]:
+        assert 0 < row["slowest"] <= row["queries_per_second"] <= row["fastest"] and row["peak_bytes"] > 1e7
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+    for extra, pattern in (
+        (["--sizes", 10, 0], r"--sizes has \[10, 0\]: give at least 1"),
+        (["--repeats", 0], "--repeats has 0: give at least 1"),
+        (["--plot", tmp_path / "no" / "b.png"], "--plot .*b.png: there is no folder .*no"),
+        (["--sentences", 31], "--sentences has 31, and .*text 30 different sentences: give fewer"),
+        (["--sizes", 200, 3], "IVF4,Flat has 4 lists"),
+        (["--index", "exact", "Nonsense"], "FAISS cannot make an index 'Nonsense'"),
+    ):
+        with patch.object(benchmark_phrases, "measure_search", side_effect=AssertionError("work in vain")):
+            refused(call(*words, *extra, check=False), pattern)
+    refused(call("benchmark_phrases", "--text", tmp_path / "text", check=False), "--text needs --encoder to build")

@@ -29,6 +29,13 @@ def own_arguments() -> list[str]:
     return sys.argv[1:]
 
 
+def add_evaluation_options(parser: argparse.ArgumentParser) -> None:
+    """What every command that evaluates phrases has."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the same goes as JSON")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even where there is a GPU")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
 def named(words: list[str], what: str) -> dict[str, str]:
     """What words such as [NAME=]PATH stand for, by name: the one given, or that of the folder.
 

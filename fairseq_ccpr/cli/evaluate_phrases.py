@@ -9,7 +9,15 @@ from pathlib import Path
 
 import torch
 
-from fairseq_ccpr.cli.command import HelpFormatter, check_folder, markdown_table, named, own_arguments, run
+from fairseq_ccpr.cli.command import (
+    HelpFormatter,
+    add_evaluation_options,
+    check_folder,
+    markdown_table,
+    named,
+    own_arguments,
+    run,
+)
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.phrase_accuracy import score_system
@@ -92,9 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16",
     )  # fmt: skip
     add("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
-    add("--json", type=Path, metavar="FILE", help="where the same goes as JSON")
-    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
-    add("--quiet", action="store_true", help="no progress bars")
+    add_evaluation_options(parser)
     return parser
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import torch
 
-from fairseq_ccpr.cli.command import HelpFormatter, check_folder, markdown_table, named, own_arguments, run
+from fairseq_ccpr.cli.command import (
+    HelpFormatter,
+    add_evaluation_options,
+    check_folder,
+    markdown_table,
+    named,
+    own_arguments,
+    run,
+)
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
@@ -65,9 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--reference-threshold", type=float, default=0.7, metavar="P", help="the same, in the references")
     add("--entries", type=int, metavar="N", help="use so many entries of each datastore (all)")
     add("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
-    add("--json", type=Path, metavar="FILE", help="where the same goes as JSON")
-    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
-    add("--quiet", action="store_true", help="no progress bars")
+    add_evaluation_options(parser)
     return parser
 
 
