@@ -135,6 +135,7 @@ def random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
 def start_peak(device: torch.device) -> None:
     """Forget what `peak_bytes` knows of a GPU."""
     if device.type == "cuda":
+        torch.cuda.init()  # there is nothing to forget before
         torch.cuda.reset_peak_memory_stats(device)
 
 
