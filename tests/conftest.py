@@ -29,6 +29,7 @@ from fairseq_cli import generate
 from fairseq_cli import train as train_cli
 
 from fairseq_ccpr.cli import (
+    benchmark_phrases,
     build_datastore,
     compare_decoding,
     compare_systems,
@@ -36,6 +37,7 @@ from fairseq_ccpr.cli import (
     evaluate_alignments,
     evaluate_phrases,
     evaluate_retrieval,
+    evaluate_retrieved_phrases,
     explain_translation,
     extract_phrases,
     inspect_datastore,
@@ -92,6 +94,8 @@ MAINS = {
     "tune_retrieval": tune_retrieval.main,
     "evaluate_retrieval": evaluate_retrieval.main,
     "evaluate_phrases": evaluate_phrases.main,
+    "evaluate_retrieved_phrases": evaluate_retrieved_phrases.main,
+    "benchmark_phrases": benchmark_phrases.main,
     "compare_systems": compare_systems.main,
     "explain_translation": explain_translation.main,
     "extract_phrases": extract_phrases.main,

@@ -15,7 +15,7 @@ from conftest import DEMO, call, random_weights
 from test_bad_input import refused
 from test_subwords import sentencepiece_tokenizer
 
-from fairseq_ccpr.cli import evaluate_phrases
+from fairseq_ccpr.cli.command import named
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
 from fairseq_ccpr.evaluation.gold_phrases import GoldPhrases, read_gold
 from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
@@ -32,8 +32,11 @@ VERSES = [target for _, target in read_pairs(DEMO / "bible.valid.tsv.xz")][:240]
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return random_encoders(tmp_path_factory.mktemp("encoders"))
+
+
+def random_encoders(folder: Path) -> dict[str, Path]:
     """Tiny ones with random weights: a directory, and two checkpoints as fairseq-train leaves them."""
-    folder = tmp_path_factory.mktemp("encoders")
     arguments = Namespace(
         encoder_layers=1, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=120,
     )  # fmt: skip
@@ -260,7 +263,7 @@ def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path):
     shutil.copytree(encoders["ccpr"].parent, folder := tmp_path / "lr=1e-4")
     path, raw = folder / encoders["ccpr"].name, encoders["raw"]
     wanted = {"lr=1e-4": str(path), "mine": str(path), "raw": str(raw), "muse": "muse"}
-    assert evaluate_phrases._named([str(path), f"mine={path}", str(raw), "muse"]) == wanted
+    assert named([str(path), f"mine={path}", str(raw), "muse"], "systems") == wanted
 
 
 def test_muse_finds_the_sentence():

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import torch
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
+from fairseq_ccpr.cli.command import (
+    HelpFormatter,
+    add_evaluation_options,
+    check_folder,
+    markdown_table,
+    named,
+    own_arguments,
+    run,
+)
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.phrase_accuracy import score_system
@@ -92,10 +100,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16",
     )  # fmt: skip
     add("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
-    add("--json", type=Path, metavar="FILE", help="where the same goes as JSON")
     add("--bf16", action="store_true", help="run the encoders in bfloat16, faster where the processor has it")
-    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
-    add("--quiet", action="store_true", help="no progress bars")
+    add_evaluation_options(parser)
     return parser
 
 
@@ -108,9 +114,8 @@ def evaluate(options: argparse.Namespace) -> int:
         options.segmentation, options.threshold, options.max_words, tuple(options.same_string),
     )  # fmt: skip
     settings.check()
-    if options.json and not options.json.parent.is_dir():
-        raise ConfigurationError(f"--json {options.json}: there is no folder {options.json.parent}")
-    words = _named(options.encoder)
+    check_folder("--json", options.json)
+    words = named(options.encoder, "systems")
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     segmenter = _load_segmenter(options, list(words.values()), device)
     systems = {name: load_system(word, device, options.bf16) for name, word in words.items()}
@@ -122,20 +127,6 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(asdict(done) | {"signature": signature}, indent=1) + "\n", encoding="utf-8")
     return 0
-
-
-def _named(words: list[str]) -> dict[str, str]:
-    """Systems by name: the one given, or the name of their folder."""
-    named: dict[str, str] = {}
-    for word in words:
-        name, equals, system = word.partition("=")
-        if not equals or Path(word).exists():  # a path may have the sign in it
-            name, system = "", word
-        name = name or (Path(system).parent.resolve().name if Path(system).is_file() else Path(system).name)
-        if name in named:
-            raise ConfigurationError(f"two systems are called '{name}': name them, as in NAME={system}")
-        named[name] = system
-    return named
 
 
 def _load_segmenter(options: argparse.Namespace, systems: list[str], device: torch.device) -> PhraseEncoder | None:

@@ -63,11 +63,8 @@ def retrieve(options: argparse.Namespace) -> int:
     )
     print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
     lines = _read_input()
-    phrases = retrieved = 0
     while sentences := list(islice(lines, BATCH)):
         for sentence, queries in zip(sentences, retriever.retrieve(sentences)):
-            phrases += len(queries)
-            retrieved += sum(len(query.retrieved) for query in queries)
             if options.format == "table":
                 print(as_table(sentence, queries))
             elif options.format == "json":
@@ -76,13 +73,7 @@ def retrieve(options: argparse.Namespace) -> int:
                 print(as_prompt(sentence, queries, options.source_language, options.target_language))
     if retriever.too_long:
         print(f"{retriever.too_long:,} sentences longer than the encoder takes have no phrases", file=sys.stderr)
-    if not phrases:
-        raise ConfigurationError(f"no phrase was found in the input {segmentation.explain_nothing()}")
-    if not retrieved:
-        raise ConfigurationError(
-            f"nothing was retrieved for any of {phrases:,} phrases: no entry scores {options.min_similarity} or more; "
-            "lower --min-similarity"
-        )
+    retriever.check_found("the input")
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,13 @@ import numpy as np
 from fairseq_ccpr.datastore.arrays import open_array
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, check_checksums, check_sizes
-from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import Index, open_index
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search import Index, IndexDescription, open_index
 
 PHRASE = "phrase"
 KEYS, SPANS, OFFSETS = "keys", "spans", "sentence-offsets"
 SENTENCES = "sentences.txt"  # UTF-8, one a line
+SAMPLE_SEED = 1
 
 
 class PhraseDatastore:
@@ -57,6 +60,26 @@ class PhraseDatastore:
         """The index over the keys, on the CPU."""
         return open_index(self.section.index, self.keys, self.directory / PHRASE)
 
+    def sample(self, size: int) -> PhraseDatastore:
+        """This datastore as if it had only `size` entries, always the same ones, searched exactly.
+
+        They are those of sentences drawn by chance: all of each, but for the last one, of which they may be the first.
+
+        Raises:
+            ConfigurationError: there are not so many entries.
+        """
+        if not 1 <= size <= self.section.size:
+            raise ConfigurationError(
+                f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give a number from "
+                "1 to that"
+            )
+        places = np.random.default_rng(SAMPLE_SEED).permutation(self.section.sentences)  # [S], of each sentence
+        entries = np.sort(places[self.spans[:, 0]].argsort(kind="stable")[:size])
+        smaller = copy(self)
+        smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
+        smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
+        return smaller
+
     def check_encoder(self, fingerprint: str) -> None:
         """Refuse to work with a phrase encoder other than the one the datastore was built with.
 
@@ -90,3 +113,17 @@ class PhraseDatastore:
                 faults.append(f"phrase spans: places outside their sentences in {rows}")
         self.open_index()
         return faults
+
+
+def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
+    """What an entry takes on disk, on average, by part: its key, its span, its share of the sentences, and of an index.
+
+    Args:
+        section: of the manifest.
+    """
+    parts = {f"{PHRASE}/{KEYS}.npy": KEYS, f"{PHRASE}/{SPANS}.npy": SPANS, f"{PHRASE}/{section.index.file}": "index"}
+    totals: dict[str, float] = {}
+    for name, file in section.files.items():
+        part = parts.get(name, "sentences")
+        totals[part] = totals.get(part, 0.0) + file["bytes"] / section.size
+    return totals

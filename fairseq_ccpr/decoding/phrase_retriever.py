@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -56,6 +57,8 @@ class PhraseRetriever:
 
     Attributes:
         too_long: sentences so far that the encoder cannot take, which have no phrases.
+        phrases: those so far that were asked for.
+        retrieved: strings so far that were found for them.
 
     Raises:
         DatastoreError: the datastore was built with another encoder.
@@ -78,7 +81,7 @@ class PhraseRetriever:
         self.finder = PhraseFinder(encoder.to(device), segmentation)
         self.index = datastore.open_index().to(device)
         self.device = device
-        self.too_long = 0
+        self.too_long = self.phrases = self.retrieved = 0
 
     def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
         """For each sentence its phrases, in order, those for which nothing was found too."""
@@ -90,7 +93,26 @@ class PhraseRetriever:
         retrieved = self.nearest_strings(found.vectors.to(self.device))
         for (number, start, end), p, best in zip(found.spans.tolist(), found.probabilities.tolist(), retrieved):
             results[number].append(QueryPhrase(sentences[number][start:end], start, end, p, best))
+        self.phrases += len(retrieved)
+        self.retrieved += sum(map(len, retrieved))
         return results
+
+    def check_found(self, text: object) -> None:
+        """At the end of a text, refuse to have found nothing in it, or nothing for it.
+
+        Args:
+            text: its name.
+
+        Raises:
+            ConfigurationError: says what was asked for, and what to do.
+        """
+        if not self.phrases:
+            raise ConfigurationError(f"no phrase was found in {text} {self.finder.segmentation.explain_nothing()}")
+        if not self.retrieved:
+            raise ConfigurationError(
+                f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores {self.min_similarity} or "
+                "more; lower --min-similarity"
+            )
 
     def nearest_strings(self, vectors: Tensor) -> list[list[RetrievedPhrase]]:
         """The k nearest strings, each by the best of its entries, of which the first counts where several are equal.
@@ -166,6 +188,27 @@ class PhraseRetriever:
             "v": __version__,
         }
         return "|".join(f"{name}:{value}" for name, value in parts.items())
+
+
+def find_encoder(datastore: PhraseDatastore, given: Path | str | None, option: str = "--phrase-encoder") -> Path:
+    """The checkpoint of the phrase encoder: the one that is given, or the one that the datastore was built with.
+
+    Raises:
+        ConfigurationError: none is given, and the datastore's is not where it was.
+    """
+    path = Path(given or datastore.section.encoder)
+    if given is None and not path.is_file():
+        raise ConfigurationError(
+            f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: say with "
+            f"{option} where it is"
+        )
+    return path
+
+
+def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str | None = None) -> Segmentation:
+    """Queries are phrases of the kind that the datastore has, if none is given, but those found by the encoder surer ones."""
+    built = datastore.section.segmentation
+    return Segmentation(kind or built["kind"], threshold, built["max_words"])
 
 
 def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fairseq_ccpr.evaluation.bootstrap import INTERVAL, p_value, resample
 from fairseq_ccpr.evaluation.phrase_accuracy import Scores
 from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark
-
-SEED = 1  # of the bootstrap
-INTERVAL = 2.5, 97.5  # percentiles
 
 
 @dataclass
@@ -42,7 +40,7 @@ def report(
     entry, string, tied = (
         np.stack([getattr(system, kind)() for system in scores.values()]) for kind in ("by_entry", "by_string", "tied")
     )
-    resampled = resample(entry, list(rows.values()), samples)
+    resampled = resample(entry, np.ones(entry.shape, int), list(rows.values()), samples)
     low, high = np.percentile(resampled, INTERVAL, axis=0)
     done = PhraseReport(
         {name: len(of_set) for name, of_set in rows.items()},
@@ -70,41 +68,6 @@ def report(
         }
         done.same_string.append({"count": count, "mean found": round(float(found.mean()), 2), "entry": accuracy})
     return done
-
-
-def resample(correct: np.ndarray, sets: list[np.ndarray], samples: int) -> np.ndarray:
-    """Averages over sets of queries drawn anew from each set, the same ones for every system (Koehn, 2004).
-
-    Args:
-        correct: bool [N, Q], by system and query.
-        sets: the queries of each.
-        samples: how often.
-
-    Returns:
-        fp64 [samples, N].
-    """
-    rng = np.random.default_rng(SEED)
-    means = np.zeros((samples, len(correct)))
-    for of_set in sets:
-        for sample in range(samples):
-            means[sample] += correct[:, rng.choice(of_set, len(of_set))].mean(axis=1)
-    return means / len(sets)
-
-
-def p_value(resampled: np.ndarray, number: int) -> float:
-    """The chance of a difference to the first system as large as that of this one between equal systems, two-sided.
-
-    Args:
-        resampled: of `resample`.
-        number: of the system.
-
-    >>> p_value(np.array([[0.0, 1.0], [0.25, 1.0], [0.0, 0.75]]), 1)
-    0.25
-    """
-    differences = resampled[:, number] - resampled[:, 0]
-    mean = differences.mean()
-    beyond = (np.abs(differences - mean) >= abs(mean)).sum()
-    return float((beyond + 1) / (len(differences) + 1))
 
 
 def accuracy_table(done: PhraseReport) -> list[list[Any]]:

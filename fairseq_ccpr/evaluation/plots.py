@@ -15,6 +15,7 @@ from matplotlib.image import AxesImage
 
 from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
+from fairseq_ccpr.evaluation.phrase_speed import SearchSpeed
 
 COLOURS = matplotlib.colormaps["tab10"]
 DPI = 130
@@ -96,6 +97,23 @@ def draw_precision(curves: Mapping[str, Sequence[float]], path: Path, title: str
     )
     axes.set(xlabel="k", ylabel=measure, title=title)
     axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
+    """Queries a second by phrases, a line an index; bars reach from the slowest search to the fastest."""
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for number, name in enumerate(dict.fromkeys(search.index for search in searches)):
+        rows = [search for search in searches if search.index == name]
+        speeds = np.array([row.queries_per_second for row in rows])
+        around = [speeds - [row.slowest for row in rows], [row.fastest for row in rows] - speeds]
+        sizes = [row.phrases for row in rows]
+        axes.errorbar(sizes, speeds, around, marker="o", capsize=3, label=name, color=COLOURS(number % 10))
+    axes.set(xscale="log", yscale="log", xlabel="phrases", ylabel="queries a second")
+    axes.set_title(title, fontsize=8)
+    axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.savefig(path, dpi=DPI, format="png")
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fairseq_ccpr.phrases.text_pairs import read_lines
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.phrases.words import by_first_word, occurrences
 
 
 def digest_of(text: str) -> int:
@@ -62,30 +62,15 @@ def sample_occurrences(
     Returns:
         By string: sentence, start and end in characters.
     """
-    by_first_word: dict[str, list[str]] = {}
-    for string in strings:
-        if words := word_spans(string):
-            by_first_word.setdefault(string[slice(*words[0])], []).append(string)
+    first_words = by_first_word(strings)
     samples = {string: Sample(size) for string in strings}
     for line in _sentences(paths, excluded):
-        for string in _whole_words(line, by_first_word):
+        for string in occurrences(line, first_words):
             samples[string].offer(line)
     return {
-        string: [(line, *_whole_words(line, by_first_word)[string]) for line in sample.texts()]
+        string: [(line, *occurrences(line, first_words)[string][0]) for line in sample.texts()]
         for string, sample in samples.items()
     }
-
-
-def _whole_words(line: str, by_first_word: dict[str, list[str]]) -> dict[str, tuple[int, int]]:
-    """Which strings a sentence has as whole words, with the first place of each."""
-    words = word_spans(line)
-    ends = {end for _, end in words}
-    found: dict[str, tuple[int, int]] = {}
-    for start, end in words:
-        for string in by_first_word.get(line[start:end], ()):
-            if start + len(string) in ends and line.startswith(string, start):
-                found.setdefault(string, (start, start + len(string)))
-    return found
 
 
 def _sentences(paths: list[Path], excluded: Collection[str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 # Scripts that write no spaces between words: each character is a word. First and last code point of each block.
 UNSPACED = [
@@ -102,3 +103,32 @@ def space_spans(text: str) -> list[tuple[int, int]]:
     [(0, 3), (4, 6)]
     """
     return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def by_first_word(strings: Iterable[str]) -> dict[str, list[str]]:
+    """Strings by the word they begin with, as `occurrences` wants them; what has no word is left out."""
+    first_words: dict[str, list[str]] = {}
+    for string in strings:
+        if words := word_spans(string):
+            first_words.setdefault(string[slice(*words[0])], []).append(string)
+    return first_words
+
+
+def occurrences(text: str, strings: dict[str, list[str]]) -> dict[str, list[tuple[int, int]]]:
+    """Which strings a text has as whole words, with all their places, as (start, end) in characters.
+
+    Args:
+        text: a sentence.
+        strings: by their first word.
+
+    >>> occurrences("the sea, the season", by_first_word(["the", "sea", "the sea"]))
+    {'the': [(0, 3), (9, 12)], 'the sea': [(0, 7)], 'sea': [(4, 7)]}
+    """
+    words = word_spans(text)
+    ends = {end for _, end in words}
+    found: dict[str, list[tuple[int, int]]] = {}
+    for start, end in words:
+        for string in strings.get(text[start:end], ()):
+            if start + len(string) in ends and text.startswith(string, start):
+                found.setdefault(string, []).append((start, start + len(string)))
+    return found

@@ -19,14 +19,13 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, TokenMemory
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extraction.loading import check_data_bin
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.phrases.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.tasks.retrieval_options import TranslationRetrievalConfig, phrase_settings, token_settings
 
@@ -157,24 +156,3 @@ class TranslationRetrievalTask(TranslationTask):
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
         return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary)
-
-
-def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
-    """The checkpoint of the phrase encoder: the one that is given, or the one that the datastore was built with.
-
-    Raises:
-        ConfigurationError: none is given, and the datastore's is not where it was.
-    """
-    path = Path(given or datastore.section.encoder)
-    if given is None and not path.is_file():
-        raise ConfigurationError(
-            f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: say with "
-            "--phrase-encoder where it is"
-        )
-    return path
-
-
-def query_segmentation(datastore: PhraseDatastore, threshold: float) -> Segmentation:
-    """Queries are phrases of the kind that the datastore has, but those found by the encoder surer ones."""
-    built = datastore.section.segmentation
-    return Segmentation(built["kind"], threshold, built["max_words"])

@@ -1,0 +1,155 @@
+"""`evaluate_retrieved_phrases.py`: how much of what phrase datastores bring back is in the reference translations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from fairseq_ccpr.cli.command import (
+    HelpFormatter,
+    add_evaluation_options,
+    check_folder,
+    markdown_table,
+    named,
+    own_arguments,
+    run,
+)
+from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.retrieved_phrases import count_retrieved, make_references, read_text
+from fairseq_ccpr.evaluation.retrieved_report import RetrievedReport, StoreResult, report, retrieved_table
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+
+HELP = """\
+What phrase datastores bring back for a text, compared with its reference translations. Retrieval is that of decoding and
+of retrieve_phrases.py.
+
+  evaluate_retrieved_phrases.py --source test.de --target test.en --datastore mono=datastores/mono bitext=datastores/bitext
+
+For the first string of each query phrase, and for the first --phrase-k, each string once a sentence and without those of
+punctuation alone:
+
+  precision                  of the strings, how many are in the reference, case-sensitive, as whole words
+  coverage                   of the reference's words, how many are inside such a string
+  coverage by several words  the same, inside one of several words
+  reference phrases          of the phrases that the encoder finds in the reference, the same for every datastore, how many
+                             are among the strings
+
+"by chance" has the same strings compared with the reference of another sentence, half of the text away. After a share
+stand its difference to that of the first datastore, the 95% interval of the difference, and p, the chance of one as large
+between equal datastores (paired bootstrap over sentences).
+
+--entries compares datastores at equal size: that many entries of each, of sentences drawn by chance, searched exactly.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        prog="evaluate_retrieved_phrases.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--source", required=True, type=Path, metavar="F", help="sentences, one a line, plain, .gz or .xz")
+    add("--target", required=True, type=Path, metavar="F", help="their reference translations, line by line")
+    add(
+        "--datastore", required=True, nargs="+", metavar="[NAME=]DIR",
+        help="datastores with a phrase part; the first is the baseline",
+    )  # fmt: skip
+    add("--encoder", type=Path, metavar="CKPT", help="the phrase encoder that all were built with (the first one's)")
+    add("--phrase-k", type=int, default=8, metavar="N", help="different strings retrieved for each phrase, at most")
+    add("--min-similarity", type=float, default=0.0, metavar="S", help="leave out what scores less")
+    add(
+        "--segmentation", metavar="learned|all|ngram:N",
+        help="which spans of words are asked for (of the kind that the datastore has)",
+    )  # fmt: skip
+    add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")
+    add("--reference-threshold", type=float, default=0.7, metavar="P", help="the same, in the references")
+    add("--entries", type=int, metavar="N", help="use so many entries of each datastore (all)")
+    add("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
+    add_evaluation_options(parser)
+    return parser
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Read, retrieve, print."""
+    _check(options)
+    stores = {name: PhraseDatastore(word) for name, word in named(options.datastore, "datastores").items()}
+    used = {name: store.sample(n) if (n := options.entries) is not None else store for name, store in stores.items()}
+    queries = {
+        name: query_segmentation(store, options.threshold, options.segmentation) for name, store in stores.items()
+    }
+    encoder = PhraseEncoder.load(find_encoder(next(iter(stores.values())), options.encoder, "--encoder"))
+    for store in stores.values():
+        store.check_encoder(encoder.fingerprint())  # before any work is done
+    pairs, skipped = read_text(options.source, options.target)
+    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    finder = PhraseFinder(encoder.to(device), Segmentation(threshold=options.reference_threshold))
+    references, too_long = make_references(finder, [target for _, target in pairs], options.quiet)
+    sources, tops = [source for source, _ in pairs], sorted({1, options.phrase_k})
+
+    def ask(name: str) -> StoreResult:
+        store = used[name]
+        retriever = PhraseRetriever(store, encoder, queries[name], options.phrase_k, options.min_similarity, device)
+        counts = count_retrieved(retriever, sources, references, tops, name, options.quiet)
+        retriever.check_found(options.source)
+        parts = bytes_per_entry(stores[name].section)
+        return StoreResult(
+            store.section.size, parts, retriever.phrases, retriever.too_long, counts, retriever.signature()
+        )
+
+    done = report({name: ask(name) for name in stores}, tops, skipped, too_long, options.samples)
+    signature = _signature(options, finder.segmentation)
+    _print(done, signature)
+    if options.json:
+        options.json.write_text(json.dumps(asdict(done) | {"signature": signature}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise a ConfigurationError where an option is out of its range."""
+    for option in ("phrase_k", "samples"):
+        if (value := getattr(options, option)) < 1:
+            raise ConfigurationError(f"--{option.replace('_', '-')} is {value}: give at least 1")
+    if not 0 <= options.reference_threshold < 1:
+        raise ConfigurationError(
+            f"--reference-threshold is {options.reference_threshold}: give a probability from 0 up to, but not, 1"
+        )
+    check_folder("--json", options.json)
+
+
+def _signature(options: argparse.Namespace, segmentation: Segmentation) -> str:
+    """What decides the numbers beside the retrieval of each datastore."""
+    text = fingerprint.short(fingerprint.of_files([options.source, options.target]))
+    phrases = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
+    return f"text:{text}|references:{phrases}|samples:{options.samples}"
+
+
+def _print(done: RetrievedReport, signature: str) -> None:
+    print("per cent, but for the first rows and strings a sentence\n")
+    print(markdown_table(retrieved_table(done)) + "\n")
+    print(f"{done.sentences:,} sentences; {done.reference_phrases:.1f} phrases a reference")
+    if done.skipped:
+        print(f"{done.skipped:,} lines with an empty side were left out")
+    for count, what in ((done.too_long, "sentences"), (done.references_too_long, "references")):
+        if count:
+            print(f"{count:,} {what} longer than the encoder takes have no phrases")
+    print(signature)
+    for store in done.stores:
+        print(f"{store['store']} {store['signature']}")
+
+
+def main() -> None:
+    """Parse, evaluate, print."""
+    options = make_parser().parse_args(own_arguments())
+    run("evaluate_retrieved_phrases.py", lambda: evaluate(options))
+
+
+if __name__ == "__main__":
+    main()

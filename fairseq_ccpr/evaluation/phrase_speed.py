@@ -1,0 +1,164 @@
+"""How fast phrases are indexed and found, and what they take on disk and in memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from fairseq_ccpr.datastore.phrase import bytes_per_entry
+from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.search import Index, open_index
+from fairseq_ccpr.search.faiss_index import build_index, import_faiss
+from fairseq_ccpr.search.plan import plan_index
+from fairseq_ccpr.version import __version__
+
+KEY_SEED, QUERY_SEED = 1, 2
+BLOCK_ROWS = 1 << 16
+
+
+@dataclass
+class BuildingSpeed:
+    """A phrase datastore that was built."""
+
+    sentences: int
+    phrases: int
+    sentences_per_second: float  # while phrases were found and encoded
+    phrases_per_second: float
+    seconds: float  # that all of the build took
+    bytes_per_phrase: dict[str, float]  # on disk, by part
+    peak_bytes: int  # see `peak_bytes`
+
+
+@dataclass
+class SearchSpeed:
+    """Searches for one batch of queries, again and again."""
+
+    index: str  # as it was asked for
+    phrases: int
+    queries_per_second: float  # median
+    slowest: float  # queries a second
+    fastest: float
+    peak_bytes: int  # see `peak_bytes`
+
+
+@dataclass
+class SearchSettings:
+    """What is searched for. The options of `benchmark_phrases.py` have these names and defaults."""
+
+    dimension: int = 128
+    queries: int = 512
+    k: int = 16
+    repeats: int = 5
+
+
+def measure_building(sentences: list[str], encoder: Path, device: torch.device, quiet: bool) -> BuildingSpeed:
+    """Build a phrase datastore in a temporary folder.
+
+    Args:
+        sentences: its text.
+        encoder: checkpoint of a phrase encoder.
+        device: a GPU, or the CPU even where there is one.
+        quiet: no progress bar.
+    """
+    start_peak(device)
+    with TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
+        start = time.perf_counter()
+        cpu, output = device.type == "cpu", Path(folder) / "datastore"
+        built = build_phrase_datastore(PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet))
+        seconds = time.perf_counter() - start
+    section = built.section
+    return BuildingSpeed(
+        section.sentences, section.size, section.sentences / built.seconds, section.size / built.seconds, seconds,
+        bytes_per_entry(section), peak_bytes(device),
+    )  # fmt: skip
+
+
+def measure_search(choice: str, size: int, settings: SearchSettings, device: torch.device) -> SearchSpeed:
+    """Search random keys, once for nothing and then `repeats` times.
+
+    Args:
+        choice: `exact` or a FAISS factory string.
+        size: number of keys.
+        settings: what is searched for.
+        device: where the search is to work, where the index can.
+    """
+    start_peak(device)
+    keys = random_directions(size, settings.dimension, KEY_SEED)
+    queries = torch.from_numpy(random_directions(settings.queries, settings.dimension, QUERY_SEED)).float().to(device)
+    with TemporaryDirectory() as folder:
+        index = _make_index(keys, choice, Path(folder), device)
+        seconds = [_time_search(index, queries, settings.k) for _ in range(1 + settings.repeats)][1:]
+    speeds = [settings.queries / once for once in seconds]
+    return SearchSpeed(choice, size, float(np.median(speeds)), min(speeds), max(speeds), peak_bytes(device))
+
+
+def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device) -> Index:
+    description = plan_index(choice, "ip", "", len(keys), keys.shape[1], device.type == "cuda")
+    if description.file:
+        build_index(keys, description, folder / description.file, lambda rows: None)
+    return open_index(description, keys, folder).to(device)
+
+
+def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:
+    """Seconds until the result is there."""
+    start = time.perf_counter()
+    index.search(queries, k)
+    if queries.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
+    """Vectors of length 1, fp16 [size, dimension], made block by block; fewer are the first of more.
+
+    >>> bool((random_directions(2, 4, 1) == random_directions(3, 4, 1)[:2]).all())
+    True
+    """
+    rng = np.random.default_rng(seed)
+    vectors = np.empty((size, dimension), np.float16)
+    for start in range(0, size, BLOCK_ROWS):
+        block = rng.standard_normal((min(BLOCK_ROWS, size - start), dimension), np.float32)
+        vectors[start : start + BLOCK_ROWS] = block / np.linalg.norm(block, axis=1, keepdims=True)
+    return vectors
+
+
+def start_peak(device: torch.device) -> None:
+    """Forget what `peak_bytes` knows of a GPU."""
+    if device.type == "cuda":
+        torch.cuda.init()  # there is nothing to forget before
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that tensors held on a GPU since `start_peak`; for the CPU, that this process held since it began."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def describe_machine(device: torch.device) -> dict[str, str]:
+    """The device's name, and the versions of all that decides the speed."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{_processor()}, {torch.get_num_threads()} threads"
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    versions |= {"faiss": import_faiss().__version__} if importlib.util.find_spec("faiss") else {}
+    return {"device": name, **versions, "fairseq-ccpr": __version__}
+
+
+def _processor() -> str:
+    """The name of the CPU, where the system tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
