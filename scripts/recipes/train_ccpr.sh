@@ -44,7 +44,7 @@ else
 fi
 fairseq-train "$(IFS=:; echo "${folders[*]}")" --user-dir "$scripts/../fairseq_ccpr" --task phrase_contrast $device \
   --arch phrase_encoder --encoder "$encoder" --criterion ccpr --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric \
-  --optimizer adam --weight-decay 0.01 --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates "$((updates / 10))" \
+  --optimizer adam --weight-decay 0.01 --lr 3e-4 --lr-scheduler polynomial_decay --warmup-updates "$((updates / 10))" \
   --total-num-update "$updates" --max-update "$updates" --clip-norm 1 --max-tokens 2000 --max-tokens-valid 4000 \
   --save-dir "$output/checkpoints" --save-interval-updates 250 --validate-interval-updates 500 --keep-interval-updates 1 \
   --no-epoch-checkpoints --log-format simple --log-interval 25 --num-workers 0 "$@"
