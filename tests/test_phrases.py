@@ -206,7 +206,7 @@ def test_phrases_of_a_text(text: Path, tmp_path: Path):
     assert [valid.sentence(i) for i in range(50)] == sentences(400)[350:]
     assert train.manifest.source_lang == "de" and train.manifest.name == "phrases"
     assert train.size == sum(len(train.pairs_of(i)) for i in range(350)) == len(train.pairs)
-    assert not train.find_damage()
+    train.check()
     right = Counter()
     for number, a, b, c, d in train.pairs.tolist():
         source, target = train.sentence(number)
@@ -385,7 +385,8 @@ def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path):
     (train / "manifest.json").write_text(json.dumps(manifest))
     content = (train / "pairs.npy").read_bytes()
     (train / "pairs.npy").write_bytes(content[:-1] + b"x")
-    assert "pairs.npy: the bytes have changed" in PhrasePairs(train).find_damage()[0]
+    with pytest.raises(DatastoreError, match=r"is damaged \(pairs\.npy: the bytes have changed"):
+        PhrasePairs(train).check()
     (train / "pairs.npy").write_bytes(content[:-4])
     with pytest.raises(DatastoreError, match=r"pairs\.npy is damaged: .* bytes found"):
         PhrasePairs(train)

@@ -101,9 +101,14 @@ class PhrasePairs:
         """Their rows in `pairs`."""
         return range(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
 
-    def find_damage(self) -> list[str]:
-        """The full check, which reads every byte: what is wrong, a sentence each; an empty list means healthy."""
-        return check_checksums(self.directory, self.manifest.files)
+    def check(self) -> None:
+        """The full check, which reads every byte.
+
+        Raises:
+            DatastoreError: a file has changed.
+        """
+        if faults := check_checksums(self.directory, self.manifest.files):
+            raise DatastoreError(f"{self.directory} is damaged ({faults[0]}): {_AGAIN}")
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return open_array(self.directory / f"{name}.npy", shape, dtype)

@@ -116,7 +116,10 @@ class PhraseContrastTask(ContrastTask):
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """See `FairseqTask.load_dataset`. Validation asks for translations in their own sentences, of CPR too."""
         options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
-        sets = [PhraseContrastDataset(PhrasePairs(folder), self.tokenizer, options) for folder in self._folders(split)]
+        pairs = [PhrasePairs(folder) for folder in self._folders(split)]
+        for of_language_pair in pairs:
+            of_language_pair.check()  # all of it is about to be read anyway
+        sets = [PhraseContrastDataset(of_language_pair, self.tokenizer, options) for of_language_pair in pairs]
         if left_out := sum(one.left_out for one in sets):
             logger.info(
                 "%s: %d sentence pairs of more than %d subwords left out", split, left_out, self.cfg.max_subwords
