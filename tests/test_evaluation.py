@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import lzma
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import PAIRS, World, build, call
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
+from fairseq_ccpr.evaluation.significance import compare_systems
 from fairseq_ccpr.evaluation.tuning import fill_caches
 from fairseq_ccpr.extraction.preparation import read_pairs
 
@@ -77,3 +81,26 @@ def test_comparing_without_a_model_says_so(world: World):
     at = words.index("--path")
     done = call("compare_decoding", *words[:at], *words[at + 2 :], check=False)
     assert done.returncode == 1 and "--path" in done.stderr
+
+
+def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_intervals():
+    draw = random.Random(1)
+    references = [" ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "ate"], k=8)) for _ in range(80)]
+
+    def spoiled(share: float) -> list[str]:
+        return [" ".join(word if draw.random() > share else "x" for word in line.split()) for line in references]
+
+    systems = {"a": spoiled(0.3), "b": spoiled(0.28), "c": spoiled(0.1)}
+    found = compare_systems(systems, [references], 200)
+    metrics = {name: kind(references=[references]) for name, kind in (("BLEU", BLEU), ("chrF", CHRF), ("TER", TER))}
+    signatures, scores = PairedTest(list(systems.items()), metrics, None, test_type="bs", n_samples=200)()
+    for metric, theirs in zip(metrics, ("BLEU", "chrF2", "TER")):
+        assert found.signatures[metric] == signatures[theirs].format()
+        for row, result in zip(found.rows, scores[theirs]):
+            assert row[metric] == pytest.approx(result.score, abs=0.006)
+            if result.p_value is not None:
+                assert row[f"{metric} p"] == pytest.approx(result.p_value, abs=1e-4)
+                low, high = row[f"{metric} interval"]
+                assert low < row[f"{metric} difference"] < high
+    same = compare_systems({"a": systems["a"], "again": systems["a"]}, [references], 50).rows[1]
+    assert same["BLEU difference"] == 0 and same["BLEU interval"] == [0, 0] and same["BLEU p"] == 1
