@@ -59,6 +59,15 @@ def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path
     assert (tmp_path / "source.txt").read_text(encoding="utf-8").splitlines()[3] == tables[3][0]
 
 
+def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Path):
+    words = [*world.options(), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    at = words.index("--datastore")
+    call("compare_decoding", *words, "--results-path", tmp_path / "both")
+    shown = call("compare_decoding", *words[:at], *words[at + 2 :], "--results-path", tmp_path / "alone").stdout
+    assert "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()
+    assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
+
+
 def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path):
     (tmp_path / "a.tsv").write_text("ä\tb\nc\td\n", encoding="utf-8")
     with lzma.open(tmp_path / "a.tsv.xz", "wt", encoding="utf-8") as stream:
