@@ -39,6 +39,7 @@ from fairseq_ccpr.cli import (
     explain_translation,
     extract_phrases,
     inspect_datastore,
+    prepare_data,
     retrieve_phrases,
     tune_retrieval,
 )
@@ -97,6 +98,7 @@ MAINS = {
     "extract_phrases": extract_phrases.main,
     "evaluate_alignments": evaluate_alignments.main,
     "convert_encoder": convert_encoder.main,
+    "prepare_data": prepare_data.main,
     "retrieve_phrases": retrieve_phrases.main,
     "fairseq-generate": generate.cli_main,
     "fairseq-train": train_cli.cli_main,

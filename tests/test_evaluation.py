@@ -13,6 +13,7 @@ import torch
 from conftest import PAIRS, World, build, call
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
+from test_bad_input import refused
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
@@ -73,6 +74,31 @@ def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path):
     with lzma.open(tmp_path / "a.tsv.xz", "wt", encoding="utf-8") as stream:
         stream.write("ä\tb\nc\td\n")
     assert list(read_pairs(tmp_path / "a.tsv")) == list(read_pairs(tmp_path / "a.tsv.xz")) == [("ä", "b"), ("c", "d")]
+
+
+def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, tmp_path: Path):
+    pairs = list(read_pairs(world.folder / "test.tsv"))
+    for side, language in enumerate(("de", "en")):
+        (tmp_path / f"text.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    dictionary = world.data_bin / "dict.en.txt"
+    words = ["--test", tmp_path / "text", "-s", "de", "-t", "en", "--output", tmp_path / "data"]
+    of_fairseq = ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+    call("prepare_data", *words, *of_fairseq, "--dict", dictionary, dictionary)
+    for name in ("test.de-en.de.bin", "test.de-en.en.bin", "dict.de.txt"):
+        assert (tmp_path / "data" / name).read_bytes() == (world.data_bin / name).read_bytes()
+    words[-1] = tmp_path / "other"
+    for extra, sentence in (
+        (["--spm", world.spm], "--dict belongs together"),
+        (["--spm", dictionary, "--dict", dictionary], "cannot be had"),
+        (
+            ["--bpe", "sentencpiece", "--dict", dictionary],
+            "fairseq does not take '--bpe sentencpiece': .*invalid choice",
+        ),
+        (["--spm", world.spm, "--dict", *[dictionary] * 3], "--dict names 3 files"),
+        (["--spm", world.spm, "--dict", dictionary, "--valid", "no"], "neither a file no nor no.de"),
+    ):
+        refused(call("prepare_data", *words, *extra, check=False), sentence)
+        assert not list(tmp_path.glob("other*"))
 
 
 @pytest.mark.parametrize(
