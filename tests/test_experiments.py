@@ -325,6 +325,7 @@ BAD = [
     ({"systems": {"base": {"tokens": {}}}}, "domains.verses has no base model"),
     ({"systems": {"fixed": {"domains": ["verse"]}}}, "fixed.domains is 'verse', .*no such domain; known are verses, few"),
     ({"systems": {"tenth": {"tune_on": "all"}}}, "systems.tenth.tune_on is 'all', and there is no such domain"),
+    ({"systems": {"tenth": {"tune_on": {"verses": "all"}}}}, "systems.tenth.tune_on is 'all', and there is no such domain"),
     ({"systems": {"tenth": {"against": "tenth"}}}, "systems.tenth.against is 'tenth', and there is no such other system"),
     ({"systems": {"fixed": {"tune_on": "few"}}}, "systems.fixed has tune_on, but tune is false"),
     ({"systems": {"tenth": {"tokens": {"share": 0}}}}, "a share is 0; give more than 0"),
@@ -391,6 +392,16 @@ def test_shipped_experiments_have_stages(path: Path, tmp_path: Path):
     stages = with_needs(goals)
     assert len({stage.name for stage in stages}) == len(stages)
     assert Runner(path.parent, tmp_path).to_do(goals) == stages
+
+
+def test_settings_of_a_domain_may_come_from_another(tmp_path: Path):
+    path = next(path for path in SHIPPED if path.stem == "domains")
+    plan = Plan(read_config(path), path.parent, tmp_path)
+    tuned = {domain: plan.tune("phrases", domain) for domain in ("office", "koran")}
+    assert [stage.name for stage in tuned.values()] == ["tune/koran/phrases", "tune/office/phrases"]
+    assert str(tmp_path / "stores" / "koran" / "phrases.phrases") in tuned["office"].words
+    elsewhere = plan.decode("office-clknn", "software")
+    assert {"tokens/office/clknn", "tune/office/clknn", "prepare/software"} <= {need.name for need in elsewhere.needs}
 
 
 class Outline(HTMLParser):

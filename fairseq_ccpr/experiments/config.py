@@ -87,10 +87,16 @@ class SystemConfig:
     phrases: Optional[PhrasesConfig] = None
     options: str = ""  # of fairseq-generate, for this system alone
     tune: bool = True
-    tune_on: Optional[str] = None  # the domain whose valid set chooses the settings, in the place of each one's own
+    tune_on: Any = (
+        None  # the domain whose valid set chooses the settings, in the place of each one's own; or one for each
+    )
     stores_from: Optional[str] = None  # the domain whose datastores are used, in the place of each one's own
     against: Optional[str] = None  # a system to compare with, beside the base model
     domains: Optional[list[str]] = None  # all, if not given
+
+    def tuned_on(self, domain: str) -> str:
+        """The domain whose valid set chooses the settings for a domain."""
+        return (self.tune_on.get(domain) if isinstance(self.tune_on, dict) else self.tune_on) or domain
 
 
 @dataclass
@@ -201,8 +207,10 @@ def _check(config: ExperimentConfig) -> None:
 
 
 def _check_system(config: ExperimentConfig, name: str, system: SystemConfig) -> None:
-    for key, value in (("tune_on", system.tune_on), ("stores_from", system.stores_from)):
-        _check_name(f"systems.{name}.{key}", value, config.domains, "domain")
+    given = system.tune_on if isinstance(system.tune_on, dict) else {None: system.tune_on}
+    for key, values in (("stores_from", [system.stores_from]), ("tune_on", [*given, *given.values()])):
+        for value in values:
+            _check_name(f"systems.{name}.{key}", value, config.domains, "domain")
     for domain in system.domains or []:
         _check_name(f"systems.{name}.domains", domain, config.domains, "domain")
     others = [other for other in config.systems if other != name]
@@ -219,13 +227,14 @@ def _check_system(config: ExperimentConfig, name: str, system: SystemConfig) -> 
         return
     if not (system.phrases.encoder or config.encoder or config.train_encoder):
         raise ConfigurationError(f"systems.{name}.phrases needs an encoder: give encoder or train_encoder")
-    for domain in [*(system.domains or config.domains), *([system.tune_on] if system.tune_on else [])]:
+    domains = system.domains or list(config.domains)
+    for domain in [*domains, *map(system.tuned_on, domains)]:
         home = system.stores_from or domain
         if not (system.phrases.texts or config.domains[home].monolingual):
             raise ConfigurationError(f"systems.{name}.phrases needs text: give domains.{home}.monolingual")
 
 
-def _check_name(key: str, value: Optional[str], known: Collection[str], what: str) -> None:
+def _check_name(key: str, value: Any, known: Collection[str], what: str) -> None:
     if value is not None and value not in known:
         raise ConfigurationError(f"{key} is '{value}', and there is no such {what}; known are {', '.join(known)}")
 

@@ -107,9 +107,8 @@ class Plan:
         if settings.start_from is not None:
             start = Source(settings.start_from, inputs=(("train_encoder.start_from", settings.start_from),))
         else:
-            words = shlex.split(settings.convert_options) or ["--keep-pieces-of", *(text.word for text in texts)]
-            to = home / "start"
-            stage = self._add("encoder/start", "convert_encoder", words, ["--output", str(to), "--quiet"], [to], *texts)
+            words, to = shlex.split(settings.convert_options), home / "start"
+            stage = self._add("encoder/start", "convert_encoder", words, ["--output", str(to), "--quiet"], [to])
             start = Source(str(to), needs=(stage,))
         pairs = []
         for name, text in zip(settings.texts, texts):
@@ -179,7 +178,7 @@ class Plan:
         system = self.config.system(name)
         if not (system.tune and self.config.has_store(name)):
             return None
-        home = system.tune_on or domain
+        home = system.tuned_on(domain)
         words, sources = self._decoding(name, home)
         words += [*shlex.split(system.options), *shlex.split(self.config.tune_options)]
         output = self.output / "tuned" / home / f"{name}.options"

@@ -137,7 +137,7 @@ def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str,
 def _tuned(config: ExperimentConfig, runner: Runner, domain: str, name: str, stage: Stage) -> dict[str, Any]:
     options, picture = stage.outputs
     return {
-        "on": config.system(name).tune_on or domain,
+        "on": config.system(name).tuned_on(domain),
         "options": options.read_text(encoding="utf-8").strip(),
         "picture": str(picture.relative_to(runner.output)),
     }

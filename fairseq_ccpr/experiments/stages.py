@@ -18,6 +18,8 @@ from fairseq_ccpr.errors import ConfigurationError, StageError
 from fairseq_ccpr.experiments.processes import PACKAGE, execute, last_line
 from fairseq_ccpr.version import __version__
 
+FEW = 8  # files that are missing are named
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -135,7 +137,8 @@ class Runner:
         named = {path: key for stage in stages for key, path in stage.inputs}
         missing = [f"{path} ({key})" for path, key in named.items() if not (self.folder / path).exists()]
         if missing:
-            raise ConfigurationError(f"these are not there, seen from {self.folder}: {', '.join(missing)}")
+            more = f" and {len(missing) - FEW:,} more" if len(missing) > FEW else ""
+            raise ConfigurationError(f"these are not there, seen from {self.folder}: {', '.join(missing[:FEW])}{more}")
 
     def command(self, stage: Stage) -> list[str]:
         """Words for the interpreter; those that are read from a file, as they stand in it if it is there."""
