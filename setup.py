@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 COMMANDS = [
     "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
     "compare_systems", "convert_encoder", "extract_phrases", "evaluate_alignments", "retrieve_phrases",
-    "evaluate_phrases", "evaluate_retrieved_phrases", "benchmark_phrases", "explain_translation",
+    "evaluate_phrases", "evaluate_retrieved_phrases", "benchmark_phrases", "explain_translation", "run_experiment", "report",
 ]  # fmt: skip
 
 
@@ -27,7 +27,10 @@ setup(
     license="MIT",
     python_requires=">=3.9",
     packages=find_packages(include=["fairseq_ccpr", "fairseq_ccpr.*"]),
-    package_data={"fairseq_ccpr.evaluation": ["*.html", "*.css", "*.js"]},
+    package_data={
+        "fairseq_ccpr.evaluation": ["*.html", "*.css", "*.js"],
+        "fairseq_ccpr.experiments": ["*.html", "*.css"],
+    },
     install_requires=[
         # The release does not import on Python 3.11 and later; ve-fairseq is fairseq's main branch with that mended.
         'fairseq==0.12.2; python_version < "3.11"',

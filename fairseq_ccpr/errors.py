@@ -24,6 +24,10 @@ class CheckpointError(CcprError):
     """A model checkpoint that cannot be loaded."""
 
 
+class StageError(CcprError):
+    """A command of an experiment that failed."""
+
+
 def describe(error: BaseException) -> str | None:
     """The one sentence for an error a user can cause; None for a fault of the program, which deserves its traceback."""
     if isinstance(error, CcprError):

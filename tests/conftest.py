@@ -41,7 +41,10 @@ from fairseq_ccpr.cli import (
     explain_translation,
     extract_phrases,
     inspect_datastore,
+    prepare_data,
+    report,
     retrieve_phrases,
+    run_experiment,
     tune_retrieval,
 )
 from fairseq_ccpr.datastore.manifest import Manifest
@@ -101,7 +104,10 @@ MAINS = {
     "extract_phrases": extract_phrases.main,
     "evaluate_alignments": evaluate_alignments.main,
     "convert_encoder": convert_encoder.main,
+    "prepare_data": prepare_data.main,
+    "report": report.main,
     "retrieve_phrases": retrieve_phrases.main,
+    "run_experiment": run_experiment.main,
     "fairseq-generate": generate.cli_main,
     "fairseq-train": train_cli.cli_main,
 }

@@ -160,3 +160,22 @@ def test_inspect_shows_sizes_tokens_and_health(world: World):
     store = TokenDatastore(world.datastore)
     assert f"{store.section.size:,}" in shown and store.section.fingerprints["model"] in shown
     assert shown.count("top token") == 3 and "</s>" in shown and "health         good" in shown
+
+
+def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tmp_path: Path):
+    whole = TokenDatastore(world.datastore)
+    sentences = {}
+    for share in (0.1, 0.3):
+        build(world, output := tmp_path / str(share), "--share", share)
+        store = TokenDatastore(output)
+        sentences[share] = np.unique(store.provenance[:, 0])
+        rows = np.isin(whole.provenance[:, 0], sentences[share])
+        assert np.array_equal(store.values, whole.values[rows]) and store.section.subsets == whole.section.subsets
+        np.testing.assert_allclose(store.keys.astype(np.float32), whole.keys[rows], atol=2e-2)
+        assert abs(len(sentences[share]) / whole.section.subsets["train"] - share) < 0.05
+    assert set(sentences[0.1]) < set(sentences[0.3])
+    assert "share          0.1 of them" in call("inspect_datastore", tmp_path / "0.1").stdout
+    refused = build(world, tmp_path / "0.1", "--share", 0.3, check=False)
+    assert refused.returncode == 1 and "another share: 0.1 there, 0.3 now" in refused.stderr
+    refused = build(world, tmp_path / "none", "--share", 0, check=False)
+    assert refused.returncode == 1 and "--share is 0" in refused.stderr and not (tmp_path / "none").exists()

@@ -267,4 +267,6 @@ def test_the_script_runs_and_the_package_brings_the_page_along():
     assert "--neighbours" in run("scripts/explain_translation.py", "--help").stdout
     packaged = (ROOT / "setup.py").read_text(encoding="utf-8")
     parts = [path for path in (ROOT / "fairseq_ccpr").rglob("*.*") if path.suffix in (".html", ".css", ".js")]
-    assert len(parts) == 4 and all(f'"*{path.suffix}"' in packaged for path in parts)
+    assert len(parts) == 7
+    for path in parts:  # as in package_data, where suffixes follow the package
+        assert f'"*{path.suffix}"' in packaged.split(f'"fairseq_ccpr.{path.parent.name}": [')[1].split("]")[0]

@@ -75,6 +75,15 @@ def test_share_of_zero_equals_stock_fairseq_and_token_retrieval_to_the_bit(
     assert equal(decode(*joint, *search, "--phrase-lambda", 0), decode(*search, "--knn-lambda", 0.4))
 
 
+def test_parts_in_two_folders_are_as_in_one(
+    world: World, decode: Callable, both: Path, phrase_store: Path, joint: list[object]
+):
+    apart = [*joint, "--datastore", f"{world.datastore}:{phrase_store}"]
+    assert equal(decode(*apart), decode(*joint))
+    twice = call("fairseq-generate", *world.options(*joint, "--datastore", f"{world.datastore}:{both}"), check=False)
+    refused(twice, "--datastore names two token parts, in .*datastore and in .*both")
+
+
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
 def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[object], search: list):
     changed = decode(*phrases, *search, "--phrase-lambda", 0.9, "--phrase-enter", 1)

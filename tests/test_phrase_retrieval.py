@@ -110,6 +110,19 @@ def test_store_holds_the_phrases_of_each_sentence_once(store: Path, mono: Path, 
     assert not (made.spans[:, 0] == 90).any()  # too long
 
 
+def test_share_of_a_text(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Path):
+    whole = [PhraseDatastore(store).sentence(i) for i in range(PhraseDatastore(store).section.sentences)]
+    parts = []
+    for share in (0.2, 0.6):
+        build(ccpr, mono, output := tmp_path / str(share), "--share", share)
+        part = PhraseDatastore(output)
+        parts.append([part.sentence(i) for i in range(part.section.sentences)])
+        assert part.section.share == share and abs(len(parts[-1]) / len(whole) - share) < 0.15
+    assert set(parts[0]) < set(parts[1]) < set(whole)
+    refused(build(ccpr, mono, tmp_path / "0.2", check=False), "another share: 0.2 there, 1.0 now")
+    refused(build(ccpr, mono, tmp_path / "none", "--share", 2, check=False), "--share is 2")
+
+
 def test_text_may_be_compressed_and_in_several_files(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Path):
     lines = mono.read_bytes().splitlines(keepends=True)
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"".join(lines[:30])))

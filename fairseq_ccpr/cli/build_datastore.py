@@ -67,6 +67,7 @@ def _add_phrases(parts: Any) -> None:
         "--encoder", required=True, type=Path, metavar="CKPT", help="checkpoint of fairseq-train --task phrase_contrast"
     )
     add("--output", required=True, type=Path, metavar="DIR", help="the datastore: a new folder, or one to add to")
+    _add_share(phrases, default, "sentences")
     add(
         "--segmentation",
         default=default["segmentation"],
@@ -94,6 +95,11 @@ def _add_phrases(parts: Any) -> None:
     add("--quiet", action="store_true", help="no progress bars")
 
 
+def _add_share(parser: Any, default: dict[str, Any], what: str) -> None:
+    text = f"take a random share of the {what}; a larger share holds a smaller one"
+    parser.add_argument("--share", type=float, default=default["share"], metavar="X", help=text)
+
+
 def _add_tokens(parts: Any) -> None:
     tokens = parts.add_parser(
         "tokens", help="from sentence pairs, for kNN-MT", description=TOKENS_HELP, formatter_class=HelpFormatter
@@ -112,6 +118,7 @@ def _add_tokens(parts: Any) -> None:
         help="the datastore: a new or empty folder, or one to go on with",
     )
     add("--subset", nargs="+", default=default["subset"], metavar="NAME", help="subsets of DATA_BIN to build from")
+    _add_share(tokens, default, "sentence pairs")
     add("--key-layer", choices=KEY_LAYERS, default=default["key_layer"], help="the decoder state that becomes the key")
     add("--metric", choices=METRICS, help="nearness: squared distance or inner product (l2; with an adapter ip)")
     add(

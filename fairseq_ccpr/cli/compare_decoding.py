@@ -16,7 +16,8 @@ usage: compare_decoding.py DATA_BIN --path MODEL -s LANG -t LANG --datastore DIR
 Decode a subset with the base model and with retrieval, in turns, and print BLEU, chrF and speed of both, and three
 sentences that retrieval changed for the better. All options are those of fairseq-generate --task translation_retrieval:
 --knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe, --remove-bpe and so on. With
---results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there.
+--results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there. Without
+--datastore the base model decodes alone.
 """
 
 
@@ -29,6 +30,8 @@ def as_markdown(comparison: Comparison) -> str:
         table.append([row["system"], *numbers, f"{row['speed']:.0%}"])
     lines = [markdown_table(table), "", f"{len(comparison.decodings.references):,} sentences"]
     lines += [f"BLEU {rows[0]['bleu_signature']}", f"chrF {rows[0]['chrf_signature']}"]
+    if comparison.retrieval_signature is None:
+        return "\n".join(lines)
     lines += [f"retrieval {comparison.retrieval_signature}"]
     lines += ["", "The three sentences that retrieval brought nearest to their references, by chrF gained:"]
     for i in comparison.examples(3):

@@ -9,15 +9,17 @@ from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.significance import compare_systems
+from fairseq_ccpr.evaluation.significance import SystemsComparison, compare_systems
+from fairseq_ccpr.phrases.text_pairs import read_lines
 
 HELP = """\
 BLEU, chrF and TER of any number of translations of one test set, each against the first by paired bootstrap resampling
-(sacrebleu's own): p is the chance of a difference as large as this between equal systems.
+as sacrebleu does it: the difference, between which limits it lies in 95% of the samples, and p, the chance of one as large
+between equal systems.
 
   compare_systems.py reference.txt base=base.txt knn=knn.txt clknn=clknn.txt
 
-Files are detokenised text, a sentence a line, such as compare_decoding.py --results-path writes.
+Files are detokenised text, a sentence a line, plain, .gz or .xz, such as compare_decoding.py --results-path writes.
 """
 
 
@@ -41,29 +43,42 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file."""
+def read_text(path: Path) -> list[str]:
+    """The lines of a text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return list(read_lines(path))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is not UTF-8 text") from None
-    return text.removesuffix("\n").split("\n")
+
+
+def as_markdown(comparison: SystemsComparison) -> str:
+    """The table, with columns of score, difference and p for each metric."""
+    metrics = list(comparison.signatures)
+    table: list[list[str]] = [["system", *(f"{m}{what}" for m in metrics for what in ("", " difference", " p"))]]
+    for row in comparison.rows:
+        cells = [row["system"]]
+        for metric in metrics:
+            difference, interval, p = (row[f"{metric} {what}"] for what in ("difference", "interval", "p"))
+            beside = (
+                ["", ""] if p is None else [f"{difference:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]", f"{p:.4g}"]
+            )
+            cells += [f"{row[metric]:.2f}", *beside]
+        table.append(cells)
+    return markdown_table(table)
 
 
 def compare(options: argparse.Namespace) -> int:
     """Read, score, print."""
     if options.samples < 1:
         raise ConfigurationError(f"--samples is {options.samples}: give at least 1")
-    references = [read_lines(path) for path in [options.reference, *options.more_references]]
+    references = [read_text(path) for path in [options.reference, *options.more_references]]
     systems: dict[str, list[str]] = {}
     for word in options.systems:
         name, _, file = word.rpartition("=")
         name = name or Path(file).stem
         if name in systems:
             raise ConfigurationError(f"two systems are called '{name}': name them, as in NAME={file}")
-        systems[name] = read_lines(Path(file))
+        systems[name] = read_text(Path(file))
     for name, lines in [*systems.items(), *zip(map(str, options.more_references), references[1:])]:
         if len(lines) != len(references[0]):
             raise ConfigurationError(
@@ -71,9 +86,7 @@ def compare(options: argparse.Namespace) -> int:
                 "give translations of the same sentences"
             )
     comparison = compare_systems(systems, references, options.samples)
-    columns = list(comparison.rows[0])
-    rows = [["" if row[column] is None else row[column] for column in columns] for row in comparison.rows]
-    print(markdown_table([columns, *rows]))
+    print(as_markdown(comparison))
     print(f"\n{len(references[0]):,} sentences; p against {next(iter(systems))}, {options.samples:,} bootstrap samples")
     for metric, signature in comparison.signatures.items():
         print(f"{metric} {signature}")

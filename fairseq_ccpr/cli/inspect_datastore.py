@@ -80,7 +80,9 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
 
 
 def _print_origin(section: TokenSection | PhraseSection) -> None:
-    """Index, fingerprints and files of a part."""
+    """Share, index, fingerprints and files of a part."""
+    if section.share < 1:
+        print(f"share          {section.share:g} of them, drawn at random")
     print(f"index          {section.index} ({section.index.metric})")
     for name, value in section.fingerprints.items():
         print(f"{name:14} {value}")

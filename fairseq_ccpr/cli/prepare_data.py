@@ -1,4 +1,4 @@
-"""`prepare_data.py`: from TSV files of sentence pairs to a DATA_BIN."""
+"""`prepare_data.py`: from sentence pairs as text to a DATA_BIN."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import argparse
 import shutil
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.preparation import binarise, train_sentencepiece, write_dictionary
+from fairseq_ccpr.extraction.preparation import binarise, pair_files, train_sentencepiece, write_dictionary
 
 HELP = """\
-Make a DATA_BIN from sentence pairs (TSV: source, tab, target; plain or .xz) for a model with SentencePiece subwords.
+Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.
 
   prepare_data.py --test test.tsv -s de -t en --spm spm.model --dict dict.en.txt --output data-bin
+  prepare_data.py --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \
+    --output data-bin
 
-Give the SentencePiece model and dictionary of your translation model; without them, new ones are made from --train.
+Give the subwords and the dictionary of your translation model: --spm for SentencePiece, or fairseq's own options
+(--tokenizer, --bpe and what they need, as in decoding). Without them, new ones of SentencePiece are made from --train.
 """
 
 SUBSETS = ("train", "valid", "test")
@@ -23,41 +26,67 @@ SUBSETS = ("train", "valid", "test")
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
-    parser = argparse.ArgumentParser(prog="prepare_data.py", description=HELP, formatter_class=HelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="prepare_data.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+    )
     for name in SUBSETS:
-        parser.add_argument(f"--{name}", type=Path, metavar="TSV", help=f"pairs of the subset '{name}'")
+        parser.add_argument(f"--{name}", type=Path, metavar="TSV|PREFIX", help=f"pairs of the subset '{name}'")
     parser.add_argument("-s", "--source-lang", required=True, metavar="LANG", help="language of the first column")
     parser.add_argument("-t", "--target-lang", required=True, metavar="LANG", help="language of the second column")
     parser.add_argument("--output", required=True, type=Path, metavar="DATA_BIN", help="folder to write")
     parser.add_argument("--spm", type=Path, metavar="MODEL", help="SentencePiece model")
-    parser.add_argument("--dict", type=Path, metavar="FILE", help="the translation model's joint dictionary")
+    parser.add_argument(
+        "--dict", type=Path, nargs="+", metavar="FILE", help="the translation model's joint dictionary, or both of them"
+    )
     parser.add_argument("--pieces", type=int, default=10000, help="size of a new SentencePiece model")
     return parser
 
 
-def prepare(options: argparse.Namespace) -> int:
-    """Make the DATA_BIN and say where."""
+def prepare(options: argparse.Namespace, subwords: list[str]) -> int:
+    """Make the DATA_BIN and say where.
+
+    Args:
+        subwords: fairseq's options of tokenizer and BPE.
+    """
     subsets = {name: path for name in SUBSETS if (path := getattr(options, name)) is not None}
     if not subsets:
         raise ConfigurationError("there is nothing to prepare: give --train, --valid or --test")
-    model, dictionary = options.spm, options.dict
-    if (model is None) != (dictionary is None):
-        raise ConfigurationError("--spm and --dict belong together: give both, of one translation model, or neither")
-    if model is None and options.train is None:
+    languages = options.source_lang, options.target_lang
+    dictionaries = options.dict or []
+    if options.spm is not None:
+        subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(options.spm), *subwords]
+    if bool(subwords) != bool(dictionaries):
+        raise ConfigurationError(
+            "--dict belongs together with --spm, or --bpe and --tokenizer: give both, of one translation model, or neither"
+        )
+    if len(dictionaries) > 2:
+        raise ConfigurationError(f"--dict names {len(dictionaries)} files: give a joint one, or source and target")
+    if not subwords and options.train is None:
         raise ConfigurationError("give --spm and --dict, or --train to make a new SentencePiece model from")
-    for path in (*subsets.values(), model, dictionary):
-        if path is not None and not path.is_file():
+    for path in subsets.values():
+        for file in pair_files(path, *languages):
+            if not file.is_file():
+                raise ConfigurationError(
+                    f"there is neither a file {path} nor {file}: give a TSV, or a prefix of two files"
+                )
+    for path in (*dictionaries, *([options.spm] if options.spm else [])):
+        if not path.is_file():
             raise ConfigurationError(f"there is no file {path}")
     if options.output.exists():
         raise ConfigurationError(f"--output {options.output} exists: give a new folder, or delete it")
     partial = options.output.with_name(options.output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     partial.mkdir(parents=True)
-    if model is None:
-        train_sentencepiece(options.train, partial / "spm", options.pieces)
-        model, dictionary = partial / "spm.model", partial / "dict.txt"
-        write_dictionary(model, dictionary)
-    binarise(subsets, options.source_lang, options.target_lang, model, dictionary, partial)
+    if not subwords:
+        train_sentencepiece(options.train, languages, partial / "spm", options.pieces)
+        model, dictionaries = partial / "spm.model", [partial / "dict.txt"]
+        write_dictionary(model, dictionaries[0])
+        subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(model)]
+    try:
+        binarise(subsets, languages, subwords, dictionaries, partial)
+    except ConfigurationError:  # nothing of it can be used
+        shutil.rmtree(partial)
+        raise
     partial.rename(options.output)
     print(f"{options.output}: {', '.join(subsets)}")
     return 0
@@ -65,8 +94,8 @@ def prepare(options: argparse.Namespace) -> int:
 
 def main() -> None:
     """Parse, prepare, print."""
-    options = make_parser().parse_args()
-    run("prepare_data.py", lambda: prepare(options))
+    options, subwords = make_parser().parse_known_args(own_arguments())
+    run("prepare_data.py", lambda: prepare(options, subwords))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class TokenSection:
     fingerprints: dict[str, str]  # model, target_dictionary, corpus; with a projection also adapter
     index: IndexDescription
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
+    share: float = 1.0  # of the sentences, drawn at random
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
 
     @classmethod
@@ -54,11 +55,12 @@ class PhraseSection:
     fingerprints: dict[str, str]  # encoder, corpus
     index: IndexDescription
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
+    share: float = 1.0  # of the text's sentences, drawn at random
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:
         """The section from parsed JSON; KeyError or TypeError where it is not one."""
-        values = {f.name: data[f.name] for f in fields(cls)}
+        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         values["index"] = IndexDescription(**values["index"])
         return cls(**values)
 

@@ -13,9 +13,9 @@ BASE, RETRIEVAL = "base", "retrieval"
 
 @dataclass
 class Comparison:
-    """Both systems on one test set."""
+    """Both systems on one test set, or the base model alone."""
 
-    retrieval_signature: str
+    retrieval_signature: str | None
     decodings: Decodings
 
     def rows(self) -> list[dict[str, Any]]:
@@ -47,11 +47,13 @@ def compare_decoding(cfg: Any) -> Comparison:
     """Decode a subset with fairseq's plain generator and with the retrieving one, in turns.
 
     Args:
-        cfg: the configuration of a `fairseq-generate --task translation_retrieval`.
+        cfg: the configuration of a `fairseq-generate --task translation_retrieval`; without a datastore, there is nothing
+            but the plain generator.
     """
     task, models = load(cfg)
-    generators = {
-        BASE: task.build_base_generator(models, cfg.generation),
-        RETRIEVAL: task.build_generator(models, cfg.generation),
-    }
-    return Comparison(generators[RETRIEVAL].model.signature(), decode(cfg, task, models, generators))
+    generators = {BASE: task.build_base_generator(models, cfg.generation)}
+    signature = None
+    if cfg.task.datastore:
+        generators[RETRIEVAL] = task.build_generator(models, cfg.generation)
+        signature = generators[RETRIEVAL].model.signature()
+    return Comparison(signature, decode(cfg, task, models, generators))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fairseq_ccpr.evaluation.explanation import Explanation
+from fairseq_ccpr.evaluation.page import STYLE, fill, write
 
 # In JSON these stand in strings alone, where the escapes mean the same. Left as they are, the first three could end the
 # script element that holds the data, or begin a comment in it, and the others end a line.
@@ -15,15 +16,12 @@ ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u202
 
 def as_page(explanation: Explanation) -> str:
     """The page; its script makes elements of the data, and text of whatever is text."""
-    page = _read("explanation.html")
-    for mark, content in (
-        ("/* style */", _read("explanation.css")),
-        ("/* script */", _read("explanation_token.js") + _read("explanation.js")),
-        ("/* data */", as_json(explanation)),
-    ):
-        before, after = page.split(mark)
-        page = before + content + after
-    return page
+    parts = {
+        "/* style */": STYLE.read_text(encoding="utf-8") + _read("explanation.css"),
+        "/* script */": _read("explanation_token.js") + _read("explanation.js"),
+        "/* data */": as_json(explanation),
+    }
+    return fill(Path(__file__).with_name("explanation.html"), parts)
 
 
 def _read(name: str) -> str:
@@ -42,11 +40,4 @@ def write_page(explanation: Explanation, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    page = as_page(explanation)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write(as_page(explanation), path)

@@ -84,6 +84,7 @@ class _Plan:
             self.valid = extraction.of_valid()
             of_keys = [self.raw_section.key_layer, *self.raw_section.fingerprints.values()]
             of_keys += [self.valid.corpus.fingerprint] if self.valid else []
+            of_keys += [f"share {settings.share}"] if settings.share < 1 else []
             self.identity = self.training.fingerprint(of_keys)
         else:
             self.given = self._load(Path(settings.adapter))

@@ -13,6 +13,8 @@ from fairseq.data import data_utils
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 
+SEED = 1  # of which sentences are in a share
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -38,6 +40,7 @@ class Corpus:
     shards: list[Shard]
     left_out: int  # sentences longer than the model takes
     fingerprint: str
+    share: float  # of all sentences, drawn at random
 
     @property
     def size(self) -> int:
@@ -57,8 +60,25 @@ class Corpus:
         return dataset.batch_by_size(shard.sentences[order], max_tokens=max(max_tokens, int(longest)))
 
 
-def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], shard_tokens: int) -> Corpus:
-    """Load `subsets` through fairseq's translation task and cut them into shards of about `shard_tokens` target tokens.
+def check_share(share: float) -> None:
+    """Raise a ConfigurationError where a share is none."""
+    if not 0 < share <= 1:
+        raise ConfigurationError(f"--share is {share:g}: give more than 0, and at most 1")
+
+
+def drawn(count: int, share: float) -> np.ndarray:
+    """The items of `count` that are in a random share of them, ascending; a larger share holds a smaller one.
+
+    >>> set(drawn(100, 0.1)) < set(drawn(100, 0.3))
+    True
+    """
+    return np.flatnonzero(np.random.default_rng(SEED).random(count) < share)
+
+
+def read_corpus(
+    task: Any, subsets: list[str], max_positions: tuple[int, int], shard_tokens: int, share: float
+) -> Corpus:
+    """Load a share of `subsets` through fairseq's translation task, in shards of about `shard_tokens` target tokens.
 
     Raises:
         ConfigurationError: a subset is missing or holds no sentence the model can take.
@@ -79,7 +99,7 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
         dataset = task.dataset(subset)
         sentence_counts[subset] = len(dataset)
         kept, ignored = data_utils.filter_paired_dataset_indices_by_size(
-            dataset.src_sizes, dataset.tgt_sizes, np.arange(len(dataset)), max_positions
+            dataset.src_sizes, dataset.tgt_sizes, drawn(len(dataset), share), max_positions
         )
         left_out += len(ignored)
         for sentences in _cut(kept, dataset.tgt_sizes, shard_tokens):
@@ -91,7 +111,7 @@ def read_corpus(task: Any, subsets: list[str], max_positions: tuple[int, int], s
             f"{data_bin} holds no sentence to build from in {', '.join(subsets)}: {left_out:,} are longer than the model "
             f"takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
         )
-    return Corpus(task, sentence_counts, shards, left_out, corpus_fingerprint(task, subsets))
+    return Corpus(task, sentence_counts, shards, left_out, corpus_fingerprint(task, subsets), share)
 
 
 def has_subset(task: Any, subset: str) -> bool:

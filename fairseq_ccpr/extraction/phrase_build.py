@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from fairseq_ccpr.datastore.manifest import (
 )
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPANS
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.extraction.corpus import SEED, check_share
 from fairseq_ccpr.extraction.token_part import refuse_differences, refuse_foreign
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED, FoundPhrases, PhraseFinder, Segmentation
@@ -47,6 +49,7 @@ class PhraseBuildSettings:
     text: list[Path]
     encoder: Path
     output: Path
+    share: float = 1.0
     segmentation: str = LEARNED
     threshold: float = 0.7
     max_words: int = 7
@@ -61,6 +64,7 @@ class PhraseBuildSettings:
         """Raise a ConfigurationError where an option is out of its range."""
         if self.shard_sentences < 1:
             raise ConfigurationError(f"--shard-sentences is {self.shard_sentences}: give at least 1")
+        check_share(self.share)
         for path in self.text:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
@@ -125,6 +129,7 @@ class _Part:
         self.identity: dict[str, Any] = {
             "dimension": encoder.dimension,
             "segmentation": asdict(segmentation),
+            "share": settings.share,
             "fingerprints": {"encoder": encoder.fingerprint(), "corpus": fingerprint.of_files(settings.text)},
         }
         has_manifest = (settings.output / MANIFEST).exists()
@@ -147,9 +152,10 @@ class _Part:
         write_json(self.partial / PLAN, plan)
 
     def sentences(self, counts: TextCounts | None = None) -> Iterator[str]:
-        """The sentences of the text, each once, without empty ones; `counts` learns what was passed over."""
+        """The sentences of the share of the text, each once, without empty ones; `counts` learns what was passed over."""
         counts = counts or TextCounts()
         seen: set[bytes] = set()
+        draw = random.Random(SEED)
         for path in self.settings.text:
             for line in read_lines(path):
                 digest = hashlib.blake2b(line.encode(), digest_size=8).digest()
@@ -158,9 +164,10 @@ class _Part:
                 elif digest in seen:
                     counts.repeated += 1
                 else:
-                    counts.sentences += 1
                     seen.add(digest)
-                    yield line
+                    if draw.random() < self.settings.share:
+                        counts.sentences += 1
+                        yield line
 
     def count_lines(self) -> None:
         """Read the whole text once: a line that cannot be read shows now, not after hours of work."""
@@ -253,7 +260,7 @@ class _Part:
         section = PhraseSection(
             totals["phrases"], self.dimension, totals["sentences"], self.identity["segmentation"],
             str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description,
-            {path: old.get(path) or new[path] for path in paths},
+            {path: old.get(path) or new[path] for path in paths}, self.settings.share,
         )  # fmt: skip
         if section != self.published:
             self.manifest.phrase = section

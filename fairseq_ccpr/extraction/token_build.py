@@ -12,7 +12,7 @@ import numpy as np
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.corpus import Corpus, has_subset, read_corpus
+from fairseq_ccpr.extraction.corpus import Corpus, check_share, has_subset, read_corpus
 from fairseq_ccpr.extraction.force_decoding import force_decode
 from fairseq_ccpr.extraction.loading import load_model, load_task
 from fairseq_ccpr.extraction.processes import Processes
@@ -34,6 +34,7 @@ class TokenBuildSettings:
     path: str
     output: Path
     subset: list[str] = field(default_factory=lambda: ["train"])
+    share: float = 1.0
     key_layer: str = KEY_LAYERS[0]
     metric: str | None = None
     index: str = "auto"
@@ -57,6 +58,7 @@ class TokenBuildSettings:
         for name in ("max_tokens", "shard_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        check_share(self.share)
         if self.adapter == NO_ADAPTER:
             for name in ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys"):
                 if getattr(self, name) not in (None, False):
@@ -88,11 +90,11 @@ class Extraction:
         self.model = load_model(settings.path, self.task, self.device, settings.fp16)
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
         self.capture = KeyCapture(self.model, settings.key_layer, keys_only=True)
-        self.corpus = self._read(settings.subset)
+        self.corpus = self._read(settings.subset, settings.share)
         self.symbols: list[str] = self.task.target_dictionary.symbols
 
-    def _read(self, subsets: list[str]) -> Corpus:
-        return read_corpus(self.task, subsets, self.model.max_positions(), self.settings.shard_tokens)
+    def _read(self, subsets: list[str], share: float) -> Corpus:
+        return read_corpus(self.task, subsets, self.model.max_positions(), self.settings.shard_tokens, share)
 
     def of_valid(self) -> Extraction | None:
         """The same of the text that an adapter's training is to validate on, if there is any."""
@@ -102,7 +104,7 @@ class Extraction:
         if name is None:
             return None
         other = copy.copy(self)
-        other.corpus = self._read([name])
+        other.corpus = self._read([name], 1.0)
         return other
 
     def section(self, index: IndexDescription) -> TokenSection:
@@ -118,6 +120,7 @@ class Extraction:
                 "corpus": self.corpus.fingerprint,
             },
             index=index,
+            share=self.corpus.share,
         )
 
     def fill(self, part: TokenPart) -> None:

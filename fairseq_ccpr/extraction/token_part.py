@@ -75,7 +75,10 @@ class TokenPart:
 
     def _identity(self) -> dict[str, Any]:
         """What makes two token parts the same."""
-        return {k: v for k, v in asdict(self.section).items() if k not in ("index", "files")}
+        said = asdict(self.section)
+        return {
+            k: said[k] for k in ("share", *said) if k not in ("index", "files")
+        }  # before the size, which follows from it
 
     def prepare(self, batching: dict[str, Any]) -> None:
         """See that the output can take the part, and lay out its arrays, unless an earlier run did.

@@ -26,7 +26,8 @@ class TranslationRetrievalConfig(TranslationConfig):
     datastore: Optional[str] = field(
         default=None,
         metadata={
-            "help": "the datastore, a folder made by build_datastore.py: its token part, its phrase part, or both"
+            "help": "the datastore, a folder made by build_datastore.py: its token part, its phrase part, or both; "
+            "TOKENS:PHRASES where they are in two"
         },
     )
     knn_k: int = field(default=8, metadata={"help": "neighbours retrieved for each token"})

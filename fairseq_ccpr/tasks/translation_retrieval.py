@@ -40,22 +40,20 @@ class TranslationRetrievalTask(TranslationTask):
 
     def __init__(self, cfg: TranslationRetrievalConfig, src_dict: Any, tgt_dict: Any) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        if not cfg.datastore:
-            raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by build_datastore.py")
         if not 0 <= cfg.retrieval_lambda_max < 1:
             raise ConfigurationError(
                 f"--retrieval-lambda-max is {cfg.retrieval_lambda_max}: a share from 0 up to, but not, 1 is needed"
             )
-        manifest = Manifest.read(Path(cfg.datastore))
         self.token_datastore = self.phrase_datastore = None
-        if manifest.token is not None:
-            self.token_datastore = TokenDatastore(cfg.datastore)
+        folders = find_parts(cfg.datastore)
+        if "token" in folders:
+            self.token_datastore = TokenDatastore(folders["token"])
             self.token_datastore.check_fingerprint(
                 "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
             )
             self.token_settings = token_settings(cfg, self.token_datastore)
-        if manifest.phrase is not None:
-            self.phrase_datastore = PhraseDatastore(cfg.datastore)
+        if "phrase" in folders:
+            self.phrase_datastore = PhraseDatastore(folders["phrase"])
             self.phrase_settings = phrase_settings(cfg)
         self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
@@ -121,8 +119,11 @@ class TranslationRetrievalTask(TranslationTask):
         """The models and the datastore as one.
 
         Raises:
+            ConfigurationError: there is no datastore.
             DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
         """
+        if self.token_datastore is None and self.phrase_datastore is None:
+            raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by build_datastore.py")
         tokens, phrases = self._token_memory(models), self._phrase_memory(models)
         share_max = self.cfg.retrieval_lambda_max
         return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), beam_size, share_max)
@@ -156,3 +157,24 @@ class TranslationRetrievalTask(TranslationTask):
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
         return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary)
+
+
+def find_parts(datastore: str | None) -> dict[str, str]:
+    """The folder of each part, token and phrase, that there is in one or several, which stand as in `--path`.
+
+    Raises:
+        ConfigurationError: two of them have the same part.
+        DatastoreError: one is none.
+    """
+    found: dict[str, str] = {}
+    for folder in utils.split_paths(datastore) if datastore else []:
+        manifest = Manifest.read(Path(folder))
+        for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):
+            if section is None:
+                continue
+            if part in found:
+                raise ConfigurationError(
+                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of each kind"
+                )
+            found[part] = folder
+    return found

@@ -1,0 +1,105 @@
+"""`report.py`: the results of experiments as a page and as Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, run
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.page import write
+from fairseq_ccpr.experiments.report_page import Report, as_page
+from fairseq_ccpr.experiments.results import RESULTS
+from fairseq_ccpr.experiments.tables import HEAD, check_of_base, circumstances, rows_against_others, rows_of
+
+HELP = """\
+Show what experiments found, in one page for any browser, report.html, and in results.md: BLEU, chrF and TER with
+significance, speed, datastores, tuning, every option, and whether the base model scores as published.
+
+  report.py datastores/office.experiment datastores/koran.experiment
+
+Both are one file each that needs nothing else. Files of these names are overwritten.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        prog="report.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("experiments", nargs="+", type=Path, metavar="DIR", help="outputs of run_experiment.py")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (the first of those)")
+    return parser
+
+
+def report(options: argparse.Namespace) -> int:
+    """Read, write, say where."""
+    output = options.output or options.experiments[0]
+    reports = [Report(folder, read_results(folder)) for folder in options.experiments]
+    if not output.is_dir():
+        raise ConfigurationError(f"--output {output}: there is no such folder")
+    try:
+        texts = {"report.html": as_page(reports), "results.md": "\n\n".join(as_markdown(r.results) for r in reports)}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        names = ", ".join(str(folder / RESULTS) for folder in options.experiments)
+        raise ConfigurationError(
+            f"{names}: damaged, or of another version ({error!r}): run run_experiment.py again"
+        ) from None
+    for name, text in texts.items():
+        write(text.rstrip("\n") + "\n", output / name)
+    print(f"{output / 'report.html'}, {output / 'results.md'}")
+    return 0
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results of an experiment.
+
+    Raises:
+        ConfigurationError: there are none.
+    """
+    path = folder / RESULTS
+    if not path.is_file():
+        raise ConfigurationError(
+            f"there is no {path}: give the output of run_experiment.py, after its first domain is done"
+        )
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is damaged ({error}): run run_experiment.py again") from None
+
+
+def as_markdown(results: dict[str, Any]) -> str:
+    """All tables of an experiment, with what they were made with."""
+    lines = [f"# {results['title']}", ""]
+    lines += [results["description"].strip(), ""] if results["description"] else []
+    for name, domain in results["domains"].items():
+        lines += [f"## {name}", "", markdown_table([HEAD, *rows_of(domain)]), ""]
+        lines += [
+            f"{domain['sentences']:,} sentences; differences in BLEU with their 95% intervals, and p, by paired bootstrap",
+            "",
+        ]
+        check = check_of_base(domain)
+        lines += [check[0] if check[1] else f"**{check[0]}**", ""] if check else []
+        others = rows_against_others(domain)
+        lines += [markdown_table(others), ""] if len(others) > 1 else []
+        lines += [f"{metric} `{signature}`  " for metric, signature in domain["signatures"].items()]
+        for system, about in domain["systems"].items():
+            if about["tuned"]:
+                lines += [f"{system}, tuned on {about['tuned']['on']}: `{about['tuned']['options']}`  "]
+        lines += [""]
+    if not results["domains"]:
+        lines += ["No domain is done yet.", ""]
+    lines += [circumstances(results)]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parse, read, write."""
+    options = make_parser().parse_args()
+    run("report.py", lambda: report(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""`run_experiment.py`: a domain-adaptation experiment from a file of its settings to its results."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.cli.report import as_markdown
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.experiments.config import read_config
+from fairseq_ccpr.experiments.plan import Plan
+from fairseq_ccpr.experiments.processes import locked
+from fairseq_ccpr.experiments.results import choose, goals, write_results
+from fairseq_ccpr.experiments.stages import Runner, Stage, with_needs
+
+HELP = """\
+Run an experiment that a YAML file describes: prepare the data of each domain, train a phrase encoder, build datastores, tune,
+translate the test sets with every system, compare them.
+
+  run_experiment.py scripts/experiments/demo.yaml --dry-run     # which commands there are, and which would run
+  run_experiment.py scripts/experiments/demo.yaml
+  report.py datastores/demo.experiment                          # the results as a page
+
+Each stage is one command in a process of its own, with a log in DIR/logs. A stage that is done is not run again unless its
+command, a file it reads, or a stage before it has changed; whatever a changed stage had made is deleted first. Stop it at
+any moment; the same command goes on. Datastores may be deleted once their systems are decoded.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = argparse.ArgumentParser(
+        prog="run_experiment.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file; its paths are relative to it")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="(datastores/NAME.experiment, CONFIG being NAME.yaml)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="SYSTEM", help="these systems, and those they are compared with"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the stages and which of them would run")
+    return parser
+
+
+def run_experiment(options: argparse.Namespace) -> int:
+    """Run what is to be done, and show the results."""
+    config = read_config(options.config)
+    output = options.output or Path("datastores") / f"{options.config.stem}.experiment"
+    if output.exists() and not output.is_dir():
+        raise ConfigurationError(f"--output {output} is a file: give a folder")
+    folder = options.config.absolute().parent
+    runner = Runner(folder, output)
+    plan = Plan(config, folder, output)
+    chosen = choose(config, plan, runner, options.only)
+    wanted = goals(plan, chosen)
+    todo = runner.to_do(wanted)
+    if options.dry_run:
+        show(runner, with_needs(wanted), todo)
+        return 0
+    runner.check_inputs(todo)
+    with locked(runner.output) as lock:
+        for number, stage in enumerate(todo, 1):
+            print(f"[{number}/{len(todo)}] {stage.name}", end="", flush=True)
+            try:
+                print(f"  {runner.run(stage, lock):.0f} s", flush=True)
+            except BaseException:
+                print(flush=True)
+                raise
+            if stage in wanted:
+                write_results(config, plan, runner, chosen, sys.argv)
+        results = write_results(config, plan, runner, chosen, sys.argv)
+    print(
+        f"{len(todo)} stages run, {len(with_needs(wanted)) - len(todo)} were done or not needed; results in {output}\n"
+    )
+    print(as_markdown(results))
+    return 0
+
+
+def show(runner: Runner, stages: list[Stage], todo: list[Stage]) -> None:
+    """Print stages and their command lines."""
+    print(f"# {len(todo)} of {len(stages)} stages to do, commands run in {runner.folder}")
+    for stage in stages:
+        state = "to do" if stage in todo else "done" if runner.done(stage) else "not needed"
+        words = [word if word.startswith("$(cat ") else shlex.quote(word) for word in runner.command(stage)]
+        print(f"\n# {stage.name}: {state}\npython {' '.join(words)}")
+
+
+def main() -> None:
+    """Parse, run, print."""
+    options = make_parser().parse_args()
+    run("run_experiment.py", lambda: run_experiment(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""What an experiment is: the settings of its YAML file, read and checked.
+
+Paths are relative to the file, and commands run in its folder, so that paths inside of options are as well.
+"""
+
+# No `from __future__ import annotations` here: OmegaConf reads the types themselves.
+
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_ccpr.errors import ConfigurationError
+
+NAME = re.compile(r"\w[\w.+-]*")
+# What an experiment says to its commands itself.
+RESERVED = {
+    "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrase-encoder",
+    "--gen-subset", "--save-dir", "--share", "--raw-datastore",
+}  # fmt: skip
+
+
+@dataclass
+class ModelConfig:
+    """The translation model."""
+
+    path: str = MISSING
+    source_lang: str = MISSING
+    target_lang: str = MISSING
+    subwords: str = ""  # fairseq's options that make text of its subwords, and subwords of text: --bpe and the like
+    dictionary: list[str] = field(default_factory=list)  # joint, or source and target; needed for domains of text
+    options: str = ""  # of fairseq-generate, for all decoding: --beam, --max-tokens and the like
+
+
+@dataclass
+class TextConfig:
+    """Sentence pairs: TSV files, or what the names of two files begin with."""
+
+    train: str = MISSING
+    valid: str = MISSING
+    test: str = MISSING
+
+
+@dataclass
+class DomainConfig:
+    """The data of one domain."""
+
+    data_bin: Optional[str] = None  # of fairseq-preprocess
+    text: Optional[TextConfig] = None  # or what to make one from
+    monolingual: list[str] = field(default_factory=list)  # text of the target language, for phrases
+    references: list[str] = field(default_factory=list)  # of the test set, in the place of those in data_bin
+    published_bleu: Optional[float] = None  # of the base model
+    published_in: str = ""
+    tolerance: float = 0.5
+
+
+@dataclass
+class TokensConfig:
+    """A token datastore."""
+
+    options: str = ""  # of build_datastore.py tokens
+    share: float = 1.0  # of the sentence pairs
+    raw: Optional[str] = None  # the system whose datastore an adapter starts from
+
+
+@dataclass
+class PhrasesConfig:
+    """A phrase datastore."""
+
+    options: str = ""  # of build_datastore.py phrases
+    share: float = 1.0  # of the sentences
+    texts: list[str] = field(default_factory=list)  # in the place of the domain's monolingual text
+    encoder: Optional[str] = None  # in the place of the experiment's
+
+
+@dataclass
+class SystemConfig:
+    """A way to translate; without tokens and phrases it is a base model."""
+
+    tokens: Optional[TokensConfig] = None
+    phrases: Optional[PhrasesConfig] = None
+    options: str = ""  # of fairseq-generate, for this system alone
+    tune: bool = True
+    tune_on: Any = (
+        None  # the domain whose valid set chooses the settings, in the place of each one's own; or one for each
+    )
+    stores_from: Optional[str] = None  # the domain whose datastores are used, in the place of each one's own
+    against: Optional[str] = None  # a system to compare with, beside the base model
+    domains: Optional[list[str]] = None  # all, if not given
+
+    def tuned_on(self, domain: str) -> str:
+        """The domain whose valid set chooses the settings for a domain."""
+        return (self.tune_on.get(domain) if isinstance(self.tune_on, dict) else self.tune_on) or domain
+
+
+@dataclass
+class TrainEncoderConfig:
+    """A phrase encoder that is to be trained."""
+
+    texts: dict[str, str] = MISSING  # sentence pairs by name, TSV
+    start_from: Optional[str] = None  # an encoder directory; multilingual-e5-small if not given
+    convert_options: str = ""  # of convert_encoder.py, which makes that directory
+    extract_options: str = "--valid 300"  # of extract_phrases.py
+    updates: int = 3000
+    options: str = ""  # of fairseq-train
+
+
+@dataclass
+class ExperimentConfig:
+    """All of a file."""
+
+    model: ModelConfig = MISSING
+    domains: dict[str, DomainConfig] = MISSING
+    systems: dict[str, Optional[SystemConfig]] = MISSING
+    title: str = ""
+    description: str = ""
+    encoder: Optional[str] = None  # checkpoint of a phrase encoder
+    train_encoder: Optional[TrainEncoderConfig] = None
+    tune_options: str = ""  # of tune_retrieval.py
+    bootstrap_samples: int = 1000
+
+    def system(self, name: str) -> SystemConfig:
+        """A system; one of which nothing is said is a base model."""
+        return self.systems[name] or SystemConfig()
+
+    def systems_of(self, domain: str) -> list[str]:
+        """The systems of a domain, a base model first."""
+        known = [n for n in self.systems if domain in (self.system(n).domains or self.domains)]
+        return sorted(known, key=self.has_store)
+
+    def has_store(self, name: str) -> bool:
+        """Whether a system retrieves."""
+        system = self.system(name)
+        return system.tokens is not None or system.phrases is not None
+
+
+def read_config(path: Path) -> ExperimentConfig:
+    """Read a file and see that its names fit together; that the files it names are there is seen when they are needed.
+
+    Raises:
+        ConfigurationError: it cannot be read, or a setting is unknown, missing, of another kind, or names what is not there.
+    """
+    try:
+        given = OmegaConf.load(path)
+        if not isinstance(given, DictConfig):
+            raise ConfigurationError(f"{path} holds no settings: give a YAML file of them, such as model: ...")
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ExperimentConfig), given))
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{path}: {_explain(error)}") from None
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigurationError(f"{path}{where}: this is no YAML ({problem or 'it cannot be read'})") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is not UTF-8 text") from None
+    assert isinstance(config, ExperimentConfig)
+    try:
+        _check(config)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    return config
+
+
+def _explain(error: OmegaConfBaseException) -> str:
+    """What OmegaConf says in several lines, in one sentence, with the keys that there are."""
+    reason = str(error.msg).splitlines()[0]
+    key, kind = error.full_key, error.object_type
+    if type(error).__name__ == "ConfigKeyError" and is_dataclass(kind):
+        return f"there is no setting {key}; known are {', '.join(f.name for f in fields(kind))}"
+    if type(error).__name__ == "MissingMandatoryValue":
+        return f"{key} is missing: it must be given"
+    return f"{key}: {reason}" if key else reason
+
+
+def _check(config: ExperimentConfig) -> None:
+    for kind, names in (("domains", config.domains), ("systems", config.systems)):
+        if not names:
+            raise ConfigurationError(f"there are no {kind}: name at least one")
+        for name in names:
+            if not NAME.fullmatch(str(name)):
+                raise ConfigurationError(f"{kind}.{name}: give a name of letters, digits and .+-_")
+    if config.encoder is not None and config.train_encoder is not None:
+        raise ConfigurationError("encoder and train_encoder exclude each other: give one of them")
+    if len(config.model.dictionary) > 2:
+        raise ConfigurationError("model.dictionary names more than two files: give a joint one, or source and target")
+    for name, domain in config.domains.items():
+        if (domain.data_bin is None) == (domain.text is None):
+            raise ConfigurationError(f"domains.{name} needs data_bin or text, and not both")
+        if domain.text is not None and not (config.model.subwords and config.model.dictionary):
+            raise ConfigurationError(f"domains.{name}.text needs model.subwords and model.dictionary")
+        if all(config.has_store(system) for system in config.systems_of(name)):
+            raise ConfigurationError(
+                f"domains.{name} has no base model: name a system without tokens and phrases for it"
+            )
+    for name in config.systems:
+        _check_system(config, name, config.system(name))
+    for key, words in options_of(config):
+        for word in words:
+            if (option := word.split("=")[0]) in RESERVED:
+                raise ConfigurationError(f"{key} has {option}, which the experiment sets itself: leave it out")
+
+
+def _check_system(config: ExperimentConfig, name: str, system: SystemConfig) -> None:
+    given = system.tune_on if isinstance(system.tune_on, dict) else {None: system.tune_on}
+    for key, values in (("stores_from", [system.stores_from]), ("tune_on", [*given, *given.values()])):
+        for value in values:
+            _check_name(f"systems.{name}.{key}", value, config.domains, "domain")
+    for domain in system.domains or []:
+        _check_name(f"systems.{name}.domains", domain, config.domains, "domain")
+    others = [other for other in config.systems if other != name]
+    _check_name(f"systems.{name}.against", system.against, others, "other system")
+    if system.tune_on is not None and not system.tune:
+        raise ConfigurationError(f"systems.{name} has tune_on, but tune is false: leave one of them out")
+    if system.tokens is not None:
+        with_tokens = [other for other in others if config.system(other).tokens is not None]
+        _check_name(f"systems.{name}.tokens.raw", system.tokens.raw, with_tokens, "other system with tokens")
+    for part in (system.tokens, system.phrases):
+        if part is not None and not 0 < part.share <= 1:
+            raise ConfigurationError(f"systems.{name}: a share is {part.share:g}; give more than 0, and at most 1")
+    if system.phrases is None:
+        return
+    if not (system.phrases.encoder or config.encoder or config.train_encoder):
+        raise ConfigurationError(f"systems.{name}.phrases needs an encoder: give encoder or train_encoder")
+    domains = system.domains or list(config.domains)
+    for domain in [*domains, *map(system.tuned_on, domains)]:
+        home = system.stores_from or domain
+        if not (system.phrases.texts or config.domains[home].monolingual):
+            raise ConfigurationError(f"systems.{name}.phrases needs text: give domains.{home}.monolingual")
+
+
+def _check_name(key: str, value: Any, known: Collection[str], what: str) -> None:
+    if value is not None and value not in known:
+        raise ConfigurationError(f"{key} is '{value}', and there is no such {what}; known are {', '.join(known)}")
+
+
+def options_of(config: ExperimentConfig) -> Iterator[tuple[str, list[str]]]:
+    """Every setting that holds options of a command, by its key, as words.
+
+    Raises:
+        ConfigurationError: a quotation in one of them does not end.
+    """
+    holders: dict[str, Any] = {"": config, "model.": config.model, "train_encoder.": config.train_encoder}
+    for name in config.systems:
+        system = config.system(name)
+        holders |= {
+            f"systems.{name}.": system,
+            f"systems.{name}.tokens.": system.tokens,
+            f"systems.{name}.phrases.": system.phrases,
+        }
+    for prefix, holder in holders.items():
+        for f in fields(holder) if holder is not None else []:
+            if f.name == "subwords" or f.name.endswith("options"):
+                try:
+                    yield prefix + f.name, shlex.split(getattr(holder, f.name))
+                except ValueError as error:
+                    raise ConfigurationError(f"{prefix}{f.name} cannot be split into words: {error}") from None
