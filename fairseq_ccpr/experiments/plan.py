@@ -15,9 +15,10 @@ COMMANDS = "fairseq_ccpr.cli"
 # What scripts/recipes/train_ccpr.sh says, too; fairseq takes the later of two, so options can change any of them.
 ENCODER_TRAINING = (
     "--task phrase_contrast --arch phrase_encoder --criterion ccpr "
-    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --optimizer adam --weight-decay 0.01 --lr 1e-4 "
+    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --optimizer adam --weight-decay 0.01 --lr 3e-4 "
     "--lr-scheduler polynomial_decay --clip-norm 1 --max-tokens 2000 --max-tokens-valid 4000 --save-interval-updates 250 "
-    "--validate-interval-updates 500 --keep-interval-updates 1 --no-epoch-checkpoints --log-format simple --log-interval 25"
+    "--validate-interval-updates 500 --keep-interval-updates 1 --no-epoch-checkpoints --log-format simple --log-interval 25 "
+    "--num-workers 0"
 )
 TABLES = (".tsv", ".gz", ".xz")
 
