@@ -162,6 +162,8 @@ def test_damaged_index_file_is_refused(tmp_path):
 
 def test_automatic_index_is_exact_where_that_is_fastest():
     assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
+    assert plan_index("auto", "ip", "", 10**6, 16, probes=64).parameters.startswith("nprobe=64,")
+    assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, probes=64).parameters == "nprobe=3"
     assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
     for odd in (7, 129, 200):  # the codes must share the width out evenly
         plan_index("auto", "ip", "", 10**6, odd)

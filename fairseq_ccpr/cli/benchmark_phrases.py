@@ -23,11 +23,11 @@ from fairseq_ccpr.cli.command import (
     run,
 )
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.machine import machine_name, versions
 from fairseq_ccpr.evaluation.phrase_speed import (
     BuildingSpeed,
     SearchSettings,
     SearchSpeed,
-    describe_machine,
     measure_building,
     measure_search,
 )
@@ -38,7 +38,7 @@ from fairseq_ccpr.search.plan import plan_index
 HELP = """\
 Speed and size of phrase datastores.
 
-  benchmark_phrases.py --text mono.en.txt --encoder ccpr/checkpoint_best.pt --sentences 1000 10000 \\
+  benchmark_phrases.py --text mono.en.txt --encoder ccpr/phrase-encoder/ccpr.pt --sentences 1000 10000 \\
     --sizes 10000 100000 1000000 10000000 --json speed.json --plot speed.png
 
 Building, where --text and --encoder are given: a datastore of so many random sentences of the text, as
@@ -91,7 +91,9 @@ def benchmark(options: argparse.Namespace) -> int:
     settings = SearchSettings(options.dimension, options.queries, options.k, options.repeats)
     bar = tqdm(runs, "searches", unit="index", disable=options.quiet)
     searches = [measure_search(choice, size, settings, device) for choice, size in bar]
-    machine = describe_machine(device) | {
+    machine = {
+        "device": machine_name(device),
+        **versions(),
         "command": shlex.join(["benchmark_phrases.py", *sys.argv[1:]]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import platform
 import resource
 import time
 from dataclasses import dataclass
@@ -16,9 +14,8 @@ import torch
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.search import Index, open_index
-from fairseq_ccpr.search.faiss_index import build_index, import_faiss
+from fairseq_ccpr.search.faiss_index import build_index
 from fairseq_ccpr.search.plan import plan_index
-from fairseq_ccpr.version import __version__
 
 KEY_SEED, QUERY_SEED = 1, 2
 BLOCK_ROWS = 1 << 16
@@ -144,21 +141,3 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def describe_machine(device: torch.device) -> dict[str, str]:
-    """The device's name, and the versions of all that decides the speed."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{_processor()}, {torch.get_num_threads()} threads"
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    versions |= {"faiss": import_faiss().__version__} if importlib.util.find_spec("faiss") else {}
-    return {"device": name, **versions, "fairseq-ccpr": __version__}
-
-
-def _processor() -> str:
-    """The name of the CPU, where the system tells it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

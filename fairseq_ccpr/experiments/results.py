@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import sys
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +12,13 @@ import torch
 from fairseq_ccpr.datastore.manifest import write_json
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL
+from fairseq_ccpr.evaluation.machine import machine_name, versions
 from fairseq_ccpr.experiments.config import ExperimentConfig
 from fairseq_ccpr.experiments.plan import Plan
 from fairseq_ccpr.experiments.stages import Runner, Stage, with_needs
 from fairseq_ccpr.experiments.tables import METRICS
-from fairseq_ccpr.version import __version__
 
 RESULTS = "results.json"
-PACKAGES = ("torch", "fairseq", "faiss", "numpy", "sacrebleu")
 
 
 def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]) -> dict[str, list[str]]:
@@ -73,8 +68,8 @@ def write_results(
         "description": config.description,
         "command": command,
         "date": max((stamp["finished"] for stamp in known.values()), default=None),
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": versions(),
+        "machine": machine_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "domains": domains,
         "stages": known,
         "config": asdict(config),
@@ -145,22 +140,3 @@ def _tuned(config: ExperimentConfig, runner: Runner, domain: str, name: str, sta
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _versions() -> dict[str, str]:
-    """Of what decides results; a package that is not installed is left out."""
-    found = {"fairseq-ccpr": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = import_module(name).__version__
-        except ImportError:
-            continue
-    return found
-
-
-def _machine() -> str:
-    """What speeds depend on."""
-    if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}"
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return f"{cores} CPU cores, {platform.machine()}"

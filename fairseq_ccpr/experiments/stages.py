@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -52,12 +52,12 @@ class Stage:
         return self.name.replace("/", ".")
 
 
-def with_needs(goals: Iterable[Stage]) -> list[Stage]:
-    """The goals and all that they need, each after what it needs."""
+def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambda stage: False) -> list[Stage]:
+    """The goals and all that they need, each after what it needs; without those left out, and what they alone need."""
     found: dict[str, Stage] = {}
 
     def visit(stage: Stage) -> None:
-        if stage.name not in found:
+        if stage.name not in found and not left_out(stage):
             for need in stage.needs:
                 visit(need)
             found[stage.name] = stage
@@ -120,17 +120,7 @@ class Runner:
 
         What a stage needed is not looked at once it is done: datastores may be deleted after decoding.
         """
-        found: dict[str, Stage] = {}
-
-        def visit(stage: Stage) -> None:
-            if stage.name not in found and not self.done(stage):
-                for need in stage.needs:
-                    visit(need)
-                found[stage.name] = stage
-
-        for goal in goals:
-            visit(goal)
-        return list(found.values())
+        return with_needs(goals, self.done)
 
     def check_inputs(self, stages: Iterable[Stage]) -> None:
         """Raise a ConfigurationError that names all files that these stages would miss."""

@@ -93,9 +93,8 @@ class Occurrences:
             rows = slice(pairs.rows_of(number).start, pairs.rows_of(number).stop)
             digests[0, rows] = [digest(f"{source[a:b]}\t{target[c:d]}") for _, a, b, c, d in pairs.pairs[rows].tolist()]
             digests[1, rows] = digest(target)
-        self.order = np.lexsort(
-            digests[::-1]
-        )  # [P], those of the same strings together, and of them those of a sentence
+        # [P], those of the same strings together, and of them those of a sentence
+        self.order = np.lexsort(digests[::-1])
         self.same_strings = self._runs(digests[:1])
         self.same_context = self._runs(digests)
 

@@ -40,7 +40,7 @@ class LengthBatches(FairseqDataset):
 
     def size(self, index: int) -> int:
         """See `FairseqDataset.size`."""
-        return int(self.sizes[index])
+        return int((self.counts[index] * self.lengths[index]).max())
 
     def num_tokens(self, index: int) -> int:
         """See `FairseqDataset.num_tokens`."""
