@@ -176,6 +176,28 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
         assert overlap(decode(*words, "--phrase-enter", 0.2)) < base + 0.05
 
 
+def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint: list[object]):
+    words = [*joint, "--phrase-lambda", 0, "--phrase-enter", 1]
+    assert not equal(decode(*words, "--phrase-reward", 3), decode(*words), tolerance=1e-2)
+    cfg = parse_generation(world.options("--no-progress-bar", *words, "--phrase-reward", 3))
+    task, models = load(cfg)
+    ensemble = task.build_ensemble(models, 1)
+    sample = next(iter(batches(cfg, task, models)))
+    real = sample["target"].ne(task.target_dictionary.pad())
+    of_model, _, attention = ensemble.force_decode_models(sample)
+    said = ensemble.force_decode_phrases(sample, of_model, attention)
+    without = ensemble.with_memories(ensemble.tokens, None).force_decode(sample)[0][real].double().exp()
+    raised = without.scatter(1, said.values, without.gather(1, said.values) * said.rewards.double().exp())
+    wanted = raised / raised.sum(dim=1, keepdim=True)
+    assert said.rewards.max() > 1 and torch.allclose(
+        ensemble.force_decode(sample)[0][real].double().exp(), wanted, atol=1e-4
+    )
+    refused(
+        call("tune_retrieval", *world.options(), *words, "--phrase-reward", 3, "--output", "x", check=False),
+        "not tuned",
+    )
+
+
 def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]):
     members = ["--path", f"{world.other_model}:{world.model}"]
     assert equal(decode(*joint, *members, "--phrase-lambda", 0), decode(*members, "--knn-lambda", 0.4))
@@ -249,6 +271,7 @@ def test_what_does_not_fit_is_refused(
     refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
     refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
     refused(generate(*phrases, "--phrase-enter", 2), "--phrase-enter is 2")
+    refused(generate(*phrases, "--phrase-reward", -1), "--phrase-reward is -1")
     refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
     other = tmp_path / "other"
     call(*ccpr.training(other, 1, "--disable-validation"))

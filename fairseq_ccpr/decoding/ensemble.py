@@ -15,7 +15,7 @@ from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares
+from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares, reward_
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, PhraseStep
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -108,18 +108,21 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         values, retrieved, share = (part.repeat_interleave(self.beam_size, dim=0) for part in once)
         return values, retrieved, share
 
-    def mix(self, log_probs: Tensor, of_tokens: Part | None, of_phrases: Part | None) -> Tensor:
+    def mix(self, log_probs: Tensor, of_tokens: Part | None, of_phrases: PhraseStep | None) -> Tensor:
         """Interpolate log p_NMT [H, V] in place with what the memories say."""
-        return interpolate_(log_probs, *self.limited(of_tokens, of_phrases))
+        mixed = interpolate_(log_probs, *self.limited(of_tokens, of_phrases))
+        if of_phrases is None or of_phrases.rewards is None:
+            return mixed
+        return reward_(mixed, of_phrases.values, of_phrases.rewards)
 
-    def limited(self, of_tokens: Part | None, of_phrases: Part | None) -> list[Part]:
+    def limited(self, of_tokens: Part | None, of_phrases: PhraseStep | None) -> list[Part]:
         """What the memories say, those that there are, with their shares limited."""
         parts = [] if of_tokens is None else [of_tokens]
         if of_phrases is None:
             return parts
-        token_share = torch.zeros_like(of_phrases[2]) if of_tokens is None else of_tokens[2]
-        token_share, phrase_share = limit_shares(token_share, of_phrases[2], self.share_max)
-        return [(*part[:2], token_share) for part in parts] + [(*of_phrases[:2], phrase_share)]
+        token_share = torch.zeros_like(of_phrases.share) if of_tokens is None else of_tokens[2]
+        token_share, phrase_share = limit_shares(token_share, of_phrases.share, self.share_max)
+        return [(*part[:2], token_share) for part in parts] + [(of_phrases.values, of_phrases.log_probs, phrase_share)]
 
     def force_decode(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """The same distribution at every position of a given target: log p [B, T, V], and the models' mean attention."""

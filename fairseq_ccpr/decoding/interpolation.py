@@ -118,3 +118,22 @@ def interpolate_(log_probs: Tensor, *memories: tuple[Tensor, Tensor, Tensor]) ->
         mixed = torch.logaddexp(log_probs.gather(1, values), share.log().unsqueeze(1) + retrieved)
         log_probs.scatter_(1, values, mixed)
     return log_probs
+
+
+def reward_(log_probs: Tensor, values: Tensor, rewards: Tensor) -> Tensor:
+    """p(v) exp(reward(v)), made a distribution again, in place.
+
+    Zhang et al. (2018), "Guiding Neural Machine Translation with Retrieved Translation Pieces", add the rewards to the
+    scores as they are.
+
+    Args:
+        log_probs: fp32 [H, V]; overwritten.
+        values: int64 [H, A], tokens; equal ones of a row have equal rewards.
+        rewards: fp32 [H, A], at least 0.
+
+    Returns:
+        `log_probs`.
+    """
+    log_probs.scatter_(1, values, log_probs.gather(1, values) + rewards)
+    log_probs -= log_probs.logsumexp(dim=1, keepdim=True)
+    return log_probs

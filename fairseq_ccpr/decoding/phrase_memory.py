@@ -35,6 +35,7 @@ class PhraseSettings:
     enter: float = 0.5  # eta
     gate: str = CONSENT_GATE
     coverage: bool = True
+    reward: float = 0.0  # mu, which takes the place of lambda where it is not 0
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -49,6 +50,8 @@ class PhraseSettings:
             )
         if not 0 <= self.enter <= 1:
             raise ConfigurationError(f"--phrase-enter is {self.enter}: a number between 0 and 1 is needed")
+        if not 0 <= self.reward < float("inf"):
+            raise ConfigurationError(f"--phrase-reward is {self.reward}: a number of at least 0 is needed")
 
 
 class PhraseStep(NamedTuple):
@@ -56,7 +59,8 @@ class PhraseStep(NamedTuple):
 
     values: Tensor  # int64 [H, A], tokens
     log_probs: Tensor  # fp32 [H, A], log p_phr of each, duplicates merged
-    share: Tensor  # fp32 [H], lambda_phr* = lambda_p min(1, Z)
+    share: Tensor  # fp32 [H], lambda_phr* = lambda_p min(1, Z); 0 with rewards
+    rewards: Tensor | None = None  # fp32 [H, A], mu M(v) of each, in the place of a share
 
 
 class PhraseMemory:
@@ -139,6 +143,9 @@ class PhraseMemory:
         values, log_probs, mass = outlook.continuation(
             self.table, sentences, self.weights, self.settings.enter, self.settings.k
         )
+        if self.settings.reward:
+            rewards = self.settings.reward * mass.unsqueeze(1) * log_probs.exp()
+            return PhraseStep(values, log_probs, torch.zeros_like(mass), rewards)
         return PhraseStep(values, log_probs, self.settings.lambda_ * mass.clamp_max(1.0))
 
     def votes(self, outlook: Outlook, sentences: Tensor) -> Tensor:
@@ -165,4 +172,5 @@ class PhraseMemory:
         return self.candidates.retriever.signature({
             "k": settings.k, "lambda*": settings.lambda_, "s0": settings.min_similarity, "T": settings.temperature,
             "enter": settings.enter, "gate": settings.gate, "coverage": "yes" if settings.coverage else "no",
+            **({"reward": settings.reward} if settings.reward else {}),
         })  # fmt: skip

@@ -33,8 +33,10 @@ def explain(cfg: Any, count: int, numbers: list[int] | None, most_neighbours: in
         most_neighbours: that are kept of each token.
 
     Raises:
-        ConfigurationError: the subset has no such sentence, or the models cannot take it.
+        ConfigurationError: the subset has no such sentence, or the models cannot take it; a reward, which no shares explain.
     """
+    if cfg.task.phrase_reward:
+        raise ConfigurationError("--phrase-reward gives phrases no share that could be explained: leave it out")
     task, models = load(cfg)
     numbers = _choose(cfg, task, models, count, numbers)
     plain = task.build_base_generator(models, cfg.generation)

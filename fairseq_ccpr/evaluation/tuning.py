@@ -59,8 +59,12 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     3. The best settings of the one with the best of the other are decoded with.
 
     Raises:
-        ConfigurationError: a limit of lambda*, which the grid does not have.
+        ConfigurationError: a limit of lambda*, or a reward, which the grid does not have.
     """
+    if cfg.task.phrase_reward:
+        raise ConfigurationError(
+            "--phrase-reward is not tuned: leave it out here, or compare some with compare_decoding.py"
+        )
     if cfg.task.knn_lambda_max != 1:
         raise ConfigurationError(
             "--knn-lambda-max is not tuned: leave it out here, and add it to what comes out if need be"

@@ -89,6 +89,13 @@ class TranslationRetrievalConfig(TranslationConfig):
     no_phrase_coverage: bool = field(
         default=False, metadata={"help": "let a source phrase be translated more than once (an ablation)"}
     )
+    phrase_reward: float = field(
+        default=0.0,
+        metadata={
+            "help": "in the place of a share: multiply the probability of what phrases want by exp of this times how much "
+            "they want it (an ablation)"
+        },
+    )
     phrase_threshold: float = field(
         default=0.5, metadata={"help": "probability above which words of the source are a phrase that is asked for"}
     )
@@ -127,5 +134,5 @@ def phrase_settings(cfg: TranslationRetrievalConfig) -> PhraseSettings:
     """The `--phrase-*` options that say how phrases count."""
     return PhraseSettings(
         cfg.phrase_k, cfg.phrase_lambda, cfg.phrase_temperature, cfg.phrase_min_similarity, cfg.phrase_enter,
-        str(cfg.phrase_gate), not cfg.no_phrase_coverage,
+        str(cfg.phrase_gate), not cfg.no_phrase_coverage, cfg.phrase_reward,
     )  # fmt: skip
