@@ -212,6 +212,33 @@ def test_the_test_is_the_same_whatever_the_order_of_the_text(
     assert sample_sentences([files[1]], 5, set()) == sample_sentences([backwards], 9, set())[:5]
 
 
+def test_whole_sentences_of_answers_are_in_the_index(files: tuple[Path, Path], encoders: dict[str, Path]):
+    systems = [load_system(str(encoders["ccpr"]), CPU)]
+    sentence = SentenceSystem(lambda texts: [[len(text), hash(text) % 1000] for text in texts], "none", CPU)
+    without = make_benchmark(settings_of(files), systems, None, quiet=True)
+    benchmark = make_benchmark(settings_of(files, whole_sentences=True), systems, None, quiet=True)
+    gold = benchmark.gold
+
+    def places(phrases: Phrases) -> list[tuple[str, int, int]]:
+        return [(phrases.texts[text], start, end) for text, start, end in phrases.spans.tolist()]
+
+    targets, index = places(gold.targets), places(benchmark.distractors)
+    answers = {targets[row][0] for row in gold.answers}
+    wanted = set()
+    for text in answers:
+        words = word_spans(text)
+        seen = set()
+        for first, (start, _) in enumerate(words):
+            for _, end in words[first : first + 4]:
+                if (text, start, end) not in targets and text[start:end] not in seen:
+                    seen.add(text[start:end])
+                    wanted.add((text, start, end))
+    added = index[: len(index) - len(without.distractors.spans)]
+    assert set(added) == wanted and len(added) == len(wanted) and index[len(added) :] == places(without.distractors)
+    scores = score_system(sentence, benchmark, "sentence", quiet=True)
+    assert not scores.by_entry().any()  # it cannot tell the phrases of a sentence apart
+
+
 def test_same_strings_are_whole_words_of_other_sentences(tmp_path: Path):
     path = tmp_path / "text.txt"
     path.write_text("the sea\nSea, the sea.\nseason the\nthe sea-side\nthe sea\n(the sea) and the sea\n")

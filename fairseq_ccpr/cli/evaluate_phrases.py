@@ -32,7 +32,8 @@ HELP = """\
 acc@1 of phrase retrieval: of gold phrases, each in its sentence, how many have their translation, in its sentence, as the
 nearest entry of an index. The index holds all gold targets and phrases of --distractors, the same for every system. Of
 gold pairs with the same target sentence one is taken, always the same one, and the others are not in the index either: a
-sentence encoder gives all phrases of a sentence one vector, and could never tell them apart.
+sentence encoder gives all phrases of a sentence one vector, and could never tell them apart. --whole-sentences puts all
+other phrases of the answers' sentences into the index: then the right words must be found, too, no more and no fewer.
 
   evaluate_phrases.py --gold gold.tsv.xz --distractors mono.en.txt.xz \\
     --encoder raw=encoders/xlmr muse cpr=cpr/phrase-encoder/ccpr.pt ccpr=ccpr/phrase-encoder/ccpr.pt
@@ -99,6 +100,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--same-string", nargs="+", type=int, default=default.same_string, metavar="C",
         help="a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16",
     )  # fmt: skip
+    add(
+        "--whole-sentences", action="store_true",
+        help="put all other phrases of the answers' sentences into the index, as a datastore of them would have it",
+    )  # fmt: skip
     add("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
     add("--bf16", action="store_true", help="run the encoders in bfloat16, faster where the processor has it")
     add_evaluation_options(parser)
@@ -111,7 +116,7 @@ def evaluate(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--samples is {options.samples}: give at least 1")
     settings = PhraseBenchmarkSettings(
         options.gold, options.distractors, options.sets, options.per_set, options.multi_word, options.distractor_phrases,
-        options.segmentation, options.threshold, options.max_words, tuple(options.same_string),
+        options.segmentation, options.threshold, options.max_words, tuple(options.same_string), options.whole_sentences,
     )  # fmt: skip
     settings.check()
     check_folder("--json", options.json)
@@ -160,6 +165,7 @@ def _signature(
         "text": fingerprint.short(fingerprint.of_files(settings.distractors)),
         "segmentation": kind + (f">{settings.threshold}" if segmenter else ""),
         "max-words": settings.max_words,
+        "whole-sentences": "yes" if settings.whole_sentences else "no",
         "entries": done.entries,
         "bf16": "yes" if options.bf16 else "no",
         **{f"encoder {name}": fingerprint.short(system.fingerprint) for name, system in systems.items()},

@@ -34,6 +34,7 @@ class PhraseBenchmarkSettings:
     threshold: float = 0.7
     max_words: int = 4
     same_string: tuple[int, ...] = ()
+    whole_sentences: bool = False
 
     def check(self) -> Segmentation:
         """The segmentation, or a ConfigurationError where an option is out of its range."""
@@ -90,6 +91,8 @@ def make_benchmark(
     excluded = set(gold.targets.texts)
     find = phrase_finder(segmentation, segmenter)
     found = find_distractors(settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet)
+    if settings.whole_sentences:
+        found = _together(find_neighbours(gold, find, systems), found)
     most = max(settings.same_string, default=0)
     same_strings, rows = find_same_strings(settings.distractors, gold, most, systems)
     return PhraseBenchmark(gold, found, same_strings, rows, len(pairs) - len(usable))
@@ -155,6 +158,30 @@ def find_distractors(
             f"{names}: there is no phrase in it that is not gold: give text of sentences, one a line"
         )
     return Phrases(sentences[: spans[-1, 0] + 1], spans)
+
+
+def find_neighbours(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSystem]) -> Phrases:
+    """The other phrases of the sentences that the answers are in.
+
+    Args:
+        gold: those that are among its targets are left out.
+        find: finds the phrases of texts.
+        systems: a phrase that one of them cannot encode is left out.
+    """
+    texts = gold.targets.texts
+    numbers = np.unique(gold.targets.spans[gold.answers, 0])
+    spans = find([texts[number] for number in numbers])
+    spans[:, 0] = numbers[spans[:, 0]]
+    targets = set(map(tuple, gold.targets.spans.tolist()))
+    others = np.array([tuple(span) not in targets for span in spans.tolist()], bool)
+    found = _without_repeats(Phrases(texts, spans[others]))
+    return found.keep(usable_mask(found, systems))
+
+
+def _together(one: Phrases, two: Phrases) -> Phrases:
+    return Phrases(
+        [*one.texts, *two.texts], np.concatenate([one.spans, two.spans + np.array([len(one.texts), 0, 0], np.int32)])
+    )
 
 
 def find_same_strings(

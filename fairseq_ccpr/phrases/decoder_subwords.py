@@ -18,7 +18,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import BLANK, piece_spans
 from fairseq_ccpr.phrases.words import SPACE, kinds_of
 
-SENTENCES = 4096  # kept as they were split
+SENTENCES = 1 << 15  # kept as they were split, about 1.5 kB each
 MAX_UNKNOWN = 0.1  # share of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that share says anything: one line in another script may have a dozen
 RARE = 0.001  # share of a dictionary's symbols below which a mark in them is chance
