@@ -161,7 +161,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         (folder / f"{subset}.tsv").write_text(rows, encoding="utf-8")
         tables += [f"--{subset}", folder / f"{subset}.tsv"]
     data_bin = folder / "data-bin"
-    run("scripts/prepare_data.py", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
+    call("prepare_data", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
     train(data_bin, folder / "model", 150, seed=1)
     train(data_bin, folder / "other", 10, seed=2)
     made = World(
@@ -266,8 +266,8 @@ def random_weights(arguments: Namespace, tokenizer: SubwordTokenizer) -> Context
 
 def train(data_bin: Path, save_dir: Path, updates: int, seed: int) -> None:
     """Train a tiny Transformer with fairseq-train, in bf16 on the CPU."""
-    run(
-        "fairseq-train", data_bin, "--user-dir", "fairseq_ccpr", "--task", "translation_cpu_bf16", "--arch", "transformer",
+    call(
+        "fairseq-train", data_bin, "--user-dir", USER_DIR, "--task", "translation_cpu_bf16", "--arch", "transformer",
         "--max-tokens", 2000, "--max-update", updates, "--seed", seed, "--save-dir", save_dir, "--cpu", *TINY.split(),
         "--disable-validation",
     )  # fmt: skip

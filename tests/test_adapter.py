@@ -342,12 +342,12 @@ def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
     words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu"]
     words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--save-dir", tmp_path, "--batch-size", 8]
     tracked = [*words, "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
-    refused(run("fairseq-train", world.datastore, *words, check=False), "give --best-checkpoint-metric accuracy")
-    refused(run("fairseq-train", clknn, *tracked, check=False), "went through an adapter already")
-    refused(run("fairseq-train", world.datastore, *tracked, "--positives", 0, check=False), "--positives is 0")
+    refused(call("fairseq-train", world.datastore, *words, check=False), "give --best-checkpoint-metric accuracy")
+    refused(call("fairseq-train", clknn, *tracked, check=False), "went through an adapter already")
+    refused(call("fairseq-train", world.datastore, *tracked, "--positives", 0, check=False), "--positives is 0")
     build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
     for wrong, sentence in ((other, "holds states of another key layer"), (clknn, "went through an adapter already")):
-        refused(run("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False), sentence)
+        refused(call("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False), sentence)
 
 
 def test_two_processes_train_one_adapter(world: World, tmp_path: Path):

@@ -72,8 +72,15 @@ def test_capturing_reads_what_the_projection_gets(world: World):
         capture.read()
 
 
-def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, tmp_path: Path):
-    run(BUILD, *build_options(world, whole := tmp_path / "whole"), *SMALL_SHARDS)
+@pytest.fixture(scope="module")
+def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A datastore that was built in one go, in small shards."""
+    folder = tmp_path_factory.mktemp("whole") / "store"
+    run(BUILD, *build_options(world, folder), *SMALL_SHARDS)
+    return folder
+
+
+def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whole: Path, tmp_path: Path):
     killed = tmp_path / "killed"
     kills = 0
     for marks in (3, 11, 20):
@@ -95,8 +102,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, tmp_
     assert contents(killed) == contents(whole)
 
 
-def test_killed_while_indexing_resumes_with_the_index(world: World, tmp_path: Path):
-    run(BUILD, *build_options(world, whole := tmp_path / "whole"), *SMALL_SHARDS)
+def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path):
     with patch("fairseq_ccpr.extraction.token_part.build_index", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
     assert done.returncode == 130
@@ -117,10 +123,9 @@ def test_stopped_while_publishing_resumes(world: World, tmp_path: Path):
     assert contents(stopped) == contents(whole)
 
 
-def test_two_processes_equal_one(world: World, tmp_path: Path):
-    run(BUILD, *build_options(world, one := tmp_path / "one"), *SMALL_SHARDS)
+def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path):
     run("torchrun", "--nproc-per-node", 2, BUILD, *build_options(world, tmp_path / "two"), *SMALL_SHARDS)
-    assert contents(tmp_path / "two") == contents(one)
+    assert contents(tmp_path / "two") == contents(whole)
 
 
 def test_several_subsets_count_sentences_through(world: World, tmp_path: Path):
