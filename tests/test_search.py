@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, exact
+from fairseq_ccpr.search import ExactIndex, FaissIndex, tiled
 from fairseq_ccpr.search.faiss_index import build_index
 from fairseq_ccpr.search.plan import plan_index
 
@@ -48,11 +48,11 @@ def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies
     if copies and size > 2:
         keys[size // 2 :] = keys[0]  # ties
     queries = torch.from_numpy(rng.normal(size=(rows, dimension))).float()
-    before, exact.TILE_NUMBERS = exact.TILE_NUMBERS, tile
+    before, tiled.TILE_NUMBERS = tiled.TILE_NUMBERS, tile
     try:
         scores, ids = ExactIndex(keys, metric).search(queries, k)
     finally:
-        exact.TILE_NUMBERS = before
+        tiled.TILE_NUMBERS = before
     real = min(k, size)
     assert scores.shape == ids.shape == (rows, k)
     assert (ids[:, real:] == -1).all() and torch.isinf(scores[:, real:]).all()

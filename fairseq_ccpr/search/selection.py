@@ -1,0 +1,61 @@
+"""The largest of many scores, found through the largest of each group; of equal scores the one with the lower id first.
+
+The k largest numbers lie in the k groups whose own largest are largest. So a search need not keep its scores: the largest
+of each run of keys will do, and the scores of k runs. Nothing here asks the device for a number.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP = 64  # numbers that the largest stands for
+DIRECT = 4096  # as many are compared with one another
+_LAST_ID = 2**32 - 1
+_MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
+
+
+def largest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest scores of each row, and their ids.
+
+    Args:
+        scores: fp32 [H, n]; what is not a number counts as -inf.
+        ids: int64 [H, n], or what broadcasts to it, from 0 to 2^32 - 1 and no two of a row alike.
+        k: up to n.
+
+    Returns:
+        fp32 and int64 [H, k], largest first, of equal scores the lower id first.
+
+    >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), torch.tensor([7, 9, 8, 1]), 3)
+    (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[8, 9, 7]]))
+    """
+    # One number carries both: the score in its upper half, in an order that integers keep, and the id below.
+    bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)  # + 0.0: -0 is 0
+    both = (_ordered(bits).long() << 32) | (_LAST_ID - ids)
+    best = both.topk(k, dim=1).values
+    return _ordered((best >> 32).int()).view(torch.float32), _LAST_ID - (best & _LAST_ID)
+
+
+def _ordered(bits: Tensor) -> Tensor:
+    """From the bits of floats to integers of the same order, and back."""
+    return bits ^ ((bits >> 31) & _MAGNITUDE)
+
+
+def best_rows(values: Tensor, k: int) -> Tensor:
+    """Which rows hold the k largest numbers of each column.
+
+    Args:
+        values: fp32 [M, H].
+
+    Returns:
+        int64 [H, min(k, M)], largest first, of equal ones the lower row first.
+    """
+    size, columns = values.shape
+    k = min(k, size)
+    if size <= max(DIRECT, k * GROUP):
+        return largest(values.T.contiguous(), torch.arange(size, device=values.device), k)[1]
+    missing = -size % GROUP
+    padded = torch.nn.functional.pad(values, (0, 0, 0, missing), value=float("-inf")) if missing else values
+    groups = best_rows(padded.view(-1, GROUP, columns).amax(dim=1), k)  # [H, k]
+    rows = (groups.unsqueeze(2) * GROUP + torch.arange(GROUP, device=values.device)).flatten(1)  # [H, k * GROUP]
+    return largest(padded.T.gather(1, rows), rows, k)[1]

@@ -1,0 +1,62 @@
+"""The work of exact search in torch: keys are brought to fp32 tile by tile, so memory does not grow with them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BUCKET = 16  # keys in a run; on a CPU, what is scored again counts
+TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
+
+
+def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> Tensor:
+    """The largest score of each run of `BUCKET` keys.
+
+    Args:
+        keys: [N, d], any float dtype.
+        queries: [H, d], any float dtype, H at least 1.
+        half_norms: |x|^2 / 2 of each key, fp32 [N], to rank by distance; None to rank by inner product.
+
+    Returns:
+        fp32 [M, H], M being N / BUCKET rounded up; inner products less `half_norms`.
+    """
+    (size, dimension), count = keys.shape, len(queries)
+    maxima = torch.empty(-(-size // BUCKET), count, device=keys.device)
+    columns = queries.float().T
+    rows = BUCKET * max(1, TILE_NUMBERS // (BUCKET * max(dimension, count)))
+    for start in range(0, size, rows):
+        scores = keys[start : start + rows].float() @ columns  # [rows, H]
+        if half_norms is not None:
+            # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
+            scores -= half_norms[start : start + rows, None]
+        if missing := -len(scores) % BUCKET:
+            scores = torch.nn.functional.pad(scores, (0, 0, 0, missing), value=float("-inf"))
+        runs = scores.view(-1, BUCKET, count)
+        torch.amax(runs, dim=1, out=maxima[start // BUCKET :][: len(runs)])
+    return maxima
+
+
+def bucket_scores(keys: Tensor, queries: Tensor, buckets: Tensor, metric: str) -> Tensor:
+    """The scores of all keys in the runs chosen for each query.
+
+    Args:
+        keys: [N, d], any float dtype.
+        queries: [H, d], any float dtype, H at least 1.
+        buckets: int64 [H, n], runs of `BUCKET` keys.
+        metric: `l2` or `ip`.
+
+    Returns:
+        fp32 [H, n * BUCKET]; -inf after the last key.
+    """
+    ids = (buckets.unsqueeze(2) * BUCKET + torch.arange(BUCKET, device=keys.device)).flatten(1)
+    scores = torch.empty(ids.shape, device=keys.device)
+    rows = max(1, TILE_NUMBERS // (ids.size(1) * keys.size(1)))
+    for start in range(0, len(queries), rows):
+        block = slice(start, start + rows)
+        found = keys[ids[block].clamp_max(len(keys) - 1)].float()  # [rows, n, d], a copy
+        query = queries[block].float().unsqueeze(1)
+        if metric == "ip":
+            scores[block] = found.mul_(query).sum(2)
+        else:
+            scores[block] = found.sub_(query).square_().sum(2).neg_()
+    return scores.masked_fill_(ids >= len(keys), float("-inf"))

@@ -1,0 +1,156 @@
+"""A step of beam search asks the device for no number: on a GPU every answer would be waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fairseq.sequence_generator import EnsembleModelWithAlignment
+from test_phrase_continuation import make_table
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_ccpr.datastore.projection import KeyProjection
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, PhraseSettings
+from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
+from fairseq_ccpr.search import ExactIndex
+
+aten = torch.ops.aten
+# What has to know numbers, be it only to know how large its result is.
+ASKING = {
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten.equal, aten.bincount,
+    aten._unique2, aten.unique_dim, aten.unique_consecutive,
+}  # fmt: skip
+BY_MASK = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+
+
+class NoRoundTrip(TorchDispatchMode):
+    """Fails at operations whose result the host must wait for, were the tensors on a GPU; copies to it go unseen."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        assert packet not in ASKING, f"{func} asks the device for numbers"
+        if packet in BY_MASK:
+            assert not any(index is not None and index.dtype == torch.bool for index in args[1]), f"{func} by a mask"
+        assert func is not aten.repeat_interleave.Tensor, f"{func} asks for the sum of its repeats"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """CUDA's own check, in which any call that waits for the device fails."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
+    """CLKNN with lambda* where keys are compared by inner product, else kNN-MT."""
+    adapter = metric == "ip"
+    keys = torch.nn.functional.normalize(torch.randn(900, 16), dim=1).half()
+    projection = KeyProjection(torch.nn.Linear(24, 32), torch.nn.Linear(32, 16)).requires_grad_(False)
+    datastore = SimpleNamespace(
+        section=SimpleNamespace(projection="clknn" if adapter else None),
+        open_index=lambda: ExactIndex(keys, metric),
+        open_projection=lambda: projection if adapter else None,
+        values=np.random.default_rng(0).integers(4, 7, 900).astype(np.int32),
+    )
+    return TokenRetriever(datastore, TokenRetrievalSettings(8, 0.5, 0.1, confidence=adapter), device)  # type: ignore[arg-type]
+
+
+def make_phrases(gate: str, device: torch.device) -> PhraseMemory:
+    """Two sentences, one of them without phrases."""
+    sentence = [([5, 6, 4], 0, 0.9), ([5, 4], 0, 0.7), ([4], 1, 0.8)]
+    candidates: Any = SimpleNamespace(table=lambda found, length: make_table([sentence, []], length))
+    found: Any = [SimpleNamespace(candidates=[1]), SimpleNamespace(candidates=[])]
+    memory = PhraseMemory(candidates, PhraseSettings(gate=gate), device, find=lambda sources: found)
+    memory.start(torch.zeros(2, 3, dtype=torch.long, device=device))
+    memory.begin(3)
+    return memory
+
+
+def step(retriever: TokenRetriever, phrases: PhraseMemory, given: dict[str, Tensor]) -> Tensor:
+    """What `RetrievalEnsemble.forward_decoder` adds to the model's own step, and the beam's reordering."""
+    phrases.state.reorder(given["order"])
+    phrases.state.advance(given["written"])
+    of_tokens = retriever(given["states"])
+    of_phrases = phrases.step(given["log_probs"], given["attention"])
+    shares = limit_shares(of_tokens[2], of_phrases.share, 0.9)
+    return interpolate_(given["log_probs"], (*of_tokens[:2], shares[0]), (*of_phrases[:2], shares[1]))
+
+
+def inputs(metric: str, device: torch.device) -> dict[str, Tensor]:
+    """Of six hypotheses, three a sentence, over a vocabulary of 7."""
+    made = {
+        "states": torch.randn(6, 24 if metric == "ip" else 16),
+        "log_probs": torch.randn(6, 7).log_softmax(1),
+        "attention": torch.rand(6, 3).softmax(1),
+        "written": torch.tensor([5, 5, 4, 6, 6, 6]),
+        "order": torch.tensor([1, 0, 0, 3, 5, 4]),
+    }
+    return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+@pytest.mark.parametrize("gate", ["consent", "attention"])
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@torch.no_grad()
+def test_step_makes_no_round_trip(metric: str, gate: str) -> None:
+    device = torch.device("cpu")
+    retriever, phrases, given = make_retriever(metric, device), make_phrases(gate, device), inputs(metric, device)
+    with NoRoundTrip():
+        log_probs = step(retriever, phrases, given)
+    torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("gate", ["consent", "attention"])
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@torch.no_grad()
+def test_step_does_not_wait_for_a_gpu(metric: str, gate: str) -> None:
+    device = torch.device("cuda")
+    retriever, phrases = make_retriever(metric, device), make_phrases(gate, device)
+    step(retriever, phrases, inputs(metric, device))  # compiles what there is to compile
+    given = inputs(metric, device)
+    with no_synchronisation():
+        step(retriever, phrases, given)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: bool((x > 0).any()),
+        lambda x: x.masked_fill_(x > 0, 0).unique(), lambda x: x.index_put_((x > 0,), torch.zeros(())),
+        lambda x: x.repeat_interleave(torch.ones(4, dtype=torch.long)),
+    ],
+)  # fmt: skip
+def test_round_trips_are_seen(asks: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(AssertionError), NoRoundTrip():
+        asks(torch.randn(4))
+
+
+def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the ensemble adds to the models' step, in fairseq's beam search."""
+    models, ours, steps = EnsembleModelWithAlignment.forward_decoder, RetrievalEnsemble.forward_decoder, []
+
+    def of_models(*args: Any) -> Any:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return models(*args)
+
+    def watched(*args: Any) -> Any:
+        steps.append(1)
+        with NoRoundTrip():
+            return ours(*args)
+
+    monkeypatch.setattr(EnsembleModelWithAlignment, "forward_decoder", of_models)
+    monkeypatch.setattr(RetrievalEnsemble, "forward_decoder", watched)
+    decode("--beam", 3)
+    assert steps
