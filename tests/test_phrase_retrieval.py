@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import Ccpr, World, build_options, call
+from conftest import DEMO, Ccpr, World, build_options, call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
@@ -435,6 +435,20 @@ def test_sentences_are_read_once_a_batch(store: Path, encoder: PhraseEncoder, cc
         results = retriever.retrieve(queries_of(ccpr))
     kept = [r.sentence for of_sentence in results for query in of_sentence for r in query.retrieved]
     assert len(kept) > len(set(kept)) > 5 and len(set(read)) == len(read)
+
+
+def test_encoder_of_the_demo_finds_translations(tmp_path: Path):
+    verses = [pair for pair in read_pairs(DEMO / "bible.test.tsv.xz") if len(pair[1]) < 120][:60]
+    (tmp_path / "english.txt").write_text("".join(f"{target}\n" for _, target in verses), encoding="utf-8")
+    checkpoint = DEMO / "ccpr" / "ccpr.pt"
+    words = [tmp_path / "english.txt", "--encoder", checkpoint, "--output", tmp_path / "store", "--cpu", "--quiet"]
+    call("build_datastore", "phrases", *words)
+    retriever = PhraseRetriever(
+        PhraseDatastore(tmp_path / "store"), PhraseEncoder.load(checkpoint), Segmentation(), 1, 0.0, torch.device("cpu")
+    )
+    found = retriever.retrieve([source for source, _ in verses])
+    right = [phrase.retrieved[0].sentence == verses[number][1] for number, of in enumerate(found) for phrase in of]
+    assert len(right) > 300 and sum(right) / len(right) > 0.8
 
 
 def test_formats_say_the_same(ccpr: Ccpr, store: Path):
