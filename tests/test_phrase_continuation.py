@@ -25,7 +25,7 @@ def make_table(batch: list[list[tuple[list[int], int, float]]], source_length: i
     """The phrases of each sentence, best first within each source phrase."""
     size, most = len(batch), max(1, *map(len, batch))
     longest = max([len(phrase) for sentence in batch for phrase, _, _ in sentence], default=1)
-    tokens = torch.full((size, most, longest), NO_TOKEN)
+    tokens = torch.full((size, most, longest), NO_TOKEN, dtype=torch.int32)
     lengths, entered, queries, ranks = torch.zeros(4, size, most, dtype=torch.long)
     scores = torch.zeros(size, most)
     for row, sentence in enumerate(batch):

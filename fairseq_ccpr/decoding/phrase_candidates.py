@@ -100,7 +100,7 @@ class PhraseCandidates:
         phrases = max(1, *(len(found.candidates) for found in batch))
         queries = max(1, *(len(found.queries) for found in batch))
         longest = max([len(c.tokens) for found in batch for c in found.candidates], default=1)
-        tokens = np.full((size, phrases, longest), NO_TOKEN, np.int64)
+        tokens = np.full((size, phrases, longest), NO_TOKEN, np.int32)
         numbers = np.zeros((4, size, phrases), np.int64)  # lengths, entered, queries, ranks
         scores = np.zeros((size, phrases), np.float32)
         attended = np.zeros((size, queries, source_length), bool)

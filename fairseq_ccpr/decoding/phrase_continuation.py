@@ -22,7 +22,7 @@ NEVER = 2**31  # a rank that no phrase has
 class PhraseTable:
     """The candidate phrases of B sentences; where a sentence has fewer than A, the rest have length 0."""
 
-    tokens: Tensor  # int64 [B, A, L], NO_TOKEN after the phrase's end
+    tokens: Tensor  # int32 [B, A, L], NO_TOKEN after the phrase's end
     lengths: Tensor  # int64 [B, A]
     entered: Tensor  # int64 [B, A], subwords up to and with the first that has a letter or digit: then it has begun
     queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
@@ -117,6 +117,7 @@ class PhraseState:
     def __init__(self, table: PhraseTable, rows: Tensor, coverage: bool = True) -> None:
         self.table, self.rows, self.coverage = table, rows, coverage
         hypotheses, phrases = len(rows), table.lengths.size(1)
+        self.bits = (1 << torch.arange(table.tokens.size(2), device=rows.device)).double()  # [L], 2^m
         self.matched = rows.new_zeros(hypotheses, phrases)  # bit m: the last m + 1 tokens are the phrase's first
         self.covered = rows.new_full((hypotheses, table.attended.size(1)), NEVER)  # rank of the best one written
 
@@ -132,8 +133,7 @@ class PhraseState:
         All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet).
         """
         table, lengths = self.table, self.table.lengths[self.rows]
-        places = torch.arange(table.tokens.size(2), device=written.device)
-        here = ((table.tokens[self.rows] == written[:, None, None]).long() << places).sum(dim=2)  # [H, A]
+        here = ((table.tokens[self.rows] == written[:, None, None]).double() @ self.bits).long()  # [H, A]
         self.matched = ((self.matched << 1) | 1) & here
         if self.coverage:
             complete = (self.matched >> (lengths - 1).clamp_min(0) & 1).bool() & (lengths > 0)
@@ -155,7 +155,7 @@ class PhraseState:
         table, queries = self.table, self.table.queries[self.rows]
         length = self.prefixes()
         lanes = torch.arange(length.size(1), device=length.device)
-        values = table.tokens[self.rows[:, None], lanes, length].clamp_min(0)  # [H, A]
+        values = table.tokens[self.rows[:, None], lanes, length].clamp_min(0).long()  # [H, A]
         begun = length >= table.entered[self.rows]
         willing = ((log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)) / 2).exp()
         if attention is not None:
