@@ -1,0 +1,78 @@
+"""The nearest fragments of a fragment, in an order that depends on nothing but their vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, open_index
+from fairseq_ccpr.search.faiss_index import build_index
+
+SPARE = 8  # neighbours more than asked for, so that those which fp32 cannot tell apart at the border are all seen
+DECIMALS = 9
+BLOCK_NUMBERS = 1 << 24  # numbers of keys that are scored again at a time: 128 MB in float64
+
+
+class Neighbours:
+    """Keys that are searched by inner product.
+
+    An index finds some more neighbours than are wanted. They are scored again in float64, and equal scores come in the
+    order of the keys: so neither blocks of queries nor threads change the result.
+
+    Args:
+        keys: [N, d], any float dtype; may be memory-mapped.
+        index: over them, by inner product; exact search if not given.
+    """
+
+    def __init__(self, keys: np.ndarray, index: Index | None = None) -> None:
+        self.keys = keys
+        self.index = index or ExactIndex(keys, "ip")
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest keys.
+
+        Args:
+            queries: [Q, d].
+            k: at least 1; may exceed N.
+
+        Returns:
+            Scores float64 [Q, k], highest first, and ids int64 [Q, k]; -inf and -1 where there are fewer.
+        """
+        scores = np.full((len(queries), k), -np.inf)
+        ids = np.full((len(queries), k), -1)
+        if not len(self.keys):
+            return scores, ids
+        wide = min(k + SPARE, self.index.deepest)
+        rows = max(1, BLOCK_NUMBERS // (wide * self.keys.shape[1]))
+        for start in range(0, len(queries), rows):
+            block = queries[start : start + rows]
+            found = self.index.search(torch.from_numpy(np.ascontiguousarray(block, np.float32)), wide)[1].numpy()
+            ordered = _in_order(block, self.keys, found)
+            for whole, part in zip((scores, ids), ordered):
+                whole[start : start + rows, : min(k, wide)] = part[:, :k]
+        return scores, ids
+
+
+def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores [Q, k] and ids of given keys, highest first, of equal ones the lower id."""
+    chosen = keys[np.maximum(ids, 0)].astype(np.float64)  # [Q, k, d]
+    scores = np.einsum("qkd,qd->qk", chosen, queries.astype(np.float64)).round(DECIMALS)
+    scores[ids < 0] = -np.inf
+    order = np.lexsort((ids, -scores), axis=1)
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+
+
+def open_neighbours(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> Neighbours:
+    """Make the index of some keys, in a folder where FAISS needs a file, and open it.
+
+    Raises:
+        ConfigurationError: there are too few keys for such an index.
+        DatastoreError: its file cannot be written.
+    """
+    if description.backend == "faiss":
+        with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
+            build_index(keys, description, folder / description.file, bar.update)
+    return Neighbours(keys, open_index(description, keys, folder))
