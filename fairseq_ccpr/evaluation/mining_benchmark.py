@@ -22,7 +22,7 @@ from fairseq_ccpr.mining.tuning import Grid
 BASELINE, RFR, NO_SENTENCE, NO_FILTER = "margin", "RFR", "RFR, fragment alone", "RFR, no entropy filter"
 QUESTIONS = "questions"
 GRIDS = {NO_FILTER: Grid(keep=(1.0,))}
-BASES = {BASELINE: MarginSettings(), NO_SENTENCE: RfrSettings(sentence_half=False)}
+BASES: dict[str, Settings] = {BASELINE: MarginSettings(), NO_SENTENCE: RfrSettings(sentence_half=False)}
 HALF = 0.5  # of the sentences that settings are tuned on have no partner
 
 

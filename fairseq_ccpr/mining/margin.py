@@ -23,11 +23,11 @@ def margin_answers(cosines: np.ndarray, ids: np.ndarray, back_means: np.ndarray,
     """
     found = ids >= 0
     forward = mean_of_found(cosines)
-    around = (forward[:, None] + back_means[np.maximum(ids, 0)]) / 2
+    around = (forward[:, None] + np.append(back_means, 0.0)[ids]) / 2
     # Where a neighbourhood is as near as its opposite, there is no ratio to speak of.
     margins = np.where(found & (around > 0), np.where(found, cosines, 0) / np.where(around > 0, around, 1), -np.inf)
     margins = margins.round(DECIMALS)
-    partners = np.where(found, targets[np.maximum(ids, 0)], np.iinfo(np.int64).max)
+    partners = np.where(found, np.append(targets, -1)[ids], np.iinfo(np.int64).max)
     best = np.lexsort((partners, -margins), axis=1)[:, :1]
     scores = np.take_along_axis(margins, best, 1)[:, 0]
     chosen = np.take_along_axis(partners, best, 1)[:, 0]

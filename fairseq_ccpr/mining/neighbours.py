@@ -11,7 +11,8 @@ from tqdm import tqdm
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, open_index
 from fairseq_ccpr.search.faiss_index import build_index
 
-SPARE = 8  # neighbours more than asked for, so that those which fp32 cannot tell apart at the border are all seen
+SPARE = 8  # neighbours more than asked for, at first
+NEAR = 1e-5  # scores that fp32 may have in the wrong order
 DECIMALS = 9
 BLOCK_NUMBERS = 1 << 24  # numbers of keys that are scored again at a time: 128 MB in float64
 
@@ -19,11 +20,14 @@ BLOCK_NUMBERS = 1 << 24  # numbers of keys that are scored again at a time: 128 
 class Neighbours:
     """Keys that are searched by inner product.
 
-    An index finds some more neighbours than are wanted. They are scored again in float64, and equal scores come in the
-    order of the keys: so neither blocks of queries nor threads change the result.
+    1. An index finds some more neighbours than are wanted;
+    2. they are scored again in float64, and equal scores come in the order of the keys;
+    3. where the last found is as near as the last wanted, there may be more like them, and more are asked for.
+
+    So neither blocks of queries nor threads change the result of an exact index.
 
     Args:
-        keys: [N, d], any float dtype; may be memory-mapped.
+        keys: [N, d] of length about 1, any float dtype; may be memory-mapped.
         index: over them, by inner product; exact search if not given.
     """
 
@@ -35,25 +39,30 @@ class Neighbours:
         """The k nearest keys.
 
         Args:
-            queries: [Q, d].
+            queries: [Q, d] of length about 1.
             k: at least 1; may exceed N.
 
         Returns:
             Scores float64 [Q, k], highest first, and ids int64 [Q, k]; -inf and -1 where there are fewer.
         """
-        scores = np.full((len(queries), k), -np.inf)
-        ids = np.full((len(queries), k), -1)
-        if not len(self.keys):
-            return scores, ids
-        wide = min(k + SPARE, self.index.deepest)
-        rows = max(1, BLOCK_NUMBERS // (wide * self.keys.shape[1]))
-        for start in range(0, len(queries), rows):
-            block = queries[start : start + rows]
-            found = self.index.search(torch.from_numpy(np.ascontiguousarray(block, np.float32)), wide)[1].numpy()
-            ordered = _in_order(block, self.keys, found)
-            for whole, part in zip((scores, ids), ordered):
-                whole[start : start + rows, : min(k, wide)] = part[:, :k]
+        scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
+        pending, wide = np.arange(len(queries)), k + SPARE
+        while len(pending) and len(self.keys):
+            wide = min(wide, self.index.deepest)
+            rows = max(1, BLOCK_NUMBERS // (wide * self.keys.shape[1]))
+            tied = []
+            for block in (pending[start : start + rows] for start in range(0, len(pending), rows)):
+                found, names = self._find(queries[block], wide)
+                scores[block, :wide], ids[block, :wide] = found[:, :k], names[:, :k]
+                if wide < self.index.deepest:
+                    tied.append(block[found[:, k - 1] - found[:, -1] < NEAR])
+            pending, wide = np.concatenate(tied) if tied else pending[:0], 4 * wide
         return scores, ids
+
+    def _find(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest keys of each query, scored in float64, in order."""
+        found = self.index.search(torch.from_numpy(np.ascontiguousarray(queries, np.float32)), k)[1]
+        return _in_order(queries, self.keys, found.numpy())
 
 
 def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

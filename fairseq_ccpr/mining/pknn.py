@@ -142,7 +142,7 @@ def rfr_answers(
 
 def classes_of(ids: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """The sentence of each neighbour, int64 like `ids`, -1 where there is none."""
-    return np.where(ids >= 0, classes[ids] if len(classes) else -1, -1)
+    return np.append(classes, -1)[ids]
 
 
 def _sum_by(rows: np.ndarray, classes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
