@@ -264,7 +264,7 @@ def test_mining_does_not_depend_on_blocks_or_threads(settings: Settings, tmp_pat
     trial = Trial.encode(labelled, ToyEncoder(), "", True).answers(settings)
     decided = decide(trial, settings.threshold)
     assert [p.target for p in whole] == [labelled.targets[at] for at in decided if at >= 0]  # as one test of all
-    monkeypatch.setattr(miner, "BLOCK_FRAGMENTS", 40)
+    monkeypatch.setattr(miner, "BLOCK_CHARACTERS", 300)
     monkeypatch.setattr(encoded_text, "BLOCK_TEXTS", 3)
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1000)
     with_threads(2, lambda: check_same(mined(tmp_path / "parts", sources, targets, settings), whole))

@@ -24,7 +24,7 @@ from fairseq_ccpr.phrases.text_pairs import read_lines
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.plan import plan_index
 
-BLOCK_FRAGMENTS = 1 << 14  # about, of the sentences that are in memory at a time
+BLOCK_CHARACTERS = 1 << 16  # about, of the sentences that are encoded at a time; no text has more fragments than that
 
 
 class Pair(NamedTuple):
@@ -147,14 +147,14 @@ class Miner:
         return keys, block.owners
 
     def _blocks(self, sentences: list[str]) -> Iterator[FragmentedText]:
-        """Sentences with their fragments, as many at a time as have about BLOCK_FRAGMENTS."""
+        """Sentences with their fragments, as many at a time as have about BLOCK_CHARACTERS."""
         window = self.settings.window if isinstance(self.settings, RfrSettings) else 1
         block: list[str] = []
         size = 0
         for sentence in sentences:
             block.append(sentence)
-            size += 1 + sentence.count(" ")
-            if size >= BLOCK_FRAGMENTS:
+            size += len(sentence)
+            if size >= BLOCK_CHARACTERS:
                 yield fragment_text(block, window)
                 block, size = [], 0
         if block:
