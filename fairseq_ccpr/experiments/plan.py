@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ccpr.experiments.config import ExperimentConfig, TokensConfig
+from fairseq_ccpr.experiments.config import ExperimentConfig, MineConfig, TokensConfig
 from fairseq_ccpr.experiments.processes import PACKAGE
 from fairseq_ccpr.experiments.stages import Contents, Stage, Word
+from fairseq_ccpr.mining.sentence_encoders import E5, MUSE
 
 COMMANDS = "fairseq_ccpr.cli"
 # What scripts/recipes/train_ccpr.sh says, too; fairseq takes the later of two, so options can change any of them.
@@ -77,8 +78,15 @@ class Plan:
         assert given.text is not None
         inputs = [("model.dictionary", path) for path in model.dictionary]
         words: list[Word] = [*self._languages, *shlex.split(model.subwords), "--dict", *model.dictionary]
+        needs: tuple[Stage, ...] = ()
+        if given.text.mine is not None:
+            mined = self._mined(domain, given.text.mine)
+            needs = (mined,)
+            words += ["--train", str(mined.outputs[0])]
         for subset in ("train", "valid", "test"):
             path = getattr(given.text, subset)
+            if path is None:
+                continue
             table = Path(path).suffix in TABLES or (self.folder / path).is_file()
             files = [path] if table else [f"{path}.{language}" for language in self._languages[1::2]]
             inputs += [(f"domains.{domain}.text.{subset}", file) for file in files]
@@ -90,9 +98,22 @@ class Plan:
             words,
             ["--output", str(output)],
             [output],
-            Source("", inputs=tuple(inputs)),
+            Source("", needs=needs, inputs=tuple(inputs)),
         )
         return Source(str(output), needs=(stage,))
+
+    def _mined(self, domain: str, settings: MineConfig) -> Stage:
+        """The stage that finds a domain's training pairs."""
+        key, output = f"domains.{domain}.text.mine", self.output / "mined" / f"{domain}.tsv"
+        paths = {name: getattr(settings, name) for name in ("source", "target", "tune")}
+        inputs = [(f"{key}.{name}", path) for name, path in paths.items()]
+        if settings.encoder not in (MUSE, E5):
+            inputs.append((f"{key}.encoder", settings.encoder))
+        words = [word for name, path in paths.items() for word in (f"--{name}", path)]
+        words += ["--encoder", settings.encoder, *shlex.split(settings.options)]
+        chosen = output.with_suffix(".json")
+        to = ["--settings", str(chosen), "--output", str(output), "--quiet"]
+        return self._add(f"mine/{domain}", "mine_bitext", words, to, [output, chosen], Source("", inputs=tuple(inputs)))
 
     def encoder(self, given: str | None) -> Source:
         """The phrase encoder: one that is given, or else the experiment's."""

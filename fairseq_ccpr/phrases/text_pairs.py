@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -16,6 +17,7 @@ from typing import Any
 
 from fairseq_ccpr.errors import ConfigurationError
 
+_SCORE = re.compile(r"-?\d+\.\d+")
 _OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 
 
@@ -33,9 +35,14 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_pairs(path: Path, empty_lines: bool = False) -> Iterator[tuple[str, str]]:
-    """Sentence pairs of a TSV file: source, tab, target. Where `empty_lines` are allowed, one is a pair of empty texts."""
+    """Sentence pairs of a TSV file: source, tab, target, and perhaps, after another tab, a score, as mining writes them.
+
+    Where `empty_lines` are allowed, one is a pair of empty texts.
+    """
     for number, line in enumerate(read_lines(path), 1):
         columns = line.split("\t") if line.strip() or not empty_lines else ["", ""]
+        if len(columns) == 3 and _SCORE.fullmatch(columns[2]):
+            del columns[2]
         if len(columns) != 2:
             raise ConfigurationError(
                 f"{path}, line {number}: {len(columns)} columns, and a pair has 2: source, tab, target"

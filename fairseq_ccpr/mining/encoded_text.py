@@ -1,0 +1,71 @@
+"""Text with the vectors of its sentences and fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_ccpr.mining.fragments import FragmentedText
+from fairseq_ccpr.mining.sentence_encoders import SentenceEncoder
+
+DTYPE = np.float16
+BLOCK_TEXTS = 2048  # encoded at a time
+HALF = np.float32(0.5**0.5)  # of a vector of length 1 that is one of two halves
+
+
+@dataclass
+class EncodedText:
+    """S sentences and F fragments with vectors fp16 of length 1."""
+
+    text: FragmentedText
+    sentences: np.ndarray  # [S, d]
+    fragments: np.ndarray  # [F, d]
+
+    def keys(self, sentence_half: bool = True) -> np.ndarray:
+        """What fragments are compared by: [fragment ; sentence], of length 1, fp16 [F, 2d]; or the fragment alone, [F, d]."""
+        return fragment_keys(self.fragments, self.sentences[self.text.owners]) if sentence_half else self.fragments
+
+    def select(self, rows: np.ndarray) -> EncodedText:
+        """Some of the sentences, int64 [n], in that order."""
+        bounds = np.searchsorted(self.text.owners, np.stack([rows, rows + 1]))
+        places = np.concatenate([np.arange(first, end) for first, end in bounds.T] or [np.empty(0, np.int64)])
+        owners = np.repeat(np.arange(len(rows)), bounds[1] - bounds[0])
+        chosen = FragmentedText(
+            [self.text.sentences[row] for row in rows], [self.text.fragments[place] for place in places], owners
+        )
+        return EncodedText(chosen, self.sentences[rows], self.fragments[places])
+
+
+def fragment_keys(fragments: np.ndarray, sentences: np.ndarray) -> np.ndarray:
+    """[fragment ; sentence] of length 1, [F, d] and [F, d] -> fp16 [F, 2d]: inner products are the mean of two cosines."""
+    return np.concatenate([fragments * HALF, sentences * HALF], axis=1).astype(DTYPE)
+
+
+def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bool) -> EncodedText:
+    """Give all sentences and fragments their vectors; equal texts are encoded once."""
+    with tqdm(desc=label, total=len(text.sentences) + len(text.fragments), unit="text", disable=quiet) as bar:
+        sentences, fragments = (encode_distinct(texts, encoder, bar) for texts in (text.sentences, text.fragments))
+    return EncodedText(text, sentences, fragments)
+
+
+def encode_distinct(texts: Sequence[str], encoder: SentenceEncoder, bar: tqdm | None = None) -> np.ndarray:
+    """Vectors of texts, each distinct one encoded once, fp16 [n, d].
+
+    Args:
+        bar: told how many were done.
+    """
+    numbers: dict[str, int] = {}
+    rows = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+    distinct = sorted(numbers, key=len)  # texts of like length together, whatever the encoder does with a block
+    vectors = np.empty((len(distinct), encoder.dimension), DTYPE)
+    for start in range(0, len(distinct), BLOCK_TEXTS):
+        block = distinct[start : start + BLOCK_TEXTS]
+        vectors[[numbers[text] for text in block]] = encoder.encode(block)
+        if bar is not None:
+            bar.update(len(block))
+    if bar is not None:
+        bar.update(len(texts) - len(distinct))
+    return vectors[rows]

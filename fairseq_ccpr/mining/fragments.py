@@ -1,0 +1,51 @@
+"""Sentences as the fragments they are compared by: sliding windows of words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairseq_ccpr.phrases.words import has_letters, word_spans
+
+WINDOW = 6  # words of a fragment
+
+
+def fragments(text: str, window: int = WINDOW) -> list[str]:
+    """The fragments of a sentence: each run of `window` of its words, in lower case and without punctuation.
+
+    Words are those of `word_spans`, so in scripts without spaces characters count as words. A shorter sentence is one
+    fragment; one without any word has none.
+
+    >>> fragments("Press Ctrl+C, then wait.", 3)
+    ['press ctrl+c then', 'ctrl+c then wait']
+    >>> fragments("東京、タワー", 6), fragments("Wait!"), fragments("... !")
+    (['東京 タワー'], ['wait'], [])
+    """
+    spans = [(start, end) for start, end in word_spans(text) if has_letters(text[start:end])]
+    if not spans:
+        return []
+    lowered = [text[start:end].lower() for start, end in spans]
+    # Neighbouring characters of a script without spaces stay together.
+    gaps = ["" if before[1] == after[0] else " " for before, after in zip(spans, spans[1:])]
+    words = [*map("".join, zip(lowered, gaps)), lowered[-1]]
+    last = max(1, len(words) - window + 1)
+    return ["".join(words[first : first + window]).rstrip() for first in range(last)]
+
+
+@dataclass
+class FragmentedText:
+    """S sentences and their F fragments."""
+
+    sentences: list[str]
+    fragments: list[str]
+    owners: np.ndarray  # int64 [F], the sentence of each fragment; ascending
+
+
+def fragment_text(sentences: Iterable[str], window: int = WINDOW) -> FragmentedText:
+    """Sentences with all their fragments; those without any are sentences all the same."""
+    texts = list(sentences)
+    parts = [fragments(text, window) for text in texts]
+    owners = np.repeat(np.arange(len(texts)), np.array([len(part) for part in parts], np.int64))
+    return FragmentedText(texts, [fragment for part in parts for fragment in part], owners)

@@ -1,0 +1,161 @@
+"""Mining pairs out of text of any size: what a target side is made into, and how sources are asked, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_ccpr.datastore.arrays import GrowingArray, check_space
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.mining.encoded_text import DTYPE, encode_distinct, fragment_keys
+from fairseq_ccpr.mining.fragments import FragmentedText, fragment_text, fragments
+from fairseq_ccpr.mining.margin import margin_answers, mean_of_found
+from fairseq_ccpr.mining.neighbours import Neighbours, open_neighbours
+from fairseq_ccpr.mining.pknn import Answers, rfr_answers
+from fairseq_ccpr.mining.scores import decide
+from fairseq_ccpr.mining.sentence_encoders import SentenceEncoder
+from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
+from fairseq_ccpr.phrases.text_pairs import read_lines
+from fairseq_ccpr.search import IndexDescription
+from fairseq_ccpr.search.plan import plan_index
+
+BLOCK_CHARACTERS = 1 << 16  # about, of the sentences that are encoded at a time; no text has more fragments than that
+
+
+class Pair(NamedTuple):
+    """What was mined."""
+
+    source: str
+    target: str
+    score: float
+
+
+def read_sentences(path: Path) -> list[str]:
+    """The lines of a text, stripped, tabs as spaces, so that they fit into a TSV.
+
+    Raises:
+        ConfigurationError: there is no such file, it is not UTF-8, or no line has a word.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}")
+    lines = [line.replace("\t", " ").strip() for line in read_lines(path)]
+    if not any(fragments(line, 1) for line in lines):
+        raise ConfigurationError(f"{path} has no sentence with a word in it: give text, a sentence a line")
+    return lines
+
+
+@dataclass
+class Side:
+    """The keys of one side on disk: one a fragment, or one a sentence."""
+
+    keys: np.ndarray  # fp16 [N, d], memory-mapped
+    owners: np.ndarray  # int64 [N], the sentence of each
+
+
+class Miner:
+    """Finds for source sentences their translations among target sentences.
+
+    Args:
+        targets: T sentences; equal ones count as one, the first.
+        encoder: of sentences and fragments.
+        settings: of RFR or of the margin baseline.
+        work: a folder for keys and indexes, which may be deleted in the end.
+        index: `auto`, `exact`, or a FAISS factory string; see `plan_index`.
+        quiet: no progress bars.
+
+    Attributes:
+        side: keys of the targets: fragments, or sentences for the margin baseline.
+        description: of their index.
+
+    Raises:
+        ConfigurationError: no such index.
+        DatastoreError: the disk is too full.
+    """
+
+    def __init__(
+        self, targets: Iterable[str], encoder: SentenceEncoder, settings: Settings, work: Path, index: str = "auto",
+        quiet: bool = False,
+    ) -> None:  # fmt: skip
+        self.encoder, self.settings, self.work, self.choice, self.quiet = encoder, settings, work, index, quiet
+        self.targets = list(dict.fromkeys(targets))
+        self.side, self.neighbours, self.description = self._index(self.targets, "target")
+
+    def mine(self, sources: list[str]) -> Iterator[Pair]:
+        """The pairs, in the order of the sources; a source without a likely partner has none."""
+        back_means = np.empty(0)
+        if isinstance(self.settings, MarginSettings):
+            back_means = self._back_means(list(dict.fromkeys(sources)), self.settings.k)
+        with tqdm(desc="mining", total=len(sources), unit="sentence", disable=self.quiet) as bar:
+            for block in self._blocks(sources):
+                answers = self._answers(block, back_means)
+                for source, partner, score in zip(
+                    block.sentences, decide(answers, self.settings.threshold).tolist(), answers.scores.tolist()
+                ):
+                    if partner >= 0:
+                        yield Pair(source, self.targets[partner], score)
+                bar.update(len(block.sentences))
+
+    def _answers(self, block: FragmentedText, back_means: np.ndarray) -> Answers:
+        keys, owners = self._keys(block)
+        cosines, ids = self.neighbours.search(keys, self.settings.k)
+        if isinstance(self.settings, RfrSettings):
+            return rfr_answers(cosines, ids, self.side.owners, owners, len(block.sentences), self.settings)
+        return margin_answers(cosines, ids, back_means, self.side.owners).spread(owners, len(block.sentences))
+
+    def _back_means(self, sources: list[str], k: int) -> np.ndarray:
+        """m_y of each target key, [N]."""
+        _, neighbours, _ = self._index(sources, "source")
+        return mean_of_found(neighbours.search(self.side.keys, k)[0])
+
+    def _index(self, sentences: list[str], name: str) -> tuple[Side, Neighbours, IndexDescription]:
+        """Encode one side to disk, and index it."""
+        folder = self.work / name
+        folder.mkdir(parents=True)
+        side = self._encode(sentences, name, folder)
+        description = plan_index(self.choice, "ip", "", *side.keys.shape)
+        return side, open_neighbours(side.keys, description, folder, self.quiet), description
+
+    def _encode(self, sentences: list[str], name: str, folder: Path) -> Side:
+        path = folder / "keys.npy"
+        array, owners, done = None, [np.empty(0, np.int64)], 0
+        with tqdm(desc=f"encoding {name}", total=len(sentences), unit="sentence", disable=self.quiet) as bar:
+            for block in self._blocks(sentences):
+                keys, of_block = self._keys(block)
+                array = array or GrowingArray(path, keys.shape[1:], np.dtype(DTYPE).str)
+                check_space(folder, keys.nbytes)
+                array.append(keys)
+                owners.append(of_block + done)
+                done += len(block.sentences)
+                bar.update(len(block.sentences))
+        assert array is not None, "sentences"
+        array.close()
+        return Side(np.load(path, mmap_mode="r" if array.rows else None), np.concatenate(owners))
+
+    def _keys(self, block: FragmentedText) -> tuple[np.ndarray, np.ndarray]:
+        """The keys of some sentences, fp16 [n, d], and their sentences, int64 [n]."""
+        sentences = encode_distinct(block.sentences, self.encoder)
+        if isinstance(self.settings, MarginSettings):
+            with_words = np.unique(block.owners)
+            return sentences[with_words], with_words
+        vectors = encode_distinct(block.fragments, self.encoder)
+        keys = fragment_keys(vectors, sentences[block.owners]) if self.settings.sentence_half else vectors
+        return keys, block.owners
+
+    def _blocks(self, sentences: list[str]) -> Iterator[FragmentedText]:
+        """Sentences with their fragments, as many at a time as have about BLOCK_CHARACTERS."""
+        window = self.settings.window if isinstance(self.settings, RfrSettings) else 1
+        block: list[str] = []
+        size = 0
+        for sentence in sentences:
+            block.append(sentence)
+            size += len(sentence)
+            if size >= BLOCK_CHARACTERS:
+                yield fragment_text(block, window)
+                block, size = [], 0
+        if block:
+            yield fragment_text(block, window)

@@ -1,0 +1,87 @@
+"""The nearest fragments of a fragment, in an order that depends on nothing but their vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, open_index
+from fairseq_ccpr.search.faiss_index import build_index
+
+SPARE = 8  # neighbours more than asked for, at first
+NEAR = 1e-5  # scores that fp32 may have in the wrong order
+DECIMALS = 9
+BLOCK_NUMBERS = 1 << 24  # numbers of keys that are scored again at a time: 128 MB in float64
+
+
+class Neighbours:
+    """Keys that are searched by inner product.
+
+    1. An index finds some more neighbours than are wanted;
+    2. they are scored again in float64, and equal scores come in the order of the keys;
+    3. where the last found is as near as the last wanted, there may be more like them, and more are asked for.
+
+    So neither blocks of queries nor threads change the result of an exact index.
+
+    Args:
+        keys: [N, d] of length about 1, any float dtype; may be memory-mapped.
+        index: over them, by inner product; exact search if not given.
+    """
+
+    def __init__(self, keys: np.ndarray, index: Index | None = None) -> None:
+        self.keys = keys
+        self.index = index or ExactIndex(keys, "ip")
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest keys.
+
+        Args:
+            queries: [Q, d] of length about 1.
+            k: at least 1; may exceed N.
+
+        Returns:
+            Scores float64 [Q, k], highest first, and ids int64 [Q, k]; -inf and -1 where there are fewer.
+        """
+        scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
+        pending, wide = np.arange(len(queries)), k + SPARE
+        while len(pending) and len(self.keys):
+            wide = min(wide, self.index.deepest)
+            rows = max(1, BLOCK_NUMBERS // (wide * self.keys.shape[1]))
+            tied = []
+            for block in (pending[start : start + rows] for start in range(0, len(pending), rows)):
+                found, names = self._find(queries[block], wide)
+                scores[block, :wide], ids[block, :wide] = found[:, :k], names[:, :k]
+                if wide < self.index.deepest:
+                    tied.append(block[found[:, k - 1] - found[:, -1] < NEAR])
+            pending, wide = np.concatenate(tied) if tied else pending[:0], 4 * wide
+        return scores, ids
+
+    def _find(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest keys of each query, scored in float64, in order."""
+        found = self.index.search(torch.from_numpy(np.ascontiguousarray(queries, np.float32)), k)[1]
+        return _in_order(queries, self.keys, found.numpy())
+
+
+def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores [Q, k] and ids of given keys, highest first, of equal ones the lower id."""
+    chosen = keys[np.maximum(ids, 0)].astype(np.float64)  # [Q, k, d]
+    scores = np.einsum("qkd,qd->qk", chosen, queries.astype(np.float64)).round(DECIMALS)
+    scores[ids < 0] = -np.inf
+    order = np.lexsort((ids, -scores), axis=1)
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+
+
+def open_neighbours(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> Neighbours:
+    """Make the index of some keys, in a folder where FAISS needs a file, and open it.
+
+    Raises:
+        ConfigurationError: there are too few keys for such an index.
+        DatastoreError: its file cannot be written.
+    """
+    if description.backend == "faiss":
+        with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
+            build_index(keys, description, folder / description.file, bar.update)
+    return Neighbours(keys, open_index(description, keys, folder))

