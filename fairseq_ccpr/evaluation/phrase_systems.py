@@ -16,8 +16,7 @@ from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.phrase_finder import batches_of_like_length
-from fairseq_ccpr.phrases.subwords import Subwords, collate, subword_bounds
+from fairseq_ccpr.phrases.subwords import Subwords, batches_of_like_length, collate, subword_bounds
 
 MUSE = "muse"
 BLOCK_TEXTS = 64

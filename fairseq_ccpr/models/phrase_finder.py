@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +10,9 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.phrases.subwords import Subwords, collate, subword_bounds
+from fairseq_ccpr.phrases.subwords import Subwords, batches_of_like_length, collate, subword_bounds
 from fairseq_ccpr.phrases.words import word_spans
 
-BATCH_TOKENS = 4000  # padding included
 LEARNED, ALL, NGRAM = "learned", "all", "ngram:"
 
 
@@ -140,15 +138,3 @@ def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
     i, j = i[whole], j[whole]
     characters = np.array(words)
     return np.column_stack([characters[i, 0], characters[j, 1], first[i], last[j]]).astype(np.int64)
-
-
-def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
-    """Texts of like length together, about BATCH_TOKENS subwords with their padding."""
-    batch: list[int] = []
-    for number in sorted(numbers, key=lambda n: len(encoded[n].ids)):
-        if batch and (len(batch) + 1) * len(encoded[number].ids) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
