@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import re
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Xpr, call, run
+from conftest import ROOT, Ccpr, World, Xpr, call, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
 from torch import nn
 
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.errors import CheckpointError, DatastoreError
+from fairseq_ccpr.evaluation.type_systems import OrthogonalTypes, TransformerTypes
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
@@ -182,7 +187,7 @@ def make_dataset(xpr: Xpr, split: str = "train", sentences: int = 3, max_subword
 
 
 def test_examples_of_a_batch_have_their_phrases(xpr: Xpr):
-    dataset = make_dataset(xpr)
+    dataset = make_dataset(xpr, max_subwords=199)
     lexicon, drawn = dataset.lexicons[0], []
     for epoch in (1, 2, 1):
         dataset.set_epoch(epoch)
@@ -317,8 +322,9 @@ def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Pa
     options = ["--save-interval-updates", 1, "--update-freq", frequency, "--disable-validation", "--queue", 24]
     for updates in (2, 4):
         call(*xpr.training(tmp_path, updates, *options))
-    checkpoints = sorted(tmp_path.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
-    assert [path.stem.split("_")[-1] for path in checkpoints] == ["1", "2", "3", "4"]
+    found = {torch.load(path)["optimizer_history"][-1]["num_updates"]: path for path in tmp_path.glob("checkpoint*.pt")}
+    assert sorted(found) == [1, 2, 3, 4]
+    checkpoints = [found[update] for update in sorted(found)]
     _, expected = parts(checkpoints[0])
     for path in checkpoints[1:]:
         fast, slow = parts(path)
@@ -327,7 +333,8 @@ def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Pa
         for name, weight in slow.items():
             torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-7)
     state = torch.load(checkpoints[-1])
-    assert int(state["model"]["momentum.enqueued"]) == min(4 * frequency, 99) * 32 or frequency > 1
+    if frequency == 1:
+        assert int(state["model"]["momentum.enqueued"]) == 4 * 32
     assert state["task_state"]["trained_on"] == ["de-en"]
 
 
@@ -407,7 +414,7 @@ def test_several_language_pairs_train_together(xpr: Xpr, tmp_path: Path):
     line = xpr.training(tmp_path / "run", 2)
     line[1] = f"{xpr.lexicon}:{tmp_path / 'other'}"
     call(*line)
-    assert XprEncoder.load(tmp_path / "run" / "checkpoint_best.pt").trained_on == ["de-en", "en-de"]
+    assert XprEncoder.load(tmp_path / "run" / "checkpoint_last.pt").trained_on == ["de-en", "en-de"]
 
 
 def flipped(pairs: Path, output: Path) -> Path:
@@ -418,7 +425,7 @@ def flipped(pairs: Path, output: Path) -> Path:
 def test_ablations_train(xpr: Xpr, tmp_path: Path):
     plain = ["--sentences", 0, "--encoder-momentum", 0, "--phrase-dim", 0, "--layer", 1]
     call(*xpr.training(tmp_path, 1, *plain))
-    encoder = XprEncoder.load(tmp_path / "checkpoint_best.pt")
+    encoder = XprEncoder.load(tmp_path / "checkpoint_last.pt")
     assert (encoder.layer, encoder.dimension, list(encoder.head.parameters())) == (1, 32, [])
     assert encoder.fingerprint() != XprEncoder.load(xpr.checkpoint).fingerprint()
 
@@ -452,3 +459,198 @@ def test_training_refuses_bad_input(xpr: Xpr, tmp_path: Path):
     line = xpr.training(tmp_path / "run", 1)
     line[1] = xpr.lexicon / "train"
     refused(call(*line, check=False), "there are no lexicon phrases at")
+
+
+def evaluate(xpr: Xpr, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    words = ["--task", "xpr", "--data", f"mine={xpr.lexicon / 'test'}", "--cpu", "--quiet", *extra]
+    return call("evaluate_phrases", *words, check=check)
+
+
+def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path):
+    done = evaluate(
+        xpr, "--encoder", f"raw={xpr.context}", f"map=orthogonal:{xpr.context}", f"xpr={xpr.checkpoint}",
+        f"ccpr={ccpr.checkpoint}", "--train", xpr.lexicon / "train", "--sentences", 0, 2, 4, "--layers", 1, 2,
+        "--json", tmp_path / "found.json", "--plot", tmp_path / "found.png",
+    )  # fmt: skip
+    found = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert len(found) == 3 * (2 + 2 + 2 + 1)
+    settings = {one["system"]: one["training"] for one in found}
+    assert settings == {"raw": "unsupervised", "map": "supervised", "xpr": "supervised", "ccpr": "other"}
+    assert done.stdout.count("| mine |") == len(found) and "data mine:" in done.stdout
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+    encoder, lexicon = XprEncoder.load(xpr.checkpoint), Lexicon(xpr.lexicon / "test")
+    (own,) = (one for one in found if (one["system"], one["layer"], one["sentences"]) == ("xpr", 2, 4))
+    assert own["forward"] == pytest.approx(forward_accuracy(encoder, lexicon, 4), abs=0.01)
+    again = evaluate(xpr, "--encoder", f"xpr={xpr.checkpoint}", "--sentences", 4)  # the layer it was trained on
+    assert f"| {own['forward']:.1f} | {own['backward']:.1f} |" in again.stdout
+
+
+@torch.no_grad()
+def forward_accuracy(encoder: XprEncoder, lexicon: Lexicon, count: int) -> float:
+    """acc@1 of the source phrases, one by one, each of their first sentences by itself."""
+    sides = []
+    for types in lexicon.sides:
+        vectors = []
+        for number in range(len(types)):
+            means = []
+            for place in range(types.counts[number]):
+                text, start, end = types.example(number, place)
+                subwords = encoder.context.tokenizer.encode(text)
+                if len(means) < count and (bounds := subword_bounds(subwords, start, end)) is not None:
+                    states = encoder.states(torch.tensor([subwords.ids]))
+                    means.append(states[0, bounds[0] : bounds[1] + 1].mean(0))
+            assert means
+            vectors.append(encoder.project(torch.stack(means).mean(0, keepdim=True))[0])
+        sides.append(torch.stack(vectors))
+    gold = {(p, q) for p, q in lexicon.pairs.tolist()}
+    nearest = (sides[0] @ sides[1].T).argmax(1).tolist()
+    return 100 * sum((p, q) in gold for p, q in enumerate(nearest)) / len(nearest)
+
+
+def test_orthogonal_mapping_undoes_a_rotation(xpr: Xpr):
+    rotation, _ = torch.linalg.qr(torch.randn(32, 32))
+
+    class Rotated(TransformerTypes):
+        def __init__(self) -> None:
+            self.fingerprint = "x"
+
+        def encode(self, lexicon, counts, show):
+            generator = torch.Generator().manual_seed(1)
+            y = nn.functional.normalize(torch.randn(len(lexicon.sides[1]), 32, generator=generator), dim=1)
+            x = torch.zeros(len(lexicon.sides[0]), 32)
+            rows = torch.from_numpy(lexicon.pairs.astype(np.int64))
+            x[rows[:, 0]] = y[rows[:, 1]] @ rotation
+            return {(1, 4): (x, y)}
+
+    lexicon = Lexicon(xpr.lexicon / "valid")
+    source, target = OrthogonalTypes(Rotated(), [Lexicon(xpr.lexicon / "train")]).encode(lexicon, [4], False)[1, 4]
+    last = dict(lexicon.pairs.tolist())
+    assert all(float(source[p] @ target[q]) > 0.7 for p, q in last.items())
+
+
+def test_evaluation_refuses_bad_input(xpr: Xpr, tmp_path: Path):
+    def fails(*extra: object) -> subprocess.CompletedProcess[str]:
+        return evaluate(xpr, *extra, check=False)
+
+    refused(fails("--encoder", tmp_path / "no"), "there is no encoder '.*no': give a checkpoint")
+    refused(fails("--encoder", f"orthogonal:{xpr.context}"), "learns from phrase pairs: give --train")
+    refused(fails("--encoder", xpr.context, "--sentences", -1), "--sentences has -1")
+    refused(fails("--encoder", xpr.context, "--layers", 3), "layer 3 of an encoder of 2 layers")
+    refused(fails("--encoder", xpr.context, "--json", tmp_path / "no" / "a.json"), "--json .*there is no folder")
+    refused(fails("--encoder", xpr.context, "--train", xpr.lexicon), "give one of its folders, such as train")
+
+
+@pytest.fixture(scope="module")
+def dictionary(xpr: Xpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Phrases of both languages."""
+    path = tmp_path_factory.mktemp("dictionary") / "pairs.tsv"
+    path.write_bytes(xpr.pairs.read_bytes())
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(xpr: Xpr, dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("types") / "store"
+    call(
+        "build_datastore", "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", output, "--segmentation",
+        f"lexicon:{dictionary}", "--cpu", "--quiet", "--shard-sentences", 64,
+    )  # fmt: skip
+    return output
+
+
+@torch.no_grad()
+def test_store_has_one_entry_a_string(xpr: Xpr, dictionary: Path, store: Path):
+    datastore, encoder = PhraseDatastore(store), XprEncoder.load(xpr.checkpoint)
+    wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
+    means, first = defaultdict(list), {}
+    for text in dict.fromkeys(read_lines(xpr.texts[1])):
+        subwords = encoder.context.tokenizer.encode(text)
+        states, seen = encoder.states(torch.tensor([subwords.ids]))[0], set()
+        words = word_spans(text)
+        for i, j in itertools.combinations_with_replacement(range(len(words)), 2):
+            start, end = words[i][0], words[j][1]
+            bounds = subword_bounds(subwords, start, end)
+            if j - i < 7 and (string := text[start:end]) in wanted - seen and bounds is not None:
+                seen.add(string)
+                means[string].append(states[bounds[0] : bounds[1] + 1].mean(0))
+                first.setdefault(string, (string, text, start, end))
+    entries = [datastore.phrase(row) for row in range(datastore.section.size)]
+    assert {entry[0] for entry in entries} == set(means) and len(entries) == len(means) > 100
+    assert all(entry == first[entry[0]] for entry in entries)
+    assert max(map(len, means.values())) > 5
+    for row, (string, *_) in enumerate(entries):
+        vector = encoder.project(torch.stack(means[string]).mean(0, keepdim=True))[0]
+        torch.testing.assert_close(torch.from_numpy(datastore.keys[row]).float(), vector, rtol=0, atol=3e-3)
+    assert not datastore.find_damage()
+
+
+def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
+    text = "\n".join(list(read_lines(xpr.texts[0]))[:8])
+    words = ["scripts/retrieve_phrases.py", store, "--encoder", xpr.checkpoint, "--cpu", *extra]
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        input=text,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path, store: Path):
+    wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
+    done = retrieve(xpr, store, "--format", "json")
+    queries = [query for line in done.splitlines() if line.startswith("{") for query in json.loads(line)["phrases"]]
+    assert queries and {query["phrase"] for query in queries} <= wanted
+    assert re.search(r"query:lexicon:[0-9a-f]{12}>", done) and str(dictionary) not in done
+
+
+def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path):
+    words = [
+        world.data_bin,
+        "--user-dir",
+        "fairseq_ccpr",
+        "--task",
+        "translation_retrieval",
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--path",
+    ]
+    words += [world.model, "--datastore", store, "--cpu", "--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+    done = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2)
+    assert "phrases:" in done.stderr + done.stdout
+    other = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2, "--phrase-segmentation", "all")
+    assert other.stdout != done.stdout or other.stderr != done.stderr
+    refused(
+        call("fairseq-generate", *words, "--phrase-segmentation", "learned", check=False),
+        "--segmentation learned asks for an encoder that has learnt what a phrase is",
+    )
+
+
+def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path):
+    def fails(kind: str) -> subprocess.CompletedProcess[str]:
+        words = ["phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", tmp_path / "out", "--cpu", "--quiet"]
+        return call("build_datastore", *words, "--segmentation", kind, check=False)
+
+    refused(fails("learned"), "has not: give lexicon:FILE, all or ngram:N")
+    refused(fails(f"lexicon:{tmp_path / 'no'}"), "there is no lexicon .*no")
+    (tmp_path / "empty").write_text("\n\t\n")
+    refused(fails(f"lexicon:{tmp_path / 'empty'}"), "is empty: give a file of one phrase a line")
+    (tmp_path / "other").write_text("xyzzy\n")
+    refused(fails(f"lexicon:{tmp_path / 'other'}"), "no phrase is left .*give a lexicon of its language")
+    refused(fails("lexicon:"), "give learned, all, ngram:N such as ngram:5, or lexicon:FILE")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_recipe(xpr: Xpr, tmp_path: Path):
+    where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(xpr.context)}
+    words = ["/bin/bash", ROOT / "scripts" / "recipes" / "train_xpr.sh", tmp_path / "out", xpr.lexicon, "--"]
+    options = "--max-subwords", 60, "--phrase-dim", 8, "--sentences", 2
+    run(*words, *options, UPDATES="2", PAIRS="32", **where)
+    trained = XprEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt")
+    kept = XprEncoder.load(tmp_path / "out" / "phrase-encoder" / "xpr.pt")
+    assert kept.dimension == 8 and kept.fingerprint() == trained.fingerprint() and kept.trained_on == ["de-en"]
