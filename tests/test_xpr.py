@@ -603,7 +603,7 @@ def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path,
     wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
     done = retrieve(xpr, store, "--format", "json")
     queries = [query for line in done.splitlines() if line.startswith("{") for query in json.loads(line)["phrases"]]
-    assert queries and {query["phrase"] for query in queries} <= wanted
+    assert queries and {query["string"] for query in queries} <= wanted
     assert re.search(r"query:lexicon:[0-9a-f]{12}>", done) and str(dictionary) not in done
 
 

@@ -27,11 +27,13 @@ class SpanEncoder(BaseFairseqModel):
         context: the Transformer.
         segments: whether it can tell which spans are phrases.
         dimension: o, width of a phrase vector.
+        trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
     """
 
     context: ContextEncoder
     segments: bool
     dimension: int
+    trained_on: list[str]
 
     def states(self, tokens: Tensor) -> Tensor:
         """What `vectors` is made of, int64 [S, L] -> [S, L, H]."""
@@ -101,7 +103,7 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder) -> 
         of_context = {TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)}
         context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, of_context)
         model = kind.restore(context, weights, settings)
-        model.trained_on = state["task_state"].get("trained_on", [])
+        model.trained_on = list(state["task_state"].get("trained_on", []))
     except pickle.UnpicklingError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
