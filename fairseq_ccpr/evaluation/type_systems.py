@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from fairseq_ccpr.datastore.fingerprint import of_strings
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.phrase_systems import MUSE, load_muse
+from fairseq_ccpr.evaluation.phrase_systems import BLOCK_TEXTS, MUSE, load_muse
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.type_vectors import Encode, type_means
@@ -77,7 +77,7 @@ class TransformerTypes:
 class MuseTypes:
     """A sentence encoder: the phrase's own vector, or the mean of those of its example sentences."""
 
-    trained_on = None
+    trained_on: Sequence[str] | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.sentences = load_muse(device)
@@ -95,7 +95,9 @@ class MuseTypes:
             of_phrase = [types.example(number, place)[0] for place in places] or [types.phrases[number]]
             texts += of_phrase
             owners += [number] * len(of_phrase)
-        vectors = torch.from_numpy(np.asarray(self.sentences.encode_sentences(texts), np.float32))
+        blocks = (texts[start : start + BLOCK_TEXTS] for start in range(0, len(texts), BLOCK_TEXTS))
+        encoded = [np.asarray(self.sentences.encode_sentences(block), np.float32) for block in blocks]
+        vectors = torch.from_numpy(np.concatenate(encoded))
         sums = vectors.new_zeros(len(types), vectors.size(1)).index_add(0, torch.tensor(owners), vectors)
         return normalize(sums, dim=1).to(self.sentences.device)
 
@@ -110,7 +112,7 @@ class OrthogonalTypes:
 
     def __init__(self, system: TransformerTypes, train: Sequence[Lexicon]) -> None:
         self.system, self.train = system, train
-        self.trained_on = sorted({lexicon.manifest.language_pair for lexicon in train})
+        self.trained_on: Sequence[str] | None = sorted({lexicon.manifest.language_pair for lexicon in train})
         self.fingerprint = of_strings(
             [system.fingerprint, *(lexicon.manifest.fingerprints["pairs"] for lexicon in train)]
         )

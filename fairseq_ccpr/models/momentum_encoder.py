@@ -22,7 +22,11 @@ class MomentumEncoder(nn.Module):
         dimension: o, their width.
     """
 
-    def __init__(self, encoder: nn.Module, momentum: float, queue: int, dimension: int) -> None:
+    vectors: Tensor  # of the queue, [2, size, o]
+    strings: Tensor  # int64 [size, 2], of both phrases of each pair
+    enqueued: Tensor  # how many pairs there were so far
+
+    def __init__(self, encoder: nn.ModuleDict, momentum: float, queue: int, dimension: int) -> None:
         super().__init__()
         self.encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.momentum = momentum
@@ -44,7 +48,7 @@ class MomentumEncoder(nn.Module):
     @torch.no_grad()
     def follow(self, encoder: nn.Module) -> None:
         """Take a step after the optimizer's."""
-        for slow, fast in zip(self.encoder.parameters(), encoder.parameters(), strict=True):
+        for slow, fast in zip(self.encoder.parameters(), encoder.parameters()):
             slow.lerp_(fast.to(slow.dtype), 1 - self.momentum)
 
     @property

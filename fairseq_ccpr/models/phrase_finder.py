@@ -184,7 +184,8 @@ def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = A
     """
     if kind is None:
         return LEARNED if encoder.segments else default
-    return LEXICON + str(Path(kind.removeprefix(LEXICON)).resolve()) if kind.startswith(LEXICON) else kind
+    path = kind.removeprefix(LEXICON)
+    return kind if path in ("", kind) else LEXICON + str(Path(path).resolve())
 
 
 def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -42,8 +43,7 @@ def type_means(
         wanted = [row for row, count in enumerate(counts) if bool(count) == bool(most)]
         examples = stored_examples(tokenizer, types, most, max_subwords)
         with tqdm(desc=f"{most} sentences", total=len(types), unit="phrase", disable=not show) as bar:
-            for _ in range(0, len(types), BLOCK):
-                block = [of_phrase for of_phrase, _ in zip(examples, range(BLOCK))]
+            while block := list(islice(examples, BLOCK)):
                 for table in as_tables([one for of_phrase in block for one in of_phrase], tokenizer.pad):
                     table = {name: tensor.to(device) for name, tensor in table.items()}
                     vectors = encode(table["tokens"], table["spans"])  # [J, S, d]
