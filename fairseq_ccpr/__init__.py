@@ -18,9 +18,17 @@ torch.serialization.add_safe_globals([Namespace])
 install_report()
 
 # Importing them registers them with fairseq.
-from fairseq_ccpr.models import ccpr_criterion, phrase_encoder, supervised_contrastive, token_adapter  # noqa: E402
+from fairseq_ccpr.models import (  # noqa: E402
+    ccpr_criterion,
+    phrase_encoder,
+    supervised_contrastive,
+    token_adapter,
+    xpco_criterion,
+    xpr_encoder,
+)
 from fairseq_ccpr.tasks import (  # noqa: E402
     phrase_contrast,
+    phrase_lexicon,
     token_contrast,
     translation_cpu_bf16,
     translation_retrieval,
@@ -31,9 +39,12 @@ __all__ = [
     "ccpr_criterion",
     "phrase_contrast",
     "phrase_encoder",
+    "phrase_lexicon",
     "supervised_contrastive",
     "token_adapter",
     "token_contrast",
     "translation_cpu_bf16",
     "translation_retrieval",
+    "xpco_criterion",
+    "xpr_encoder",
 ]

@@ -31,6 +31,7 @@ from fairseq_cli import train as train_cli
 from fairseq_ccpr.cli import (
     benchmark_phrases,
     build_datastore,
+    build_lexicon_dataset,
     compare_decoding,
     compare_systems,
     convert_encoder,
@@ -52,6 +53,7 @@ from fairseq_ccpr.cli import (
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.decoding import load
 from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
 from fairseq_ccpr.phrases.subwords import SubwordTokenizer
 from fairseq_ccpr.phrases.text_pairs import read_pairs
@@ -94,6 +96,7 @@ def run_two_processes(*command: object) -> list[str]:
 
 MAINS = {
     "build_datastore": build_datastore.main,
+    "build_lexicon_dataset": build_lexicon_dataset.main,
     "inspect_datastore": inspect_datastore.main,
     "compare_decoding": compare_decoding.main,
     "tune_retrieval": tune_retrieval.main,
@@ -211,6 +214,55 @@ def ccpr(tmp_path_factory: pytest.TempPathFactory) -> Ccpr:
         "--max-edge-share", 0.02, "--max-phrase-words", 4, "--output", made.phrases, "--quiet",
     )  # fmt: skip
     made.log = run(*made.training(made.checkpoint.parent, 40)).stdout
+    return made
+
+
+@dataclass
+class Xpr:
+    """A tiny XPR encoder that was trained on word pairs of a few verses, and what it was made from."""
+
+    pairs: Path  # TSV of phrase pairs
+    texts: tuple[Path, Path]
+    context: Path
+    lexicon: Path  # with train, valid and test
+    checkpoint: Path
+    log: str  # of fairseq-train
+
+    def training(self, save_dir: Path, updates: int, *extra: object) -> list[object]:
+        """The command line of fairseq-train."""
+        words = f"--user-dir {USER_DIR} --task phrase_lexicon --arch phrase_encoder_xpr --criterion xpco --cpu "
+        words += (
+            "--optimizer adam --lr 5e-3 --batch-size 32 --max-subwords 60 --dropout 0 --phrase-dim 16 --num-workers 0 "
+        )
+        words += (
+            "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --log-interval 1"
+        )
+        where = ["--encoder", self.context, "--save-dir", save_dir, "--max-update", updates, "--encoder-momentum", 0.9]
+        return ["fairseq-train", self.lexicon, *words.split(), *where, *extra]
+
+
+@pytest.fixture(scope="session")
+def xpr(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Xpr:
+    folder = tmp_path_factory.mktemp("xpr")
+    texts = folder / "text.de", folder / "text.en"
+    rows = list(read_pairs(ccpr.pairs))
+    for path, side in zip(texts, zip(*rows)):
+        path.write_text("\n".join(side) + "\n", encoding="utf-8")
+    made = Xpr(folder / "pairs.tsv", texts, ccpr.context, folder / "lexicon", folder / "run/checkpoint_best.pt", "")
+    store = PhrasePairs(ccpr.phrases / "train")
+    strings = dict.fromkeys(
+        (source[a:b], target[c:d])
+        for number in range(store.sentences)
+        for source, target in [store.sentence(number)]
+        for _, a, b, c, d in store.pairs_of(number).tolist()
+    )
+    lines = [f"{source}\t{target}\n" for source, target in list(strings)[:400]]
+    made.pairs.write_text("".join(lines), encoding="utf-8")
+    call(
+        "build_lexicon_dataset", "--pairs", made.pairs, "--source-text", texts[0], "--target-text", texts[1],
+        "--output", made.lexicon, "-s", "de", "-t", "en", "--examples", 6,
+    )  # fmt: skip
+    made.log = run(*made.training(made.checkpoint.parent, 24)).stdout
     return made
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT, Ccpr, call, random_context, run, run_two_processes
+from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,32 +132,39 @@ def test_criterion_adds_both_directions_and_segmentation(ccpr: Ccpr, mask_equal_
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def gradients_of_part(rank: int, folder: str, model: PhraseEncoder, parts: list) -> None:
+def gradients_of_part(rank: int, folder: str, model: nn.Module, criterion: nn.Module, parts: list) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    loss, count, logged = CcprCriterion(CcprConfig(), None)(model, parts[rank])
+    loss, count, logged = criterion(model, parts[rank])
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     torch.save((gradients, float(logged["loss"]), count), f"{folder}/{rank}")
     dist.destroy_process_group()
 
 
-def test_two_processes_have_the_gradient_of_one(ccpr: Ccpr, tmp_path: Path):
-    dataset, model = make_dataset(ccpr), untrained(ccpr)
+def gradient_of_two_processes(
+    model: nn.Module, criterion: nn.Module, dataset: FairseqDataset, folder: Path
+) -> dict[str, Tensor]:
+    """Assert that two processes with unequal parts of a batch have its gradient; what that is."""
     samples = [dataset[i] for i in range(16)]
-    loss, count, _ = CcprCriterion(CcprConfig(), None)(model, dataset.collater(samples))
+    loss, count, _ = criterion(model, dataset.collater(samples))
     loss.backward()
     whole = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     parts = [dataset.collater(samples[:6]), dataset.collater(samples[6:])]
-    arguments = str(tmp_path), model, parts
+    arguments = str(folder), model, criterion, parts
     torch.multiprocessing.start_processes(gradients_of_part, arguments, nprocs=2, start_method="fork")
-    made = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    made = [torch.load(folder / str(rank)) for rank in range(2)]
     assert sum(of_part for _, _, of_part in made) == count
     assert sum(logged for _, logged, _ in made) == pytest.approx(loss.item(), rel=1e-5)
-    assert "scale_offset" in whole
     for name, gradient in whole.items():
         together = made[0][0][name] + made[1][0][name]
         assert (together - gradient).abs().max() <= 1e-5 * max(1, gradient.abs().max()), name
+    return whole
+
+
+def test_two_processes_have_the_gradient_of_one(ccpr: Ccpr, tmp_path: Path):
+    criterion = CcprCriterion(CcprConfig(), None)
+    assert "scale_offset" in gradient_of_two_processes(untrained(ccpr), criterion, make_dataset(ccpr), tmp_path)
 
 
 def test_the_temperature_is_learned(ccpr: Ccpr):

@@ -21,9 +21,9 @@ from fairseq_ccpr.evaluation.gold_phrases import GoldPhrases, read_gold
 from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
 from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.evaluation.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
-from fairseq_ccpr.evaluation.text_samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.phrases.text_pairs import read_pairs
+from fairseq_ccpr.phrases.text_samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.phrases.words import word_spans
 
 CPU = torch.device("cpu")

@@ -32,7 +32,7 @@ from fairseq_ccpr.evaluation.phrase_speed import (
     measure_search,
 )
 from fairseq_ccpr.evaluation.plots import draw_speed
-from fairseq_ccpr.evaluation.text_samples import sample_sentences
+from fairseq_ccpr.phrases.text_samples import sample_sentences
 from fairseq_ccpr.search.plan import plan_index
 
 HELP = """\

@@ -15,6 +15,7 @@ from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phra
 from fairseq_ccpr.extraction.processes import launched
 from fairseq_ccpr.extraction.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
+from fairseq_ccpr.models.phrase_finder import KINDS
 from fairseq_ccpr.search import METRICS
 
 TOKENS_HELP = """\
@@ -33,9 +34,15 @@ the index anew. Several processes share the work: torchrun --nproc-per-node 4 sc
 
 PHRASES_HELP = """\
 Build a phrase datastore from text of the target language alone: find the phrases of each sentence with a trained phrase
-encoder (CCPR) and keep a vector of each and its place.
+encoder and keep a vector of each and its place.
 
   build_datastore.py phrases mono.en.txt --encoder ccpr/phrase-encoder/ccpr.pt --output datastores/mine
+  build_datastore.py phrases mono.en.txt --encoder xpr/phrase-encoder/xpr.pt --segmentation lexicon:dictionary.tsv \
+    --output datastores/types
+
+With a CCPR encoder each phrase of each sentence is an entry. With an XPR encoder each string is one, its vector the mean
+over all its sentences, of which the first is kept. XPR cannot tell phrases from other words, so give it a lexicon: word spans
+that FILE names, one a line or with tabs between them. A dictionary of both languages serves for source sentences as well.
 
 The text has a sentence a line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
 already. Run the same command again after a kill and it goes on where it was.
@@ -58,21 +65,29 @@ def _defaults(settings: type[Any]) -> dict[str, Any]:
 
 def _add_phrases(parts: Any) -> None:
     phrases = parts.add_parser(
-        "phrases", help="from target-language text, for CCPR", description=PHRASES_HELP, formatter_class=HelpFormatter
+        "phrases",
+        help="from target-language text, for CCPR and XPR",
+        description=PHRASES_HELP,
+        formatter_class=HelpFormatter,
     )
     default = _defaults(PhraseBuildSettings)
     add = phrases.add_argument
     add("text", nargs="+", type=Path, metavar="TEXT", help="files of one sentence a line")
     add(
-        "--encoder", required=True, type=Path, metavar="CKPT", help="checkpoint of fairseq-train --task phrase_contrast"
+        "--encoder",
+        required=True,
+        type=Path,
+        metavar="CKPT",
+        help="checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon",
     )
     add("--output", required=True, type=Path, metavar="DIR", help="the datastore: a new folder, or one to add to")
     _add_share(phrases, default, "sentences")
     add(
         "--segmentation",
         default=default["segmentation"],
-        metavar="learned|all|ngram:N",
-        help="which spans of words are phrases: what the encoder takes for one, all, or those of N words",
+        metavar=KINDS,
+        help="which spans of words are phrases: what the encoder takes for one, all, those of N words, or those that a file "
+        "names (learned; all with XPR)",
     )
     add("--threshold", type=float, default=default["threshold"], metavar="P", help="probability above which it does")
     add("--max-words", type=int, default=default["max_words"], metavar="N", help="words of a phrase, at most")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from fairseq_ccpr.cli import evaluate_phrase_types
 from fairseq_ccpr.cli.command import (
     HelpFormatter,
     add_evaluation_options,
@@ -50,6 +51,8 @@ does, in whichever sentence. Ties count against the system; "tied" says how ofte
 Under the average of the sets stand its 95% interval and p, the chance of a difference to the first system as large as
 this one between equal systems (paired bootstrap).
 
+Phrases of a dictionary, which have no sentence of their own, are another task: see evaluate_phrases.py --task xpr --help.
+
 --same-string 0 4 16 asks whether context tells the same words apart: the index then has, of each gold target, that many
 other occurrences in the distractor text, and otherwise only phrases with other strings.
 
@@ -65,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     default = PhraseBenchmarkSettings
     add = parser.add_argument
+    add("--task", choices=("ccpr", "xpr"), default="ccpr", help="phrases in their sentences, or of a dictionary")
     add("--gold", required=True, type=Path, metavar="TSV", help="phrase pairs in their sentences, plain, .gz or .xz")
     add(
         "--distractors", required=True, nargs="+", type=Path, metavar="TEXT",
@@ -192,8 +196,12 @@ def _print(done: PhraseReport, signature: str) -> None:
 
 def main() -> None:
     """Parse, evaluate, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("evaluate_phrases.py", lambda: evaluate(options))
+    words = own_arguments()
+    task = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    task.add_argument("--task")
+    of_types = task.parse_known_args(words)[0].task == "xpr"
+    options = (evaluate_phrase_types.make_parser() if of_types else make_parser()).parse_args(words)
+    run("evaluate_phrases.py", lambda: (evaluate_phrase_types.evaluate if of_types else evaluate)(options))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.retrieved_phrases import count_retrieved, make_references, read_text
 from fairseq_ccpr.evaluation.retrieved_report import RetrievedReport, StoreResult, report, retrieved_table
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 
 HELP = """\
 What phrase datastores bring back for a text, compared with its reference translations. Retrieval is that of decoding and
@@ -66,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--phrase-k", type=int, default=8, metavar="N", help="different strings retrieved for each phrase, at most")
     add("--min-similarity", type=float, default=0.0, metavar="S", help="leave out what scores less")
     add(
-        "--segmentation", metavar="learned|all|ngram:N",
+        "--segmentation", metavar=KINDS,
         help="which spans of words are asked for (of the kind that the datastore has)",
     )  # fmt: skip
     add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")
@@ -85,12 +85,14 @@ def evaluate(options: argparse.Namespace) -> int:
     queries = {
         name: query_segmentation(store, options.threshold, options.segmentation) for name, store in stores.items()
     }
-    encoder = PhraseEncoder.load(find_encoder(next(iter(stores.values())), options.encoder, "--encoder"))
+    encoder = load_phrase_encoder(find_encoder(next(iter(stores.values())), options.encoder, "--encoder"))
     for store in stores.values():
         store.check_encoder(encoder.fingerprint())  # before any work is done
     pairs, skipped = read_text(options.source, options.target)
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    finder = PhraseFinder(encoder.to(device), Segmentation(threshold=options.reference_threshold))
+    finder = PhraseFinder(
+        encoder.to(device), Segmentation(choose_segmentation(None, encoder), options.reference_threshold)
+    )
     references, too_long = make_references(finder, [target for _, target in pairs], options.quiet)
     sources, tops = [source for source, _ in pairs], sorted({1, options.phrase_k})
 

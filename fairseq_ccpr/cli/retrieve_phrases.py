@@ -15,8 +15,8 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.phrase_finder import LEARNED, Segmentation
+from fairseq_ccpr.models.phrase_finder import KINDS, Segmentation, choose_segmentation
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 
 HELP = """\
 For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
@@ -40,7 +40,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--format", choices=("table", "json", "prompt"), default="table", help="of the output")
     add("--k", type=int, default=4, metavar="N", help="different phrases retrieved for each, at most")
     add("--min-similarity", type=float, default=0.0, metavar="S", help="leave out what scores less")
-    add("--segmentation", default=LEARNED, metavar="learned|all|ngram:N", help="which spans of words are asked for")
+    add(
+        "--segmentation",
+        metavar=KINDS,
+        help="which spans of words are asked for (what the encoder takes for a phrase; with XPR, as in the datastore)",
+    )
     add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")
     add("--max-words", type=int, default=7, metavar="N", help="words of a phrase, at most")
     add("--source-language", default="German", metavar="NAME", help="as the prompt is to call it")
@@ -52,15 +56,10 @@ def make_parser() -> argparse.ArgumentParser:
 def retrieve(options: argparse.Namespace) -> int:
     """Read, retrieve, print."""
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    segmentation = Segmentation(options.segmentation, options.threshold, options.max_words)
-    retriever = PhraseRetriever(
-        PhraseDatastore(options.datastore),
-        PhraseEncoder.load(options.encoder),
-        segmentation,
-        options.k,
-        options.min_similarity,
-        device,
-    )
+    datastore, encoder = PhraseDatastore(options.datastore), load_phrase_encoder(options.encoder)
+    kind = choose_segmentation(options.segmentation, encoder, datastore.section.segmentation["kind"])
+    segmentation = Segmentation(kind, options.threshold, options.max_words)
+    retriever = PhraseRetriever(datastore, encoder, segmentation, options.k, options.min_similarity, device)
     print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
     lines = _read_input()
     while sentences := list(islice(lines, BATCH)):

@@ -11,6 +11,7 @@ import numpy as np
 from fairseq_ccpr.datastore.arrays import open_array
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, check_checksums, check_sizes
+from fairseq_ccpr.datastore.text_lines import TextLines
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, IndexDescription, open_index
 
@@ -43,12 +44,11 @@ class PhraseDatastore:
         folder = self.directory / PHRASE
         self.keys = open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
-        self._offsets = open_array(folder / f"{OFFSETS}.npy", (section.sentences + 1,), "int64")
-        self._text = np.memmap(folder / SENTENCES, np.uint8, "r")
+        self._sentences = TextLines(folder / SENTENCES, folder / f"{OFFSETS}.npy", section.sentences)
 
     def sentence(self, number: int) -> str:
         """A sentence as it stood in the text."""
-        return bytes(self._text[self._offsets[number] : self._offsets[number + 1] - 1]).decode("utf-8")
+        return self._sentences[number]
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
         """An entry's string, its sentence, and the characters of the sentence where it begins and ends."""
@@ -101,7 +101,7 @@ class PhraseDatastore:
         """
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
-        lengths = np.diff(self._offsets)  # bytes of each sentence, and so no fewer than its characters
+        lengths = np.diff(self._sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):
             rows = f"rows {start:,} to {start + block_rows:,}"
             if not np.isfinite(self.keys[start : start + block_rows]).all():

@@ -14,8 +14,8 @@ from torch import Tensor
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.phrase import KEYS, PHRASE, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.version import __version__
 
 FIRST_ENTRIES = 64  # searched for a phrase, whatever k: fewer strings are then the head of more, of any index
@@ -68,7 +68,7 @@ class PhraseRetriever:
     def __init__(
         self,
         datastore: PhraseDatastore,
-        encoder: PhraseEncoder,
+        encoder: SpanEncoder,
         segmentation: Segmentation,
         k: int,
         min_similarity: float,
@@ -177,13 +177,13 @@ class PhraseRetriever:
             settings: what counts beside datastore, encoder and segmentation, by name; k and s0 of this retriever if not
                 given.
         """
-        section, segmentation = self.datastore.section, self.finder.segmentation
+        section = self.datastore.section
         parts = {
             "phrases": short(section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]),
             "entries": section.size,
             "encoder": short(section.fingerprints["encoder"]),
             "index": section.index,
-            "query": f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words",
+            "query": self.finder.description,
             **({"k": self.k, "s0": self.min_similarity} if settings is None else settings),
             "v": __version__,
         }

@@ -14,8 +14,8 @@ import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.phrase_systems import Phrases
-from fairseq_ccpr.evaluation.text_samples import digest_of
 from fairseq_ccpr.phrases.text_pairs import read_lines
+from fairseq_ccpr.phrases.text_samples import digest_of
 from fairseq_ccpr.phrases.words import word_spans
 
 COLUMNS = "set", "source sentence", "target sentence", "source span", "target span", "source phrase", "target phrase"

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.gold_phrases import GoldPair, GoldPhrases, as_phrases, read_gold
 from fairseq_ccpr.evaluation.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
-from fairseq_ccpr.evaluation.text_samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
+from fairseq_ccpr.phrases.text_samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.phrases.words import word_spans
 
 Finder = Callable[[list[str]], np.ndarray]  # texts -> int32 [K, 3], spans in characters, by text

@@ -14,9 +14,8 @@ from torch import Tensor
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.sentence_encoders import MUSE, MuseEncoder
 from fairseq_ccpr.models.context_encoder import ContextEncoder
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.phrase_finder import batches_of_like_length
-from fairseq_ccpr.phrases.subwords import Subwords, collate, subword_bounds
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.phrases.subwords import Subwords, batches_of_like_length, collate, subword_bounds
 
 BLOCK_TEXTS = 64
 
@@ -57,16 +56,20 @@ class PhraseSystem(Protocol):
 
 
 class SubwordSystem:
-    """A Transformer whose states at the first and the last subword of a phrase make its vector.
+    """A Transformer whose states at the subwords of a phrase make its vector.
 
     Args:
         context: the Transformer, on the device that is to work.
+        to_states: tokens int64 [S, L] -> its states [S, L, H].
         to_vectors: states [S, L, H] and spans int64 [K, 3] (sentence, first and last subword) -> fp32 [K, d].
         digest: of all that decides the vectors.
     """
 
-    def __init__(self, context: ContextEncoder, to_vectors: Callable[[Tensor, Tensor], Tensor], digest: str) -> None:
-        self.context, self.to_vectors, self.fingerprint = context, to_vectors, digest
+    def __init__(
+        self, context: ContextEncoder, to_states: Callable[[Tensor], Tensor],
+        to_vectors: Callable[[Tensor, Tensor], Tensor], digest: str,
+    ) -> None:  # fmt: skip
+        self.context, self.to_states, self.to_vectors, self.fingerprint = context, to_states, to_vectors, digest
 
     def usable(self, phrases: Phrases) -> np.ndarray:
         """See `PhraseSystem`: texts it can take, phrases whose borders no subword crosses."""
@@ -96,7 +99,7 @@ class SubwordSystem:
             rows = (place[numbers] >= 0).nonzero().squeeze(1)
             spans = torch.column_stack([place[numbers[rows]], bounds[rows]]).to(device)
             tokens = collate([subwords[number] for number in batch], self.context.tokenizer.pad).to(device)
-            found = self.to_vectors(self.context(tokens), spans)
+            found = self.to_vectors(self.to_states(tokens), spans)
             vectors = found.new_empty(len(numbers), found.size(1)) if vectors is None else vectors
             vectors[rows.to(device)] = found
         assert vectors is not None, "phrases to encode"
@@ -160,15 +163,20 @@ def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSy
     if path.is_dir():
         context = ContextEncoder.load(path).to(device)
         context.bf16 = bf16
-        return SubwordSystem(context, raw_vectors, context.fingerprint())
+        return SubwordSystem(context, context, raw_vectors, context.fingerprint())
     if path.is_file():
-        encoder = PhraseEncoder.load(path).to(device)
+        encoder = load_phrase_encoder(path).to(device)
         encoder.context.bf16 = bf16
-        return SubwordSystem(encoder.context, encoder.vectors, encoder.fingerprint())
+        return SubwordSystem(encoder.context, encoder.states, encoder.vectors, encoder.fingerprint())
     if word == MUSE:
-        muse = MuseEncoder()
-        return SentenceSystem(muse.encode, muse.fingerprint, device)
+        return load_muse(device)
     raise ConfigurationError(
         f"there is no encoder '{word}': give a checkpoint of fairseq-train --task phrase_contrast, the directory of a "
         f"pretrained encoder, or {MUSE}"
     )
+
+
+def load_muse(device: torch.device) -> SentenceSystem:
+    """Google's multilingual universal sentence encoder, version 3."""
+    muse = MuseEncoder()
+    return SentenceSystem(muse.encode, muse.fingerprint, device)

@@ -16,6 +16,7 @@ from matplotlib.image import AxesImage
 from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.phrase_speed import SearchSpeed
+from fairseq_ccpr.evaluation.type_accuracy import TypeResult
 
 COLOURS = matplotlib.colormaps["tab10"]
 DPI = 130
@@ -128,6 +129,32 @@ def draw_f1(curves: Mapping[str, Mapping[float, float]], path: Path, title: str)
     axes.set(xlabel="non-pairing sentences, per cent", ylabel="F1", title=title, ylim=(0, 100))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+def draw_types(results: Sequence[TypeResult], path: Path) -> None:
+    """acc@1 of both directions by number of example sentences, and by layer: figure 2 and table 4 of the XPR paper.
+
+    A line is a system on a set of data; on the left each has the layer, on the right the number of sentences, that is best.
+    """
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, key in enumerate(dict.fromkeys((one.data, one.system) for one in results)):
+        rows = [one for one in results if (one.data, one.system) == key]
+        best = max(rows, key=lambda one: one.mean)
+        look = {"marker": "o", "label": ", ".join(key), "color": COLOURS(number % 10)}
+        by_sentences = [one for one in rows if one.layer == best.layer]
+        left.plot([one.sentences for one in by_sentences], [one.mean for one in by_sentences], **look)
+        by_layer = [one for one in rows if one.sentences == best.sentences]
+        right.plot([one.layer for one in by_layer], [one.mean for one in by_layer], **look)
+    counts = sorted({one.sentences for one in results})
+    left.set_xscale("symlog", base=2, linthresh=1)
+    left.set_xticks(counts, [str(count) for count in counts])
+    left.set(xlabel="example sentences", ylabel="acc@1, per cent")
+    right.set(xlabel="layer")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
     figure.savefig(path, dpi=DPI, format="png")
 
 

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.datastore import fingerprint
-from fairseq_ccpr.datastore.arrays import GrowingArray, bring_to_disk, check_space, save_array
+from fairseq_ccpr.datastore.arrays import GrowingArray, check_space, save_array
 from fairseq_ccpr.datastore.manifest import (
     MANIFEST,
     PLAN,
@@ -29,11 +29,14 @@ from fairseq_ccpr.datastore.manifest import (
     write_json,
 )
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPANS
+from fairseq_ccpr.datastore.text_lines import write_lines
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extraction.corpus import SEED, check_share
 from fairseq_ccpr.extraction.token_part import refuse_differences, refuse_foreign
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.phrase_finder import LEARNED, FoundPhrases, PhraseFinder, Segmentation
+from fairseq_ccpr.extraction.type_merge import merge_types
+from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
+from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.phrases.text_pairs import read_lines
 from fairseq_ccpr.search.faiss_index import build_index
 from fairseq_ccpr.search.plan import plan_index
@@ -50,7 +53,7 @@ class PhraseBuildSettings:
     encoder: Path
     output: Path
     share: float = 1.0
-    segmentation: str = LEARNED
+    segmentation: str | None = None  # learned, where the encoder has; else all
     threshold: float = 0.7
     max_words: int = 7
     index: str = "auto"
@@ -95,18 +98,20 @@ def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
 
     1. Plan: load the encoder, fingerprint everything, see that the output is free, or ours, and that the text can be read.
     2. Find the phrases of each shard of sentences, the same sentence once.
-    3. Join the shards; index the keys; publish.
+    3. Join the shards; of XPR, whose phrases have no context of their own, equal strings become one entry, the first
+       place standing for all. Index the keys; publish.
 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
-    segmentation = Segmentation(settings.segmentation, settings.threshold, settings.max_words)
-    encoder = PhraseEncoder.load(settings.encoder)
+    encoder = load_phrase_encoder(settings.encoder)
+    kind = choose_segmentation(settings.segmentation, encoder)
+    segmentation = Segmentation(kind, settings.threshold, settings.max_words)
     encoder.context.bf16 = settings.bf16
     plan_index(settings.index, "ip", settings.index_parameters, 10**6, encoder.dimension)  # a typing error shows now
     part = _Part(settings, encoder, segmentation)
     if part.published is None:
-        finder = PhraseFinder(encoder.to(_device(settings.cpu)), segmentation)
+        finder = PhraseFinder(encoder.to(_device(settings.cpu)), segmentation, pooled=isinstance(encoder, XprEncoder))
         part.prepare()
         try:
             part.count_lines()
@@ -122,8 +127,8 @@ def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
 class _Part:
     """The phrase part at the output, as far as it is there."""
 
-    def __init__(self, settings: PhraseBuildSettings, encoder: PhraseEncoder, segmentation: Segmentation) -> None:
-        self.settings, self.segmentation, self.dimension = settings, segmentation, encoder.dimension
+    def __init__(self, settings: PhraseBuildSettings, encoder: SpanEncoder, segmentation: Segmentation) -> None:
+        self.settings, self.segmentation, self.encoder = settings, segmentation, encoder
         self.lines, self.found_in, self.seconds = TextCounts(), 0, 0.0
         self.final, self.partial = settings.output / PHRASE, settings.output / f"{PHRASE}.partial"
         self.identity: dict[str, Any] = {
@@ -132,6 +137,8 @@ class _Part:
             "share": settings.share,
             "fingerprints": {"encoder": encoder.fingerprint(), "corpus": fingerprint.of_files(settings.text)},
         }
+        if segmentation.lexicon and segmentation.lexicon.is_file():  # what is not there is told by who reads it
+            self.identity["fingerprints"]["lexicon"] = fingerprint.of_file(segmentation.lexicon)
         has_manifest = (settings.output / MANIFEST).exists()
         self.manifest = Manifest.read(settings.output) if has_manifest else Manifest()
         self.published = self.manifest.phrase
@@ -207,21 +214,18 @@ class _Part:
                 f"no phrase is left of {sum(count['sentences'] for count in counts):,} sentences "
                 f"{self.segmentation.explain_nothing()}"
             )
-        check_space(self.settings.output, size * (2 * self.dimension + 12))
-        for name, width, dtype in ((KEYS, self.dimension, "float16"), (SPANS, 3, "int32")):
+        is_pooled = isinstance(self.encoder, XprEncoder)
+        key_width = self.encoder.context.hidden if is_pooled else self.encoder.dimension
+        check_space(self.settings.output, size * (2 * key_width + 12))
+        for name, width, dtype in ((KEYS, key_width, "float16"), (SPANS, 3, "int32")):
             array = GrowingArray(self.partial / f"{name}.npy", (width,), dtype)
             for path in shards:
                 array.append(np.load(path.with_suffix(f".{name}.npy"), allow_pickle=False))
             array.close()
-        offsets = GrowingArray(self.partial / f"{OFFSETS}.npy", (), "int64")
-        with (self.partial / SENTENCES).open("wb") as stream:
-            for sentence in self.sentences():
-                offsets.append(np.array([stream.tell()]))
-                stream.write(sentence.encode() + b"\n")
-            offsets.append(np.array([stream.tell()]))
-            bring_to_disk(stream)
-        offsets.close()
+        write_lines(self.partial / SENTENCES, self.partial / f"{OFFSETS}.npy", self.sentences())
         totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
+        if isinstance(self.encoder, XprEncoder):
+            totals["phrases"] = merge_types(self.partial, totals["sentences"], self.encoder)
         write_json(self.partial / "totals.json", totals)
 
     def discard(self) -> None:
@@ -236,7 +240,7 @@ class _Part:
         keys = np.load(folder / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
         gpu = _device(self.settings.cpu).type == "cuda"
         self.description = plan_index(
-            self.settings.index, "ip", self.settings.index_parameters, len(keys), self.dimension, gpu, PROBES
+            self.settings.index, "ip", self.settings.index_parameters, len(keys), self.encoder.dimension, gpu, PROBES
         )
         path = folder / self.description.file if self.description.file else None
         if path is None or path.exists():
@@ -258,7 +262,7 @@ class _Part:
         paths = [f"{PHRASE}/{name}" for name in files]
         new = describe_files(self.settings.output, [path for path in paths if path not in old])
         section = PhraseSection(
-            totals["phrases"], self.dimension, totals["sentences"], self.identity["segmentation"],
+            totals["phrases"], self.encoder.dimension, totals["sentences"], self.identity["segmentation"],
             str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description,
             {path: old.get(path) or new[path] for path in paths}, self.settings.share,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,27 +96,37 @@ class ContextEncoder(nn.Module):
         Raises:
             ConfigurationError: no such layer, or L is too large.
         """
-        if not 0 <= layer <= self.layers:
-            raise ConfigurationError(f"layer {layer} of an encoder of {self.layers} layers: give 0 to {self.layers}")
+        return self.states_of_layers(tokens, [layer])[0]
+
+    def states_of_layers(self, tokens: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        """`states` of several layers at the cost of the highest."""
+        for layer in layers:
+            if not 0 <= layer <= self.layers:
+                raise ConfigurationError(
+                    f"layer {layer} of an encoder of {self.layers} layers: give 0 to {self.layers}"
+                )
         if tokens.size(1) > self.max_positions + MARKERS:
             raise ConfigurationError(
                 f"a text has {tokens.size(1) - MARKERS} subwords, and the encoder takes {self.max_positions}: "
                 "leave it out, or cut it"
             )
         if not self.bf16:
-            return self._states(tokens, layer)
+            return self._states(tokens, layers)
         with torch.autocast(tokens.device.type, torch.bfloat16):
-            return self._states(tokens, layer).float()
+            return [states.float() for states in self._states(tokens, layers)]
 
-    def _states(self, tokens: Tensor, layer: int) -> Tensor:
+    def _states(self, tokens: Tensor, layers: Sequence[int]) -> list[Tensor]:
         padding = tokens.eq(self.tokenizer.pad)
         states, _ = self.transformer.forward_embedding(tokens)
         states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]
-        for block in self.transformer.layers[:layer]:
+        of_layer = {0: states}
+        for number, block in enumerate(self.transformer.layers[: max(layers)], 1):
             states = block(states, encoder_padding_mask=padding)
-        if self.transformer.layer_norm is not None and layer == self.layers:
-            states = self.transformer.layer_norm(states)
-        return states.transpose(0, 1)
+            if number in layers:
+                of_layer[number] = states
+        if self.transformer.layer_norm is not None and self.layers in layers:
+            of_layer[self.layers] = self.transformer.layer_norm(states)
+        return [of_layer[layer].transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
         """Digest of all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""

@@ -1,6 +1,6 @@
 """The losses of CCPR: which phrase translates which, and what is a phrase. Pure tensor maths.
 
-Letters: K phrase pairs, o width of a phrase vector.
+Letters: K phrase pairs, C candidates, o width of a phrase vector.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
     """L_{x->y} of each phrase: equation 2 of the CCPR paper, its pair being the target of the same number.
 
     Args:
-        sources, targets: vectors, [K, o] each; swapped, they give L_{y->x}.
+        sources, targets: vectors, [K, o] and [C, o], C at least K; swapped, they give L_{y->x}.
         scale: what inner products are multiplied by, 1 / temperature.
-        excluded: bool [K, K], targets that are no negatives of a source. The diagonal is ignored.
+        excluded: bool [K, C], targets that are no negatives of a source. The diagonal is ignored.
 
     Returns:
         [K], fp32, or fp64 where that was given.
@@ -26,7 +26,7 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
     dtype = torch.promote_types(sources.dtype, torch.float32)
     with torch.autocast(sources.device.type, enabled=False):
         logits = (sources.to(dtype) @ targets.to(dtype).T) * scale
-        own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+        own = torch.eye(*logits.shape, dtype=torch.bool, device=logits.device)
         logits = logits.masked_fill(excluded & ~own, float("-inf"))
         return logits.logsumexp(dim=1) - logits.diagonal()
 

@@ -3,22 +3,19 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import math
-import pickle
-from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.datastore.fingerprint import of_parameters, of_strings
-from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder
-from fairseq_ccpr.phrases.tokenizers import load_tokenizer
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.models.span_encoder import DEFAULT_KIND, KINDS, SpanEncoder
 
 SIMILARITIES = "cosine", "dot"
 MOST_SCALE = 100.0  # of a learned 1 / temperature: beyond it only the nearest candidate counts
@@ -41,8 +38,8 @@ class PhraseEncoderConfig(FairseqDataclass):
     dropout: float = field(default=0.2, metadata={"help": "dropout inside the context encoder"})
 
 
-@register_model("phrase_encoder", dataclass=PhraseEncoderConfig)
-class PhraseEncoder(BaseFairseqModel):
+@register_model(DEFAULT_KIND, dataclass=PhraseEncoderConfig)
+class PhraseEncoder(SpanEncoder):
     """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper.
 
     Args:
@@ -52,10 +49,12 @@ class PhraseEncoder(BaseFairseqModel):
         temperature: at the start.
     """
 
+    segments = True
+
     def __init__(self, context: ContextEncoder, dimension: int, similarity: str, temperature: float) -> None:
         super().__init__()
         self.context, self.similarity = context, similarity
-        self.align = nn.Linear(2 * context.hidden, dimension)
+        self.align, self.dimension = nn.Linear(2 * context.hidden, dimension), dimension
         self.segment = nn.Linear(2 * context.hidden, 1)
         self.log_scale = -math.log(temperature)  # at the start, where weight decay draws it back to
         self.scale_offset = nn.Parameter(torch.zeros(()), requires_grad=similarity == "cosine")
@@ -77,11 +76,6 @@ class PhraseEncoder(BaseFairseqModel):
             return 1.0
         return (self.log_scale + SCALE_SPEED * self.scale_offset).exp().clamp_max(MOST_SCALE)
 
-    @property
-    def dimension(self) -> int:
-        """o."""
-        return self.align.out_features
-
     def forward(self, *sides: dict[str, Tensor]) -> "tuple[list[tuple[Tensor, Tensor]], Tensor | float]":
         """All that training asks for, in one call, as torch's distributed wrappers want it.
 
@@ -98,16 +92,12 @@ class PhraseEncoder(BaseFairseqModel):
             outputs.append((self.vectors(states, side["spans"]), logits))
         return outputs, self.scale
 
+    def states(self, tokens: Tensor) -> Tensor:
+        """See `SpanEncoder.states`: those of the last layer."""
+        return self.context(tokens)
+
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
-        """Phrase vectors.
-
-        Args:
-            states: [S, L, H], from `context`.
-            spans: int64 [K, 3], sentence, first and last subword.
-
-        Returns:
-            fp32 [K, o], of length 1 where similarity is cosine.
-        """
+        """See `SpanEncoder.vectors`; of length 1 where similarity is cosine."""
         vectors = of_ends(self.align, states, spans)
         return nn.functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
@@ -116,41 +106,21 @@ class PhraseEncoder(BaseFairseqModel):
         return of_ends(self.segment, states, spans).squeeze(1)
 
     @classmethod
-    def load(cls, path: Path) -> "PhraseEncoder":
-        """The encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
-
-        Its tokenizer is the one that training left beside the checkpoint.
-
-        Raises:
-            CheckpointError: a missing file, the checkpoint of something else, or no tokenizer beside it.
-        """
-        if not path.is_file():
-            raise CheckpointError(
-                f"there is no phrase encoder {path}: give a checkpoint of fairseq-train --task phrase_contrast"
-            )
-        tokenizer = load_tokenizer(path.parent)
-        try:
-            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-            weights, settings = state["model"], state["cfg"]["model"]
-            inner = "context.transformer."
-            of_context = {TRANSFORMER + n.removeprefix(inner): w for n, w in weights.items() if n.startswith(inner)}
-            context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, of_context)
-            model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
-            model.load_state_dict(weights)
-        except pickle.UnpicklingError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
-            message = " ".join(str(error).split())[:200] or type(error).__name__
-            raise CheckpointError(
-                f"{path} is no phrase encoder for the tokenizer beside it ({message}): give a checkpoint of "
-                "fairseq-train --task phrase_contrast, in its folder"
-            ) from None
-        return model.float().eval()
+    def restore(
+        cls, context: ContextEncoder, weights: "dict[str, Tensor]", settings: "dict[str, Any]"
+    ) -> "PhraseEncoder":
+        """See `SpanEncoder.restore`."""
+        model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
+        model.load_state_dict(weights)
+        return model
 
     def fingerprint(self) -> str:
-        """Digest of all that decides the phrases and vectors of a text."""
+        """See `SpanEncoder.fingerprint`."""
         heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith(("align.", "segment."))]
         return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
+
+
+KINDS[DEFAULT_KIND] = PhraseEncoder
 
 
 def of_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:

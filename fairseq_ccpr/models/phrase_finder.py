@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.datastore.fingerprint import of_file, short
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.phrases.subwords import Subwords, collate, subword_bounds
+from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.models.xpr_encoder import span_means
+from fairseq_ccpr.phrases.subwords import Subwords, batches_of_like_length, collate, subword_bounds
+from fairseq_ccpr.phrases.text_pairs import read_lines
 from fairseq_ccpr.phrases.words import word_spans
 
-BATCH_TOKENS = 4000  # padding included
-LEARNED, ALL, NGRAM = "learned", "all", "ngram:"
+LEARNED, ALL, NGRAM, LEXICON = "learned", "all", "ngram:", "lexicon:"
+KINDS = "learned|all|ngram:N|lexicon:FILE"
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,17 @@ class Segmentation:
         ConfigurationError: a kind that does not exist, or a number out of its range.
     """
 
-    kind: str = LEARNED  # by the segmentation head; `all` spans; or `ngram:N`, those of N words
+    # By the segmentation head; `all` spans; `ngram:N`, those of N words; or `lexicon:FILE`, those that a file names.
+    kind: str = LEARNED
     threshold: float = 0.7  # of the head's probability
     max_words: int = 7
 
     def __post_init__(self) -> None:
-        if self.kind not in (LEARNED, ALL) and not (
-            self.kind.startswith(NGRAM) and self.kind[len(NGRAM) :].isdecimal()
-        ):
-            raise ConfigurationError(f"--segmentation is '{self.kind}': give learned, all, or ngram:N such as ngram:5")
+        is_ngram = self.kind.startswith(NGRAM) and self.kind[len(NGRAM) :].isdecimal()
+        if not (self.kind in (LEARNED, ALL) or is_ngram or self.lexicon):
+            raise ConfigurationError(
+                f"--segmentation is '{self.kind}': give learned, all, ngram:N such as ngram:5, or lexicon:FILE"
+            )
         if not 0 <= self.threshold < 1:
             raise ConfigurationError(f"--threshold is {self.threshold}: give a probability from 0 up to, but not, 1")
         if min(self.words) < 1 or self.words[0] > self.words[1]:
@@ -46,6 +52,12 @@ class Segmentation:
         n = int(self.kind[len(NGRAM) :]) if self.kind.startswith(NGRAM) else None
         return (1, self.max_words) if n is None else (n, n)
 
+    @property
+    def lexicon(self) -> Path | None:
+        """The file that names the phrases, where one does."""
+        path = self.kind.removeprefix(LEXICON)
+        return Path(path) if path and path != self.kind else None
+
     def explain_nothing(self) -> str:
         """The end of a sentence on text in which it finds no phrase: what was asked for, and what to do.
 
@@ -54,6 +66,8 @@ class Segmentation:
         """
         if self.kind == LEARNED:
             return f"with --segmentation {LEARNED} and --threshold {self.threshold}: lower the threshold, or give more text"
+        if self.lexicon:
+            return f"with --segmentation {self.kind}: give a lexicon of its language, or more text"
         return f"with --segmentation {self.kind}: ask for fewer words, or give more text"
 
 
@@ -73,11 +87,30 @@ class PhraseFinder:
     Args:
         encoder: a trained one, on the device that is to work.
         segmentation: what counts as a phrase.
+        pooled: for means of subwords before XPR's head, fp32 [P, H], in the place of vectors.
+
+    Raises:
+        ConfigurationError: the encoder cannot tell phrases, which it should, or a lexicon that has none.
     """
 
-    def __init__(self, encoder: PhraseEncoder, segmentation: Segmentation) -> None:
+    def __init__(self, encoder: SpanEncoder, segmentation: Segmentation, pooled: bool = False) -> None:
+        if segmentation.kind == LEARNED and not encoder.segments:
+            raise ConfigurationError(
+                f"--segmentation {LEARNED} asks for an encoder that has learnt what a phrase is (CCPR), and this one (XPR) "
+                "has not: give lexicon:FILE, all or ngram:N"
+            )
         self.encoder, self.segmentation = encoder, segmentation
+        self.lexicon = read_phrases(segmentation.lexicon) if segmentation.lexicon else None
         self.tokenizer = encoder.context.tokenizer
+        self._vectors = span_means if pooled else encoder.vectors
+        self._width = encoder.context.hidden if pooled else encoder.dimension
+
+    @property
+    def description(self) -> str:
+        """All that decides which spans are phrases, beside the encoder."""
+        of = self.segmentation
+        kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
+        return f"{kind}>{of.threshold}<={of.max_words}words"
 
     @torch.inference_mode()
     def find(self, texts: list[str]) -> FoundPhrases:
@@ -86,7 +119,7 @@ class PhraseFinder:
         limit = self.encoder.context.max_positions + 2
         fitting = [number for number, subwords in enumerate(encoded) if len(subwords.ids) <= limit]
         spans = [np.empty((0, 3), np.int32)]
-        probabilities, vectors = [torch.empty(0)], [torch.empty(0, self.encoder.dimension)]
+        probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width)]
         for batch in batches_of_like_length(fitting, encoded):
             places, of_batch, made = self._find_in_batch([encoded[number] for number in batch])
             places[:, 0] = np.array(batch)[places[:, 0]]
@@ -100,19 +133,59 @@ class PhraseFinder:
 
     def _find_in_batch(self, batch: list[Subwords]) -> tuple[np.ndarray, Tensor, Tensor]:
         """Spans with the text's place in the batch, probabilities, vectors."""
-        candidates = [candidate_spans(subwords, *self.segmentation.words) for subwords in batch]
+        candidates = [self._candidates(subwords) for subwords in batch]
         numbers = np.repeat(np.arange(len(batch)), [len(c) for c in candidates])
         rows = np.concatenate(candidates)  # [C, 4]
-        device = self.encoder.align.weight.device
-        states = self.encoder.context(collate(batch, self.tokenizer.pad).to(device))
+        device = next(self.encoder.parameters()).device
+        states = self.encoder.states(collate(batch, self.tokenizer.pad).to(device))
         spans = torch.from_numpy(np.column_stack([numbers, rows[:, 2:]])).to(device)
-        probabilities = self.encoder.phrase_logits(states, spans).sigmoid()
+        probabilities = torch.ones(len(spans), device=device)
+        if isinstance(self.encoder, PhraseEncoder):
+            probabilities = self.encoder.phrase_logits(states, spans).sigmoid()
         if self.segmentation.kind == LEARNED:
             kept = (probabilities > self.segmentation.threshold).nonzero().squeeze(1)
             spans, probabilities = spans[kept], probabilities[kept]
             numbers, rows = numbers[kept.cpu().numpy()], rows[kept.cpu().numpy()]
         found = np.column_stack([numbers, rows[:, :2]]).astype(np.int32)
-        return found, probabilities.cpu(), self.encoder.vectors(states, spans).cpu()
+        return found, probabilities.cpu(), self._vectors(states, spans).cpu()
+
+    def _candidates(self, subwords: Subwords) -> np.ndarray:
+        """Spans that may be phrases; see `candidate_spans`."""
+        spans = candidate_spans(subwords, *self.segmentation.words)
+        if self.lexicon is None:
+            return spans
+        text, lexicon = subwords.text, self.lexicon
+        return spans[[text[start:end] in lexicon for start, end in spans[:, :2].tolist()]]
+
+
+def read_phrases(path: Path) -> frozenset[str]:
+    """The phrases that a lexicon names: one a line, or several with tabs between them, such as translations.
+
+    Raises:
+        ConfigurationError: there is no such file, or nothing in it.
+    """
+    if not path.is_file():
+        raise ConfigurationError(
+            f"there is no lexicon {path}: give a file of one phrase a line, or of phrases with tabs between them"
+        )
+    phrases = frozenset(cell.strip() for line in read_lines(path) for cell in line.split("\t")) - {""}
+    if not phrases:
+        raise ConfigurationError(f"the lexicon {path} is empty: give a file of one phrase a line")
+    return phrases
+
+
+def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = ALL) -> str:
+    """The kind of segmentation that is meant: the one given, or else what the encoder has learnt.
+
+    Args:
+        kind: as it was given; a lexicon's path becomes absolute, since it is kept with what is built.
+        encoder: finds the phrases.
+        default: for an encoder that has not learnt what phrases are.
+    """
+    if kind is None:
+        return LEARNED if encoder.segments else default
+    path = kind.removeprefix(LEXICON)
+    return kind if path in ("", kind) else LEXICON + str(Path(path).resolve())
 
 
 def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
@@ -140,15 +213,3 @@ def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
     i, j = i[whole], j[whole]
     characters = np.array(words)
     return np.column_stack([characters[i, 0], characters[j, 1], first[i], last[j]]).astype(np.int64)
-
-
-def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
-    """Texts of like length together, about BATCH_TOKENS subwords with their padding."""
-    batch: list[int] = []
-    for number in sorted(numbers, key=lambda n: len(encoded[n].ids)):
-        if batch and (len(batch) + 1) * len(encoded[number].ids) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch

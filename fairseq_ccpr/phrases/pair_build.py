@@ -6,7 +6,6 @@ memory holds what the aligner has learnt and no more.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.publishing import appearing
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans, parse_links
@@ -147,13 +147,8 @@ class PairExtraction:
         Raises:
             ConfigurationError: bad text, nothing usable in it, or filters that keep nothing.
         """
-        if output.exists():
-            raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
-        partial = output.with_name(output.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-        partial.mkdir(parents=True)
         counts = {}
-        try:
+        with appearing(output) as partial:
             splits = self.learn()
             for split_name, split in splits.items():
                 fingerprints = {"text": fingerprint.of_files(split.text.paths)}
@@ -163,10 +158,6 @@ class PairExtraction:
                 with PairWriter(partial / split_name, manifest) as writer:
                     counts[split_name] = self._write(split, writer, split_name)
                     refuse_nothing(split_name, counts[split_name], self.settings)
-            partial.rename(output)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
         return {split_name: (split, counts[split_name]) for split_name, split in splits.items()}
 
     def learn(self) -> dict[str, Split]:

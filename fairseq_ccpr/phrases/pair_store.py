@@ -12,7 +12,6 @@ pair-offsets.npy      int64 [S + 1], the first pair of each sentence; the last i
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.datastore.arrays import GrowingArray, bring_to_disk, open_array
+from fairseq_ccpr.datastore.arrays import GrowingArray, open_array
 from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums, check_sizes, describe_files, write_json
+from fairseq_ccpr.datastore.text_lines import LineWriter, TextLines
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.phrases.text_manifest import TextFormat, read_text_manifest
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-pairs"
@@ -32,7 +33,7 @@ PAIRS, PAIR_OFFSETS = "pairs", "pair-offsets"
 FILES = [
     *(f"{side}.txt" for side in SIDES), *(f"{side}-offsets.npy" for side in SIDES), f"{PAIRS}.npy", f"{PAIR_OFFSETS}.npy",
 ]  # fmt: skip
-_AGAIN = "extract the phrase pairs again"
+FORMAT = TextFormat(KIND, FORMAT_VERSION, "phrase pairs", tuple(FILES), "extract the phrase pairs again")
 
 
 @dataclass
@@ -71,8 +72,7 @@ class PhrasePairs:
         count, size = self.manifest.sentences, self.manifest.size
         self.pairs = self._open(PAIRS, (size, 5), "int32")
         self._pair_offsets = self._open(PAIR_OFFSETS, (count + 1,), "int64")
-        self._offsets = [self._open(f"{side}-offsets", (count + 1,), "int64") for side in SIDES]
-        self._texts = [self._open_text(f"{side}.txt") for side in SIDES]
+        self._texts = [TextLines(*_text_files(self.directory, side), count) for side in SIDES]
 
     @property
     def size(self) -> int:
@@ -86,10 +86,7 @@ class PhrasePairs:
 
     def sentence(self, number: int) -> tuple[str, str]:
         """Source and target sentence, as they stood in the text."""
-        source, target = (
-            bytes(text[offsets[number] : offsets[number + 1] - 1]).decode("utf-8")
-            for text, offsets in zip(self._texts, self._offsets)
-        )
+        source, target = (text[number] for text in self._texts)
         return source, target
 
     def pairs_of(self, number: int) -> np.ndarray:
@@ -108,43 +105,20 @@ class PhrasePairs:
             DatastoreError: a file has changed.
         """
         if faults := check_checksums(self.directory, self.manifest.files):
-            raise DatastoreError(f"{self.directory} is damaged ({faults[0]}): {_AGAIN}")
+            raise DatastoreError(f"{self.directory} is damaged ({faults[0]}): {FORMAT.again}")
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return open_array(self.directory / f"{name}.npy", shape, dtype)
 
-    def _open_text(self, name: str) -> np.ndarray:
-        """The bytes of a text, which has at least one line feed a sentence."""
-        return np.memmap(self.directory / name, np.uint8, "r") if self.manifest.sentences else np.empty(0, np.uint8)
+
+def _text_files(directory: Path, side: str) -> tuple[Path, Path]:
+    """The text of a side, and where its lines begin."""
+    return directory / f"{side}.txt", directory / f"{side}-offsets.npy"
 
 
 def read_manifest(directory: Path) -> PhraseManifest:
-    """Read and check the manifest of phrase pairs.
-
-    Raises:
-        DatastoreError: no such directory, no phrase pairs, unfinished ones, a newer format, or a damaged manifest.
-    """
-    path = directory / MANIFEST
-    if not path.is_file():
-        if directory.with_name(directory.name + ".partial").exists() or directory.suffix == ".partial":
-            raise DatastoreError(f"the phrase pairs {directory} are unfinished: {_AGAIN}")
-        inside = " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
-        raise DatastoreError(f"there are no phrase pairs at {directory}: it has no {MANIFEST}{inside}")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data.get("kind") != KIND:
-            raise DatastoreError(f"{directory} holds no phrase pairs: its {MANIFEST} is that of something else")
-        if data["format_version"] > FORMAT_VERSION:
-            raise DatastoreError(
-                f"{path} has format version {data['format_version']}, and this fairseq-ccpr ({__version__}) reads up to "
-                f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
-            )
-        manifest = PhraseManifest(**data)
-        if set(manifest.files) != set(FILES):
-            raise DatastoreError(f"{path} is damaged (it names other files than {', '.join(FILES)}): {_AGAIN}")
-        return manifest
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DatastoreError(f"{path} is damaged ({error!r}): {_AGAIN}") from None
+    """Read and check the manifest of phrase pairs; see `read_text_manifest`."""
+    return read_text_manifest(directory, PhraseManifest, FORMAT)
 
 
 class PairWriter:
@@ -158,8 +132,7 @@ class PairWriter:
     def __init__(self, directory: Path, manifest: PhraseManifest) -> None:
         self.directory, self.manifest = directory, manifest
         directory.mkdir(parents=True)
-        self._texts = [(directory / f"{side}.txt").open("wb") for side in SIDES]
-        self._offsets = [GrowingArray(directory / f"{side}-offsets.npy", (), "int64") for side in SIDES]
+        self._texts = [LineWriter(*_text_files(directory, side)) for side in SIDES]
         self._pairs = GrowingArray(directory / f"{PAIRS}.npy", (5,), "int32")
         self._pair_offsets = GrowingArray(directory / f"{PAIR_OFFSETS}.npy", (), "int64")
 
@@ -170,11 +143,10 @@ class PairWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the files, and finish if nothing went wrong."""
-        self._write_offsets()  # where a next sentence would begin: the ends of the last
-        for stream in self._texts:
-            bring_to_disk(stream)
-            stream.close()
-        for array in (*self._offsets, self._pairs, self._pair_offsets):
+        self._pair_offsets.append(np.array([self.manifest.size]))  # where a next sentence would begin
+        for text in self._texts:
+            text.close()
+        for array in (self._pairs, self._pair_offsets):
             array.close()
         if error is None:
             self.manifest.files = describe_files(self.directory, FILES)
@@ -182,14 +154,9 @@ class PairWriter:
 
     def add(self, source: str, target: str, spans: np.ndarray) -> None:
         """Append a sentence pair and the character spans [p, 4] of its phrase pairs."""
-        self._write_offsets()
-        for stream, text in zip(self._texts, (source, target)):
-            stream.write(text.encode("utf-8") + b"\n")
+        for lines, text in zip(self._texts, (source, target)):
+            lines.add(text)
+        self._pair_offsets.append(np.array([self.manifest.size]))
         self._pairs.append(np.insert(spans, 0, self.manifest.sentences, axis=1))
         self.manifest.sentences += 1
         self.manifest.size += len(spans)
-
-    def _write_offsets(self) -> None:
-        for offsets, stream in zip(self._offsets, self._texts):
-            offsets.append(np.array([stream.tell()]))
-        self._pair_offsets.append(np.array([self.manifest.size]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.phrases.words import has_letters
 
 DICTIONARY = "dict.txt"
+BATCH_TOKENS = 4000  # padding included
 MASK = "<mask>"  # the last symbol, as in fairseq's masked_lm; dict.txt does not name it
 
 
@@ -133,6 +134,18 @@ def collate(batch: Sequence[Subwords], pad: int) -> Tensor:
     for row, subwords in zip(tokens, batch):
         row[: len(subwords.ids)] = torch.tensor(subwords.ids)
     return tokens
+
+
+def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
+    """Texts of like length together, about BATCH_TOKENS subwords with their padding."""
+    batch: list[int] = []
+    for number in sorted(numbers, key=lambda n: len(encoded[n].ids)):
+        if batch and (len(batch) + 1) * len(encoded[number].ids) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
 
 
 def subword_bounds(subwords: Subwords, start: int, end: int) -> tuple[int, int] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
 
 # Scripts that write no spaces between words: each character is a word. First and last code point of each block.
 UNSPACED = [
@@ -105,17 +107,29 @@ def space_spans(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
-def by_first_word(strings: Iterable[str]) -> dict[str, list[str]]:
+@dataclass
+class Beginning:
+    """The strings that begin with the same word."""
+
+    strings: set[str] = field(default_factory=set)
+    longest: int = 0  # in characters
+
+
+def by_first_word(strings: Iterable[str]) -> dict[str, Beginning]:
     """Strings by the word they begin with, as `occurrences` wants them; what has no word is left out."""
-    first_words: dict[str, list[str]] = {}
+    first_words: dict[str, Beginning] = {}
     for string in strings:
         if words := word_spans(string):
-            first_words.setdefault(string[slice(*words[0])], []).append(string)
+            beginning = first_words.setdefault(string[slice(*words[0])], Beginning())
+            beginning.strings.add(string)
+            beginning.longest = max(beginning.longest, len(string))
     return first_words
 
 
-def occurrences(text: str, strings: dict[str, list[str]]) -> dict[str, list[tuple[int, int]]]:
+def occurrences(text: str, strings: dict[str, Beginning]) -> dict[str, list[tuple[int, int]]]:
     """Which strings a text has as whole words, with all their places, as (start, end) in characters.
+
+    What it costs grows with the words of the text and the longest string, not with the number of strings.
 
     Args:
         text: a sentence.
@@ -125,10 +139,13 @@ def occurrences(text: str, strings: dict[str, list[str]]) -> dict[str, list[tupl
     {'the': [(0, 3), (9, 12)], 'the sea': [(0, 7)], 'sea': [(4, 7)]}
     """
     words = word_spans(text)
-    ends = {end for _, end in words}
     found: dict[str, list[tuple[int, int]]] = {}
-    for start, end in words:
-        for string in strings.get(text[start:end], ()):
-            if start + len(string) in ends and text.startswith(string, start):
-                found.setdefault(string, []).append((start, start + len(string)))
+    for number, (start, first_end) in enumerate(words):
+        if (beginning := strings.get(text[start:first_end])) is None:
+            continue
+        for _, end in islice(words, number, None):
+            if end - start > beginning.longest:
+                break
+            if (string := text[start:end]) in beginning.strings:
+                found.setdefault(string, []).append((start, end))
     return found

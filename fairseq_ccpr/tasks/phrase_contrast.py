@@ -4,7 +4,6 @@
 
 import logging
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +14,13 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.contrast_dataset import PhraseContrastDataset
 from fairseq_ccpr.phrases.contrast_draw import ContrastOptions
 from fairseq_ccpr.phrases.length_batches import Mixture
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
-from fairseq_ccpr.phrases.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.tasks.contrast_task import ContrastTask
 from fairseq_ccpr.tasks.cpu_autocast import cpu_autocast
+from fairseq_ccpr.tasks.phrase_task import PhraseTask
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +56,7 @@ class PhraseContrastConfig(FairseqDataclass):
 
 
 @register_task("phrase_contrast", dataclass=PhraseContrastConfig)
-class PhraseContrastTask(ContrastTask):
+class PhraseContrastTask(PhraseTask):
     """Contrastive training of a `phrase_encoder`; validation measures acc@1 over an index of held-out phrases."""
 
     def __init__(self, cfg: PhraseContrastConfig) -> None:
@@ -70,55 +67,14 @@ class PhraseContrastTask(ContrastTask):
             )
         if cfg.phrases_per_sentence < 1:
             raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
-        if not cfg.encoder:
-            raise ConfigurationError("--encoder is not given: make one with convert_encoder.py")
-        self.tokenizer = load_tokenizer(Path(cfg.encoder))
         self.options = ContrastOptions(
             cfg.phrases_per_sentence, cfg.different_context_fraction, cfg.max_subwords, cfg.seed
         )
-        self.context_settings: dict[str, Any] = {}
-
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """See `FairseqTask.build_model`. What the checkpoints need beside their weights goes to `--save-dir`."""
-        model = super().build_model(cfg, from_checkpoint)
-        context: ContextEncoder = model.context
-        if self.cfg.max_subwords > context.max_positions:
-            raise ConfigurationError(
-                f"--max-subwords is {self.cfg.max_subwords}, but the encoder {self.cfg.encoder} takes {context.max_positions}"
-            )
-        self.context_settings = vars(context.arguments)
-        self._save_tokenizer(Path(self.cfg.save_dir))
-        return model
-
-    def _save_tokenizer(self, folder: Path) -> None:
-        """Write it to the folder of the checkpoints, unless those that are there have one."""
-        if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
-            if not self._same_tokenizer(folder):
-                raise ConfigurationError(
-                    f"--save-dir {folder} holds checkpoints with another tokenizer than that of {self.cfg.encoder}: "
-                    "give the encoder they were trained from, or another --save-dir"
-                )
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder)
-
-    def _same_tokenizer(self, folder: Path) -> bool:
-        """Whether the checkpoints of a folder have the tokenizer of this training."""
-        there = load_tokenizer(folder)
-        return (there.filename, there.content, there.symbols) == (
-            self.tokenizer.filename, self.tokenizer.content, self.tokenizer.symbols,
-        )  # fmt: skip
-
-    def state_dict(self) -> dict[str, Any]:
-        """The settings of the context encoder, for a checkpoint; see `FairseqTask.state_dict`."""
-        return {"context": self.context_settings}
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """See `FairseqTask.load_dataset`. Validation asks for translations in their own sentences, of CPR too."""
         options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
-        pairs = [PhrasePairs(folder) for folder in self._folders(split)]
-        for of_language_pair in pairs:
-            of_language_pair.check()  # all of it is about to be read anyway
+        pairs = self.open_folders(split, PhrasePairs)
         sets = [PhraseContrastDataset(of_language_pair, self.tokenizer, options) for of_language_pair in pairs]
         if left_out := sum(one.left_out for one in sets):
             logger.info(
@@ -127,17 +83,6 @@ class PhraseContrastTask(ContrastTask):
         if not sum(map(len, sets)):
             raise ConfigurationError(f"{self.cfg.data} has no phrase pair in its {split} part to work with")
         self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
-
-    def has_sharded_data(self, split: str) -> bool:
-        """See `FairseqTask.has_sharded_data`: several folders are mixed, so no epoch has to read another of them."""
-        return False
-
-    def _folders(self, split: str) -> list[Path]:
-        """The parts of a name; of validation, those that are there."""
-        folders = [Path(folder) / split for folder in utils.split_paths(self.cfg.data)]
-        if split == "train" or not any(folder.is_dir() for folder in folders):
-            return folders
-        return [folder for folder in folders if folder.is_dir()]
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         """Index the target phrases of the valid part; see `FairseqTask.begin_valid_epoch`."""

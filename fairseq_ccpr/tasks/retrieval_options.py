@@ -99,6 +99,13 @@ class TranslationRetrievalConfig(TranslationConfig):
     phrase_threshold: float = field(
         default=0.5, metadata={"help": "probability above which words of the source are a phrase that is asked for"}
     )
+    phrase_segmentation: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "which words of the source are asked for: learned, all, ngram:N, or lexicon:FILE, those that FILE names "
+            "(as in the phrase datastore)"
+        },
+    )
     retrieval_lambda_max: float = field(
         default=0.9,
         metadata={"help": "the most that tokens and phrases together may have; beyond, both are scaled down"},

@@ -25,7 +25,7 @@ from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extraction.loading import check_data_bin
 from fairseq_ccpr.models.key_layer import KeyCapture
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.phrases.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.tasks.retrieval_options import TranslationRetrievalConfig, phrase_settings, token_settings
 
@@ -147,8 +147,8 @@ class TranslationRetrievalTask(TranslationTask):
         device = next(models[0].parameters()).device
         path = find_encoder(datastore, self.cfg.phrase_encoder)
         with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
-            encoder = PhraseEncoder.load(path)
-        segmentation = query_segmentation(datastore, self.cfg.phrase_threshold)
+            encoder = load_phrase_encoder(path)
+        segmentation = query_segmentation(datastore, self.cfg.phrase_threshold, self.cfg.phrase_segmentation)
         settings = self.phrase_settings
         retriever = PhraseRetriever(datastore, encoder, segmentation, settings.k, settings.min_similarity, device)
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)

@@ -18,10 +18,12 @@ def main() -> None:
     source, output = map(Path, sys.argv[1:])
     state = torch.load(source, map_location="cpu")
     kept = {name: state.get(name) for name in ("args", "cfg", "criterion", "optimizer_history", "task_state")}
+    # A momentum encoder is of use to training alone.
+    weights = {name: value for name, value in state["model"].items() if not name.startswith("momentum.")}
     halves: dict[int, torch.Tensor] = {}  # embeddings that are shared stay shared, and are stored once
-    for value in state["model"].values():
+    for value in weights.values():
         halves.setdefault(value.data_ptr(), value.half() if value.is_floating_point() else value)
-    kept["model"] = {name: halves[value.data_ptr()] for name, value in state["model"].items()}
+    kept["model"] = {name: halves[value.data_ptr()] for name, value in weights.items()}
     kept |= {"extra_state": {}, "last_optimizer_state": None}
     partial = output.with_name(output.name + ".partial")
     torch.save(kept, partial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -55,22 +56,30 @@ def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) ->
 
 
 def sample_occurrences(
-    paths: list[Path], strings: Collection[str], size: int, excluded: Collection[str]
+    paths: list[Path], strings: Collection[str], size: int, excluded: Collection[str], longer_by: int = 0
 ) -> dict[str, list[tuple[str, int, int]]]:
     """For each string at most `size` sentences that have it as whole words, with its first place there.
 
+    Args:
+        paths: texts, a sentence a line; read once, whatever their size.
+        strings: what is looked for.
+        size: sentences wanted of each.
+        excluded: sentences that do not count.
+        longer_by: characters that a sentence has more than the string, at least.
+
     Returns:
-        By string: sentence, start and end in characters.
+        By string: sentence, start and end in characters; none where a string does not occur.
     """
     first_words = by_first_word(strings)
-    samples = {string: Sample(size) for string in strings}
+    samples: defaultdict[str, Sample] = defaultdict(lambda: Sample(size))
     for line in _sentences(paths, excluded):
         for string in occurrences(line, first_words):
-            samples[string].offer(line)
-    return {
-        string: [(line, *occurrences(line, first_words)[string][0]) for line in sample.texts()]
-        for string, sample in samples.items()
-    }
+            if len(line) >= len(string) + longer_by:
+                samples[string].offer(line)
+    found: dict[str, list[tuple[str, int, int]]] = {string: [] for string in strings}
+    for string, sample in samples.items():
+        found[string] = [(line, *occurrences(line, first_words)[string][0]) for line in sample.texts()]
+    return found
 
 
 def _sentences(paths: list[Path], excluded: Collection[str]) -> Iterator[str]:

@@ -1,0 +1,115 @@
+"""What the phrase encoders have in common, and which of them a checkpoint holds."""
+
+from __future__ import annotations
+
+import pickle
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fairseq import checkpoint_utils
+from fairseq.models import BaseFairseqModel
+from torch import Tensor
+
+from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder
+from fairseq_ccpr.phrases.tokenizers import load_tokenizer
+
+E = TypeVar("E", bound="SpanEncoder")
+CONTEXT = "context.transformer."  # where a phrase encoder has its Transformer
+MOMENTUM = "momentum."  # and what only its training needs
+
+
+class SpanEncoder(BaseFairseqModel):
+    """A context encoder, and what makes vectors of the spans of its sentences.
+
+    Attributes:
+        context: the Transformer.
+        segments: whether it can tell which spans are phrases.
+        dimension: o, width of a phrase vector.
+        trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
+    """
+
+    context: ContextEncoder
+    segments: bool
+    dimension: int
+    trained_on: list[str]
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """What `vectors` is made of, int64 [S, L] -> [S, L, H]."""
+        raise NotImplementedError
+
+    def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Vectors of phrases, each in one sentence.
+
+        Args:
+            states: [S, L, H].
+            spans: int64 [K, 3], sentence, first and last subword.
+
+        Returns:
+            fp32 [K, o].
+        """
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """Digest of all that decides the phrases and vectors of a text."""
+        raise NotImplementedError
+
+    @classmethod
+    def restore(cls: type[E], context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> E:
+        """The encoder of a checkpoint's weights and options; KeyError or RuntimeError where they are others."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls: type[E], path: Path) -> E:
+        """The encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
+
+        Its tokenizer is the one that training left beside the checkpoint. What only training needs is not loaded.
+
+        Raises:
+            CheckpointError: a missing file, the checkpoint of something else, or no tokenizer beside it.
+        """
+        made = load_phrase_encoder(path, cls)
+        assert isinstance(made, cls)
+        return made
+
+
+KINDS: dict[str, type[SpanEncoder]] = {}  # by the name of their architecture, filled by their modules
+DEFAULT_KIND = "phrase_encoder"
+
+
+def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder) -> SpanEncoder:
+    """The phrase encoder of a checkpoint, whichever kind it is.
+
+    Args:
+        path: the checkpoint, in its folder.
+        wanted: the kind that it must be.
+
+    Raises:
+        CheckpointError: see `SpanEncoder.load`.
+    """
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no phrase encoder {path}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon"
+        )
+    tokenizer = load_tokenizer(path.parent)
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        settings = state["cfg"]["model"]
+        weights = {name: weight for name, weight in state["model"].items() if not name.startswith(MOMENTUM)}
+        kind = KINDS[settings.get("_name") or DEFAULT_KIND]
+        if not issubclass(kind, wanted):
+            raise KeyError(f"a {kind.__name__} rather than a {wanted.__name__}")
+        of_context = {TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)}
+        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, of_context)
+        model = kind.restore(context, weights, settings)
+        model.trained_on = list(state["task_state"].get("trained_on", []))
+    except pickle.UnpicklingError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+        message = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(
+            f"{path} is no phrase encoder for the tokenizer beside it ({message}): give a checkpoint of "
+            "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
+        ) from None
+    return model.float().eval()

@@ -1,0 +1,150 @@
+"""From phrase pairs and unlabelled text of both languages to a lexicon: filter, find example sentences, split, write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.publishing import appearing
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.phrases.lexicon_split import Pair, is_near_copy, split_pairs
+from fairseq_ccpr.phrases.lexicon_store import LexiconManifest, Place, write_lexicon
+from fairseq_ccpr.phrases.text_pairs import read_pairs
+from fairseq_ccpr.phrases.text_samples import digest_of, sample_occurrences
+from fairseq_ccpr.phrases.words import has_letters
+
+LONGER_BY = 10  # characters that an example sentence has more than its phrase
+
+
+@dataclass(frozen=True)
+class LexiconSettings:
+    """How a lexicon is built. The command's options have these names and defaults."""
+
+    examples: int = 32
+    keep_phrases_alone: bool = False
+    limit: int | None = None
+
+    def check(self) -> None:
+        """Raise a ConfigurationError where an option is out of its range."""
+        for name in ("examples", "limit"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigurationError(f"--{name} is {value}: give at least 1")
+
+
+@dataclass
+class LexiconCounts:
+    """What became of the phrase pairs that were read."""
+
+    read: int = 0
+    empty: int = 0  # a side has no letter
+    repeated: int = 0
+    near_copies: int = 0
+    without_examples: int = 0  # on one side at least; left out unless they were asked for
+    not_drawn: int = 0  # beyond the limit
+
+
+@dataclass
+class SplitCoverage:
+    """What a split has."""
+
+    pairs: int
+    phrases: list[int]  # of source and target
+    examples: list[float]  # of a phrase, on average
+    full: list[float]  # share of the phrases that have all that were asked for
+
+
+def build_lexicon(
+    pairs: Path,
+    texts: tuple[list[Path], list[Path]],
+    output: Path,
+    languages: tuple[str, str],
+    settings: LexiconSettings,
+) -> tuple[LexiconCounts, dict[str, SplitCoverage]]:
+    """Build OUTPUT/train, OUTPUT/valid and OUTPUT/test.
+
+    1. Read the pairs, without repeated ones, near-copies and those of no letters.
+    2. Find example sentences of each phrase: one pass over the text of either side.
+    3. Leave out pairs with a phrase that has none, or keep them, to be encoded alone.
+    4. Split 3 : 1 : 1 with no string in two splits; write.
+
+    Args:
+        pairs: TSV of source and target phrase.
+        texts: unlabelled text of source and target, a sentence a line.
+        output: a folder that does not exist.
+        languages: of source and target.
+        settings: how.
+
+    Raises:
+        ConfigurationError: bad files, or nothing left.
+    """
+    settings.check()
+    for path in (pairs, *texts[0], *texts[1]):
+        if not path.is_file():
+            raise ConfigurationError(f"there is no file {path}")
+    with appearing(output) as partial:
+        counts = LexiconCounts()
+        kept = read_lexicon_pairs(pairs, counts)
+        examples = tuple(
+            sample_occurrences(text, {pair[side] for pair in kept}, settings.examples, (), LONGER_BY)
+            for side, text in enumerate(texts)
+        )
+        source_examples, target_examples = examples
+        with_examples = [(p, q) for p, q in kept if source_examples[p] and target_examples[q]]
+        counts.without_examples = len(kept) - len(with_examples)
+        chosen = draw(kept if settings.keep_phrases_alone else with_examples, settings.limit, counts)
+        splits = split_pairs(chosen)
+        for name, of_split in splits.items():
+            if not of_split:
+                raise ConfigurationError(_nothing_left(pairs, name, counts, len(chosen)))
+        fingerprints = {
+            name: fingerprint.of_files(paths)
+            for name, paths in (("pairs", [pairs]), ("source_text", texts[0]), ("target_text", texts[1]))
+        }
+        for name, of_split in splits.items():
+            manifest = LexiconManifest(*languages, asdict(settings), fingerprints)
+            write_lexicon(partial / name, manifest, of_split, (source_examples, target_examples))
+    return counts, {name: _coverage(part, examples, settings.examples) for name, part in splits.items()}
+
+
+def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
+    """The usable pairs, each once, in the order of the file; `counts` learns of the others."""
+    kept: dict[Pair, None] = {}
+    for source, target in read_pairs(path, empty_lines=True):
+        pair = source.strip(), target.strip()
+        counts.read += 1
+        if not all(map(has_letters, pair)):
+            counts.empty += 1
+        elif pair in kept:
+            counts.repeated += 1
+        elif is_near_copy(*pair):
+            counts.near_copies += 1
+        else:
+            kept[pair] = None
+    return list(kept)
+
+
+def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pair]:
+    """At most `limit` pairs, always the same ones; a smaller limit takes some of a larger one's."""
+    chosen = pairs if limit is None else sorted(pairs, key=lambda pair: digest_of("\t".join(pair)))[:limit]
+    counts.not_drawn = len(pairs) - len(chosen)
+    return chosen
+
+
+def _nothing_left(path: Path, split: str, counts: LexiconCounts, chosen: int) -> str:
+    return (
+        f"{path} leaves no phrase pair for '{split}': {counts.read:,} read, {counts.empty:,} without letters, "
+        f"{counts.repeated:,} repeated, {counts.near_copies:,} near-copies, {counts.without_examples:,} without an example "
+        f"sentence on one side, {chosen:,} left to be split so that no string is in two splits; give more pairs or more text"
+    )
+
+
+def _coverage(pairs: list[Pair], examples: tuple[Mapping[str, list[Place]], ...], most: int) -> SplitCoverage:
+    found = [[len(examples[side][string]) for string in {pair[side] for pair in pairs}] for side in (0, 1)]
+    return SplitCoverage(
+        len(pairs), [len(f) for f in found], [float(np.mean(f)) for f in found],
+        [float(np.mean(np.array(f) == most)) for f in found],
+    )  # fmt: skip

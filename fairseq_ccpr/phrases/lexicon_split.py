@@ -1,0 +1,74 @@
+"""Which phrase pairs of a dictionary are near-copies, and which belong to which split."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from fairseq_ccpr.phrases.text_samples import digest_of
+from fairseq_ccpr.phrases.words import word_spans
+
+SHARES = {"train": 3, "valid": 1, "test": 1}
+Pair = tuple[str, str]
+
+
+def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
+    """Whether ROUGE-L is above `most` both ways: more than that share of either side's words is common, in order.
+
+    >>> is_near_copy("Windows Server", "windows server"), is_near_copy("der Server", "the server")
+    (True, False)
+    """
+    one, two = ([text[start:end].casefold() for start, end in word_spans(text)] for text in (source, target))
+    common = _common_subsequence(one, two) if set(one) & set(two) else 0
+    return common > most * max(len(one), len(two))
+
+
+def _common_subsequence(one: list[str], two: list[str]) -> int:
+    """Length of the longest common subsequence."""
+    lengths = [0] * (len(two) + 1)
+    for word in one:
+        before = 0
+        for at, other in enumerate(two, 1):
+            before, lengths[at] = lengths[at], before + 1 if word == other else max(lengths[at], lengths[at - 1])
+    return lengths[-1]
+
+
+def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """3 : 1 : 1, no string being in two splits, on either side and in whatever case.
+
+    Pairs that share a string, directly or by others, stay together. Group by group, the largest first, equal ones in an
+    order as good as random, each goes to the split that lacks most. It does not depend on the order of the pairs.
+
+    >>> {name: len(part) for name, part in split_pairs([(f"a{i}", f"b{i}") for i in range(10)]).items()}
+    {'train': 6, 'valid': 2, 'test': 2}
+    """
+    groups: defaultdict[str, list[Pair]] = defaultdict(list)
+    of_string = _Groups()
+    for source, target in pairs:
+        of_string.join(source.casefold(), target.casefold())
+    for pair in sorted(pairs):
+        groups[of_string.find(pair[0].casefold())].append(pair)
+    lacking = {name: len(pairs) * share / sum(SHARES.values()) for name, share in SHARES.items()}
+    parts: dict[str, list[Pair]] = {name: [] for name in SHARES}
+    for group in sorted(groups.values(), key=lambda group: (-len(group), digest_of("\t".join(group[0])))):
+        name = max(lacking, key=lambda split: lacking[split])
+        lacking[name] -= len(group)
+        parts[name] += group
+    return parts
+
+
+class _Groups:
+    """Disjoint sets of strings."""
+
+    def __init__(self) -> None:
+        self.parent: dict[str, str] = {}
+
+    def find(self, string: str) -> str:
+        """What stands for the string's set."""
+        parent = self.parent.setdefault(string, string)
+        while parent != self.parent[parent]:
+            self.parent[string] = parent = self.parent[parent]  # halves the way of the next one
+        return parent
+
+    def join(self, one: str, two: str) -> None:
+        self.parent[self.find(one)] = self.find(two)

@@ -1,0 +1,58 @@
+"""The manifest of a folder of text that training reads: how it is read, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fairseq_ccpr.datastore.manifest import MANIFEST
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.version import __version__
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """What tells one kind of folder from others."""
+
+    kind: str  # as the manifest has it
+    version: int  # the highest that is read
+    what: str  # what it holds, in the plural, as messages have it
+    files: tuple[str, ...]
+    again: str  # what to do about a damaged one
+
+
+def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
+    """Read and check the manifest of a folder.
+
+    Args:
+        directory: the folder.
+        make: the manifest's dataclass, which has `files`.
+        of: what the folder is to be.
+
+    Raises:
+        DatastoreError: no such directory, not of this kind, unfinished, a newer format, or a damaged manifest.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        if directory.with_name(directory.name + ".partial").exists() or directory.suffix == ".partial":
+            raise DatastoreError(f"the {of.what} {directory} are unfinished: {of.again}")
+        inside = " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
+        raise DatastoreError(f"there are no {of.what} at {directory}: it has no {MANIFEST}{inside}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.get("kind") != of.kind:
+            raise DatastoreError(f"{directory} holds no {of.what}: its {MANIFEST} is that of something else")
+        if data["format_version"] > of.version:
+            raise DatastoreError(
+                f"{path} has format version {data['format_version']}, and this fairseq-ccpr ({__version__}) reads up to "
+                f"{of.version}: upgrade fairseq-ccpr"
+            )
+        if set(data["files"]) != set(of.files):
+            raise DatastoreError(f"{path} is damaged (it names other files than {', '.join(of.files)}): {of.again}")
+        return make(**data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DatastoreError(f"{path} is damaged ({error!r}): {of.again}") from None
