@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Ccpr, World, Xpr, call, run
+from conftest import ROOT, Ccpr, World, Xpr, call, run, run_two_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
@@ -429,6 +429,12 @@ def test_several_language_pairs_train_together(xpr: Xpr, tmp_path: Path):
 def flipped(pairs: Path, output: Path) -> Path:
     output.write_text("".join(f"{q}\t{p}\n" for p, q in read_pairs(pairs)), encoding="utf-8")
     return output
+
+
+def test_two_processes_train_one_encoder(xpr: Xpr, tmp_path: Path):
+    log, _ = run_two_processes(*xpr.training(tmp_path, 2, "--queue", 100))
+    assert len(accuracies(log)) == 1 and XprEncoder.load(tmp_path / "checkpoint_best.pt").dimension == 16
+    assert int(torch.load(tmp_path / "checkpoint_last.pt")["model"]["momentum.enqueued"]) == 2 * 2 * 32
 
 
 def test_ablations_train(xpr: Xpr, tmp_path: Path):

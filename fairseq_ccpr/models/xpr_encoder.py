@@ -112,10 +112,11 @@ class XprEncoder(SpanEncoder):
         Returns:
             fp32 [K, o] twice.
         """
-        vectors = self.project(pool(tables, phrases, lambda tokens: self.states(tokens)))
+        vectors = self.project(pool(tables, phrases, self.states))
         if self.momentum is None:
             return vectors, vectors
-        slow, dtype = self.momentum.encoder, next(self.parameters()).dtype
+        slow: Any = self.momentum.encoder
+        dtype = next(self.parameters()).dtype
         device = tables[0]["tokens"].device.type
         half = dtype if dtype != torch.float32 else torch.get_autocast_dtype(device)
         mixed = dtype != torch.float32 or torch.is_autocast_enabled(device)

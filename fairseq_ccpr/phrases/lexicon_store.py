@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.datastore.arrays import open_array, save_array
-from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums, check_sizes, describe_files, write_json
+from fairseq_ccpr.datastore.manifest import MANIFEST, check_sizes, describe_files, write_json
 from fairseq_ccpr.datastore.text_lines import TextLines, write_lines
-from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.phrases.text_manifest import TextFormat, read_text_manifest
+from fairseq_ccpr.phrases.text_manifest import TextFormat, check_every_byte, read_text_manifest
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-lexicon"
@@ -115,13 +114,8 @@ class Lexicon:
         self.sides = [PhraseTypes(self.directory / side, *of_side) for side, *of_side in counts]
 
     def check(self) -> None:
-        """The full check, which reads every byte.
-
-        Raises:
-            DatastoreError: a file has changed.
-        """
-        if faults := check_checksums(self.directory, self.manifest.files):
-            raise DatastoreError(f"{self.directory} is damaged ({faults[0]}): {FORMAT.again}")
+        """The full check; see `check_every_byte`."""
+        check_every_byte(self.directory, self.manifest.files, FORMAT)
 
 
 def write_lexicon(

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.datastore.arrays import GrowingArray, open_array
-from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums, check_sizes, describe_files, write_json
+from fairseq_ccpr.datastore.manifest import MANIFEST, check_sizes, describe_files, write_json
 from fairseq_ccpr.datastore.text_lines import LineWriter, TextLines
-from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.phrases.text_manifest import TextFormat, read_text_manifest
+from fairseq_ccpr.phrases.text_manifest import TextFormat, check_every_byte, read_text_manifest
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-pairs"
@@ -99,13 +98,8 @@ class PhrasePairs:
         return range(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
 
     def check(self) -> None:
-        """The full check, which reads every byte.
-
-        Raises:
-            DatastoreError: a file has changed.
-        """
-        if faults := check_checksums(self.directory, self.manifest.files):
-            raise DatastoreError(f"{self.directory} is damaged ({faults[0]}): {FORMAT.again}")
+        """The full check; see `check_every_byte`."""
+        check_every_byte(self.directory, self.manifest.files, FORMAT)
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return open_array(self.directory / f"{name}.npy", shape, dtype)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fairseq_ccpr.datastore.manifest import MANIFEST
+from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.version import __version__
 
@@ -56,3 +56,13 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
         return make(**data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DatastoreError(f"{path} is damaged ({error!r}): {of.again}") from None
+
+
+def check_every_byte(directory: Path, files: dict[str, dict[str, Any]], of: TextFormat) -> None:
+    """The full check of what a manifest names.
+
+    Raises:
+        DatastoreError: a file has changed.
+    """
+    if faults := check_checksums(directory, files):
+        raise DatastoreError(f"{directory} is damaged ({faults[0]}): {of.again}")

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from fairseq import utils
 from fairseq.data import FairseqDataset
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
-from omegaconf import II, MISSING
+from omegaconf import MISSING
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.contrast_dataset import PhraseContrastDataset
@@ -20,7 +19,7 @@ from fairseq_ccpr.phrases.length_batches import Mixture
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.tasks.cpu_autocast import cpu_autocast
-from fairseq_ccpr.tasks.phrase_task import PhraseTask
+from fairseq_ccpr.tasks.phrase_task import PhraseTask, PhraseTaskConfig
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ INDEX_TOKENS = 8000  # in a batch that only encodes
 
 
 @dataclass
-class PhraseContrastConfig(FairseqDataclass):
+class PhraseContrastConfig(PhraseTaskConfig):
     """Options of the task."""
 
     data: str = field(
@@ -46,13 +45,6 @@ class PhraseContrastConfig(FairseqDataclass):
         },
     )
     max_subwords: int = field(default=128, metadata={"help": "longer sentences are left out"})
-    seed: int = II("common.seed")
-    cpu: bool = II("common.cpu")
-    save_dir: str = II("checkpoint.save_dir")
-    encoder: str = II("model.encoder")
-    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
-    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
-    disable_validation: bool = II("dataset.disable_validation")
 
 
 @register_task("phrase_contrast", dataclass=PhraseContrastConfig)

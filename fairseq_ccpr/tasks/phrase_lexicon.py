@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
@@ -17,11 +16,11 @@ from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
 from fairseq_ccpr.phrases.lexicon_dataset import LexiconDataset
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
 from fairseq_ccpr.tasks.cpu_autocast import cpu_autocast
-from fairseq_ccpr.tasks.phrase_task import PhraseTask
+from fairseq_ccpr.tasks.phrase_task import PhraseTask, PhraseTaskConfig
 
 
 @dataclass
-class PhraseLexiconConfig(FairseqDataclass):
+class PhraseLexiconConfig(PhraseTaskConfig):
     """Options of the task."""
 
     data: str = field(
@@ -35,14 +34,7 @@ class PhraseLexiconConfig(FairseqDataclass):
         metadata={"help": "example sentences of a phrase, drawn anew each epoch; 0: the phrase alone (an ablation)"},
     )
     max_subwords: int = field(default=128, metadata={"help": "sentences are cut to this"})
-    seed: int = II("common.seed")
-    cpu: bool = II("common.cpu")
-    save_dir: str = II("checkpoint.save_dir")
-    encoder: str = II("model.encoder")
     max_tokens: Optional[int] = II("dataset.max_tokens")
-    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
-    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
-    disable_validation: bool = II("dataset.disable_validation")
 
 
 @register_task("phrase_lexicon", dataclass=PhraseLexiconConfig)

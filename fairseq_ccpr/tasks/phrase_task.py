@@ -1,12 +1,15 @@
 """What the tasks that train phrase encoders share."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq import utils
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
@@ -14,10 +17,23 @@ from fairseq_ccpr.phrases.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_ccpr.tasks.contrast_task import ContrastTask
 
 
+@dataclass
+class PhraseTaskConfig(FairseqDataclass):
+    """What the tasks read of the options of others; theirs are `data` and `max_subwords` at least."""
+
+    seed: int = II("common.seed")
+    cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
+    encoder: str = II("model.encoder")
+    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
+    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
+    disable_validation: bool = II("dataset.disable_validation")
+
+
 class PhraseTask(ContrastTask):
     """A task whose model has a `ContextEncoder` as `context`, and whose data are folders with a train and a valid part.
 
-    Its options have `data`, `encoder`, `max_subwords` and `save_dir`.
+    Its options are a `PhraseTaskConfig`.
 
     Raises:
         ConfigurationError: no encoder is given.
