@@ -9,7 +9,8 @@ HERE = Path(__file__).parent
 COMMANDS = [
     "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
     "compare_systems", "convert_encoder", "extract_phrases", "evaluate_alignments", "retrieve_phrases",
-    "evaluate_phrases", "evaluate_retrieved_phrases", "benchmark_phrases", "explain_translation", "run_experiment", "report",
+    "evaluate_phrases", "evaluate_retrieved_phrases", "benchmark", "benchmark_phrases", "explain_translation",
+    "run_experiment", "report",
 ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
+from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.search import Index, open_index
 from fairseq_ccpr.search.faiss_index import build_index
@@ -110,8 +110,7 @@ def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:
     """Seconds until the result is there."""
     start = time.perf_counter()
     index.search(queries, k)
-    if queries.is_cuda:
-        torch.cuda.synchronize()
+    synchronise(queries.device)
     return time.perf_counter() - start
 
 
@@ -127,17 +126,3 @@ def random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
         block = rng.standard_normal((min(BLOCK_ROWS, size - start), dimension), np.float32)
         vectors[start : start + BLOCK_ROWS] = block / np.linalg.norm(block, axis=1, keepdims=True)
     return vectors
-
-
-def start_peak(device: torch.device) -> None:
-    """Forget what `peak_bytes` knows of a GPU."""
-    if device.type == "cuda":
-        torch.cuda.init()  # there is nothing to forget before
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most that tensors held on a GPU since `start_peak`; for the CPU, that this process held since it began."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
