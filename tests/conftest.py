@@ -29,6 +29,7 @@ from fairseq_cli import generate
 from fairseq_cli import train as train_cli
 
 from fairseq_ccpr.cli import (
+    benchmark,
     benchmark_phrases,
     build_datastore,
     build_lexicon_dataset,
@@ -103,6 +104,7 @@ MAINS = {
     "evaluate_retrieval": evaluate_retrieval.main,
     "evaluate_phrases": evaluate_phrases.main,
     "evaluate_retrieved_phrases": evaluate_retrieved_phrases.main,
+    "benchmark": benchmark.main,
     "benchmark_phrases": benchmark_phrases.main,
     "compare_systems": compare_systems.main,
     "explain_translation": explain_translation.main,

@@ -14,6 +14,7 @@ from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, neighbour_log_probabilities, retrieval_confidence
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.search import Index
 from fairseq_ccpr.version import __version__
 
 
@@ -132,6 +133,12 @@ class TokenRetriever:
         """The same retriever over the same index, with other settings."""
         other = copy.copy(self)
         other.settings = settings
+        return other
+
+    def with_entries(self, index: Index, values: Tensor) -> TokenRetriever:
+        """The same retriever over other entries: an index of keys, and their tokens [N] on its device."""
+        other = copy.copy(self)
+        other.index, other.values = index, values
         return other
 
     def signature(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
-from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak
+from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.search import Index, open_index
 from fairseq_ccpr.search.faiss_index import build_index
@@ -110,8 +110,7 @@ def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:
     """Seconds until the result is there."""
     start = time.perf_counter()
     index.search(queries, k)
-    if queries.is_cuda:
-        torch.cuda.synchronize()
+    synchronise(queries.device)
     return time.perf_counter() - start
 
 

@@ -16,6 +16,7 @@ from matplotlib.image import AxesImage
 from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.phrase_speed import SearchSpeed
+from fairseq_ccpr.evaluation.search_speed import SearchCost
 from fairseq_ccpr.evaluation.type_accuracy import TypeResult
 
 COLOURS = matplotlib.colormaps["tab10"]
@@ -155,6 +156,36 @@ def draw_types(results: Sequence[TypeResult], path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
     left.legend(fontsize=8)
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
+    """Milliseconds of a search by keys, by queries and by neighbours, a line an index of a store; the floor beneath.
+
+    What is not on an axis is as in the first search, but the keys, which are as many as there were at most.
+    """
+    first = searches[0]
+    fixed = {"keys": max(search.keys for search in searches), "queries": first.queries, "k": first.k}
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    labels = {"keys": "keys N", "queries": "queries H", "k": "neighbours k"}
+    for axes, (across, label) in zip(panels, labels.items()):
+        others = {name: value for name, value in fixed.items() if name != across}
+        rows = [search for search in searches if all(getattr(search, name) == other for name, other in others.items())]
+        for number, line in enumerate(dict.fromkeys((row.store, row.index, row.dimension) for row in rows)):
+            points = [row for row in rows if (row.store, row.index, row.dimension) == line]
+            points.sort(key=lambda row: getattr(row, across))
+            places, costs = [getattr(row, across) for row in points], np.array([row.milliseconds for row in points])
+            around = [costs - [row.fastest for row in points], [row.slowest for row in points] - costs]
+            name = f"{line[0]}, d = {line[2]}: {line[1]}"
+            axes.errorbar(places, costs, around, marker="o", capsize=3, label=name, color=COLOURS(number % 10))
+            axes.plot(places, [row.floor for row in points], ":", color=COLOURS(number % 10), alpha=0.6)
+        axes.set(xscale="log", yscale="log", xlabel=label)
+        axes.set_title(", ".join(f"{name} = {value:,}" for name, value in others.items()), fontsize=8)
+        axes.grid(alpha=0.3, which="both")
+    panels[0].set_ylabel("milliseconds a search; dotted: the floor of exact search")
+    panels[0].legend(fontsize=7)
+    figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=DPI, format="png")
 
 

@@ -17,7 +17,7 @@ PROGRAMS_PER_PROCESSOR = 8  # each reads its tiles one after another, the next w
 
 
 @triton.jit
-def _maxima_kernel(
+def _maxima_kernel(  # type: ignore[no-untyped-def]
     keys, half_norms, high, low, scales, maxima, size, queries, tiles, tiles_each,
     DIMENSION: tl.constexpr, CHUNK: tl.constexpr, BUCKET: tl.constexpr, QUERIES: tl.constexpr,
     DISTANCES: tl.constexpr, SPLIT: tl.constexpr,
@@ -51,7 +51,7 @@ def _maxima_kernel(
 
 
 @triton.jit
-def _scores_kernel(
+def _scores_kernel(  # type: ignore[no-untyped-def]
     keys, queries, buckets, scores, size, chosen,
     DIMENSION: tl.constexpr, CHUNK: tl.constexpr, BUCKET: tl.constexpr, DISTANCES: tl.constexpr,
 ):  # fmt: skip

@@ -49,14 +49,27 @@ def bucket_scores(keys: Tensor, queries: Tensor, buckets: Tensor, metric: str) -
         fp32 [H, n * BUCKET]; -inf after the last key.
     """
     ids = (buckets.unsqueeze(2) * BUCKET + torch.arange(BUCKET, device=keys.device)).flatten(1)
+    scores = scores_of(keys, queries, ids.clamp_max(len(keys) - 1), metric)
+    return scores.masked_fill_(ids >= len(keys), float("-inf"))
+
+
+def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
+    """The scores of given keys, fp32 [H, n].
+
+    Args:
+        keys: [N, d], any float dtype.
+        queries: [H, d], any float dtype.
+        ids: int64 [H, n].
+        metric: `l2` or `ip`.
+    """
     scores = torch.empty(ids.shape, device=keys.device)
     rows = max(1, TILE_NUMBERS // (ids.size(1) * keys.size(1)))
     for start in range(0, len(queries), rows):
         block = slice(start, start + rows)
-        found = keys[ids[block].clamp_max(len(keys) - 1)].float()  # [rows, n, d], a copy
+        found = keys[ids[block]].float()  # [rows, n, d], a copy
         query = queries[block].float().unsqueeze(1)
         if metric == "ip":
             scores[block] = found.mul_(query).sum(2)
         else:
             scores[block] = found.sub_(query).square_().sum(2).neg_()
-    return scores.masked_fill_(ids >= len(keys), float("-inf"))
+    return scores
