@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import World, call
+from conftest import World, build, call
 from test_bad_input import refused
 
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.decoding_speed import SpeedTest
 from fairseq_ccpr.evaluation.machine import Limits
 from fairseq_ccpr.evaluation.part_timer import DECODER, MERGE, SEARCH, PartTimer
 from fairseq_ccpr.evaluation.synthetic_store import grow, queries_near
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.recall import recall
+from fairseq_ccpr.search.recall import recall, recall_of_sample
 
 CPU = torch.device("cpu")
 
@@ -63,6 +64,32 @@ def test_recall_counts_what_is_as_near():
 
     assert recall(exact, exact, queries, 8) == 1
     assert recall(Upper(keys, "l2"), exact, queries, 8) == 0.5
+
+
+def test_recall_of_a_sample_leaves_out_the_keys_themselves():
+    keys = np.random.default_rng().normal(size=(400, 8)).astype(np.float16)
+
+    class OnlyItself(ExactIndex):
+        """Finds of all neighbours the key alone."""
+
+        def search(self, queries, k):
+            scores, ids = super().search(queries, k)
+            ids[:, 1:] = -1
+            return scores, ids
+
+    assert recall_of_sample(ExactIndex(keys, "l2"), keys) == 1
+    assert recall_of_sample(OnlyItself(keys, "l2"), keys) == 0
+    assert recall_of_sample(ExactIndex(keys[:5], "l2"), keys[:5]) is None
+
+
+def test_recall_is_stored_and_shown(world: World, tmp_path: Path):
+    build(world, tmp_path / "store", "--index", "IVF16,PQ8", "--index-parameters", "nprobe=1", "--subset", "test")
+    section = Manifest.read(tmp_path / "store").token
+    assert section is not None and section.index_recall is not None and 0 < section.index_recall < 1
+    shown = call("inspect_datastore", tmp_path / "store").stdout
+    assert f"recall         {section.index_recall:.1%} of the 8 nearest keys" in shown
+    build(world, tmp_path / "store", "--index", "exact", "--subset", "test")
+    assert "\nrecall" not in call("inspect_datastore", tmp_path / "store").stdout
 
 
 def test_floor_is_what_takes_longer():

@@ -13,6 +13,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.phrase_prompt import marked
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
+from fairseq_ccpr.search.recall import DEPTH, SAMPLE
 
 HELP = """\
 Show what a datastore holds and was built from, and read every byte of it to see that it is whole: its tokens, its phrases,
@@ -84,6 +85,10 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     if section.share < 1:
         print(f"share          {section.share:g} of them, drawn at random")
     print(f"index          {section.index} ({section.index.metric})")
+    if section.index_recall is not None:
+        print(
+            f"recall         {section.index_recall:.1%} of the {DEPTH} nearest keys, for {SAMPLE} of its own drawn at random"
+        )
     for name, value in section.fingerprints.items():
         print(f"{name:14} {value}")
     for name, file in section.files.items():

@@ -32,6 +32,9 @@ class TokenSection:
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     share: float = 1.0  # of the sentences, drawn at random
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
+    index_recall: float | None = (
+        None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
+    )
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:
@@ -56,6 +59,9 @@ class PhraseSection:
     index: IndexDescription
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
     share: float = 1.0  # of the text's sentences, drawn at random
+    index_recall: float | None = (
+        None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
+    )
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:

@@ -38,8 +38,10 @@ from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmen
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.phrases.text_pairs import read_lines
+from fairseq_ccpr.search import open_index
 from fairseq_ccpr.search.faiss_index import build_index
 from fairseq_ccpr.search.plan import plan_index
+from fairseq_ccpr.search.recall import recall_of_sample
 
 PROBES = 64  # inverted lists to search: more than a step of decoding could afford, but this is once a sentence
 SHARDS = "shards"  # in the unfinished part: keys, spans and counts of each, the counts last
@@ -264,7 +266,7 @@ class _Part:
         section = PhraseSection(
             totals["phrases"], self.encoder.dimension, totals["sentences"], self.identity["segmentation"],
             str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description,
-            {path: old.get(path) or new[path] for path in paths}, self.settings.share,
+            {path: old.get(path) or new[path] for path in paths}, self.settings.share, self._measure_recall(),
         )  # fmt: skip
         if section != self.published:
             self.manifest.phrase = section
@@ -272,6 +274,15 @@ class _Part:
         for path in [path for path in self.final.iterdir() if path.name not in files]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         return PhraseBuildReport(section, totals["too_long"], self.lines, self.found_in, self.seconds)
+
+    def _measure_recall(self) -> float | None:
+        """Of the index over the keys, both in their final place."""
+        if not self.description.file:
+            return None
+        if self.published is not None and self.published.index == self.description:
+            return self.published.index_recall
+        keys = np.load(self.final / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
+        return recall_of_sample(open_index(self.description, keys, self.final), keys)
 
 
 def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:

@@ -26,8 +26,10 @@ from fairseq_ccpr.datastore.manifest import (
 from fairseq_ccpr.datastore.phrase import PHRASE
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, SYMBOLS, TOKEN, array_shapes
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.search import open_index
 from fairseq_ccpr.search.faiss_index import build_index
 from fairseq_ccpr.search.plan import entry_bytes
+from fairseq_ccpr.search.recall import recall_of_sample
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # beside the part, while an adapter is trained
 
@@ -77,7 +79,7 @@ class TokenPart:
         """What makes two token parts the same."""
         said = asdict(self.section)
         return {
-            k: said[k] for k in ("share", *said) if k not in ("index", "files")
+            k: said[k] for k in ("share", *said) if k not in ("index", "files", "index_recall")
         }  # before the size, which follows from it
 
     def prepare(self, batching: dict[str, Any]) -> None:
@@ -160,12 +162,22 @@ class TokenPart:
         paths = [f"{TOKEN}/{name}" for name in names]
         new = describe_files(self.output, [path for path in paths if path not in published])
         self.section.files = {path: published.get(path) or new[path] for path in paths}
+        self.section.index_recall = self._measure_recall()
         self.manifest.token = self.section
         self.manifest.write(self.output)
         self.filled = True
         # The marks, the plan, and an index that was replaced.
         for path in [path for path in self.final.iterdir() if path.name not in names]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _measure_recall(self) -> float | None:
+        """Of the index over the keys, both in their final place."""
+        if not self.section.index.file:
+            return None
+        if self.up_to_date and self.manifest.token is not None:
+            return self.manifest.token.index_recall
+        keys = open_array(self.final / f"{KEYS}.npy", *self.shapes[KEYS])
+        return recall_of_sample(open_index(self.section.index, keys, self.final), keys)
 
     def progress(self, what: str, total: int) -> tqdm:
         """A bar that counts keys."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.tiled import scores_of
+
+SAMPLE, DEPTH, SEED = 256, 8, 1
 
 
 def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
@@ -19,7 +23,31 @@ def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
         queries: [H, d], any float dtype, on the device of `exact`.
         k: at most N.
     """
+    return float(_found(index, exact, queries, k).float().mean())
+
+
+def recall_of_sample(index: Index, keys: np.ndarray) -> float | None:
+    """The share of the `DEPTH` nearest keys that an index finds for random ones of its own keys, which do not count.
+
+    Args:
+        index: of `keys`, on the CPU.
+        keys: [N, d]; may be memory-mapped.
+
+    Returns:
+        None where there are too few keys.
+    """
+    if len(keys) <= DEPTH:
+        return None
+    rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(SAMPLE, len(keys)), replace=False))
+    exact, queries = ExactIndex(keys, index.metric), torch.from_numpy(keys[rows]).float()
+    # A key is its own nearest, or one of those as near: it is among those found, but for what the index misses.
+    found = _found(index, exact, queries, DEPTH + 1).sum(dim=1) - 1
+    return float((found.clamp_min(0) / DEPTH).mean())
+
+
+def _found(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> Tensor:
+    """Which of the k keys that `index` finds are as near as the k nearest, bool [H, k]."""
     wanted, found = exact.search(queries, k)[1], index.search(queries, k)[1]
     least = scores_of(exact.keys, queries, wanted, exact.metric)[:, -1:]
     scores = scores_of(exact.keys, queries, found.clamp_min(0), exact.metric)
-    return float(((scores >= least) & (found >= 0)).float().mean())
+    return (scores >= least) & (found >= 0)
