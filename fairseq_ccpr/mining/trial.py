@@ -16,6 +16,8 @@ from fairseq_ccpr.mining.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.mining.settings import MarginSettings, Settings
 from fairseq_ccpr.mining.tuning import Grid, tune_margin, tune_rfr
 
+DEEPEST = max(Grid().k)  # neighbours that are searched for, so that one search does for most settings
+
 
 @dataclass
 class Trial:
@@ -24,7 +26,7 @@ class Trial:
     sources: EncodedText
     targets: EncodedText
     gold: np.ndarray  # int64 [S], the target of each source, or -1
-    _found: dict[tuple[bool, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    _found: dict[bool, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @classmethod
     def encode(cls, labelled: LabelledText, encoder: SentenceEncoder, label: str, quiet: bool) -> Trial:
@@ -55,10 +57,12 @@ class Trial:
         return tune_rfr(cosines, classes, self.sources.text.owners, self.gold, grid, base)
 
     def _neighbours(self, sentence_half: bool, k: int) -> tuple[np.ndarray, np.ndarray]:
-        if (sentence_half, k) not in self._found:
+        """Cosines float64 and ids int64 [F, k] of each source fragment's neighbours."""
+        if sentence_half not in self._found or self._found[sentence_half][0].shape[1] < k:
             index = Neighbours(self.targets.keys(sentence_half))
-            self._found[sentence_half, k] = index.search(self.sources.keys(sentence_half), k)
-        return self._found[sentence_half, k]
+            self._found[sentence_half] = index.search(self.sources.keys(sentence_half), max(k, DEEPEST))
+        cosines, ids = self._found[sentence_half]
+        return cosines[:, :k], ids[:, :k]
 
     def _margins(self, k: int) -> Answers:
         with_words = [np.unique(side.text.owners) for side in (self.sources, self.targets)]
