@@ -23,7 +23,9 @@ from torch import nn
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.errors import CheckpointError, DatastoreError
-from fairseq_ccpr.evaluation.type_systems import OrthogonalTypes, TransformerTypes
+from fairseq_ccpr.evaluation import type_systems
+from fairseq_ccpr.evaluation.phrase_systems import SentenceSystem
+from fairseq_ccpr.evaluation.type_systems import OrthogonalTypes, TransformerTypes, load_type_system
 from fairseq_ccpr.models import type_vectors
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses
@@ -541,6 +543,22 @@ def test_orthogonal_mapping_undoes_a_rotation(xpr: Xpr):
     source, target = OrthogonalTypes(Rotated(), [Lexicon(xpr.lexicon / "train")]).encode(lexicon, [4], False)[1, 4]
     last = dict(lexicon.pairs.tolist())
     assert all(float(source[p] @ target[q]) > 0.7 for p, q in last.items())
+
+
+def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(xpr: Xpr, monkeypatch: pytest.MonkeyPatch):
+    def encode(texts: list[str]) -> np.ndarray:
+        assert len(texts) <= 64
+        return np.array([[len(text), ord(text[0]), text.count("e")] for text in texts])
+
+    monkeypatch.setattr(type_systems, "load_muse", lambda device: SentenceSystem(encode, "fake", device))
+    lexicon = Lexicon(xpr.lexicon / "valid")
+    found = load_type_system("muse", None, [], CPU, False).encode(lexicon, [0, 1, 3], False)
+    types = lexicon.sides[0]
+    for number in range(0, len(types), 5):
+        texts = [types.example(number, place)[0] for place in range(types.counts[number])]
+        for count in (0, 1, 3):
+            wanted = encode(texts[:count] or [types.phrases[number]]).sum(axis=0)
+            np.testing.assert_allclose(found[0, count][0][number], wanted / np.linalg.norm(wanted), rtol=1e-5)
 
 
 def test_evaluation_refuses_bad_input(xpr: Xpr, tmp_path: Path):
