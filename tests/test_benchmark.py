@@ -83,7 +83,7 @@ def test_recall_of_a_sample_leaves_out_the_keys_themselves():
 
 
 def test_recall_is_stored_and_shown(world: World, tmp_path: Path):
-    build(world, tmp_path / "store", "--index", "IVF16,PQ8", "--index-parameters", "nprobe=1", "--subset", "test")
+    build(world, tmp_path / "store", "--index", "IVF16,PQ8x4", "--index-parameters", "nprobe=1", "--subset", "test")
     section = Manifest.read(tmp_path / "store").token
     assert section is not None and section.index_recall is not None and 0 < section.index_recall < 1
     shown = call("inspect_datastore", tmp_path / "store").stdout

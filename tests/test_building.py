@@ -145,7 +145,7 @@ def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path
     assert (store / "token/keys.npy").stat().st_mtime_ns == keys_written
     opened = TokenDatastore(store)
     assert str(opened.section.index) == "IVF16,Flat;nprobe=3" and opened.open_index().size == opened.section.size
-    build(world, store, "--index", "IVF32,PQ8")
+    build(world, store, "--index", "IVF32,PQ8x4")
     assert [p.name for p in (store / "token").glob("*.faiss")] == [TokenDatastore(store).section.index.file]
     build(world, store)
     assert contents(store) == before
