@@ -331,9 +331,10 @@ def test_retrieval_equals_comparing_with_every_key(
     for (number, start, end), vector in zip(found.spans.tolist(), found.vectors):
         scores = keys @ vector
         best: dict[str, tuple[int, float]] = {}
-        for entry in scores.argsort(descending=True, stable=True).tolist():
-            if scores[entry] >= 0.3:
-                best.setdefault(strings[entry][1], (entry, float(scores[entry])))
+        order = scores.argsort(descending=True, stable=True)
+        for entry, score in zip(order.tolist(), scores[order].tolist()):
+            if score >= 0.3:
+                best.setdefault(strings[entry][1], (entry, score))
         wanted[number].append((sentences[number][start:end], start, list(best.items())[:k]))
     retriever = PhraseRetriever(store, encoder, segmentation, k, 0.3, torch.device("cpu"))
     results = retriever.retrieve(sentences)
