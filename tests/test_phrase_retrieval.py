@@ -261,7 +261,10 @@ def test_builds_that_are_refused(ccpr: Ccpr, mono: Path, store: Path, tmp_path: 
     assert contents(store) == before
     refused(build(ccpr, tmp_path / "no.txt", output, check=False), r"there is no text .*no\.txt")
     for kind in ("some", "ngram:", "ngram:x", "ngram:²", "ngram:-1"):
-        refused(build(ccpr, mono, output, "--segmentation", kind, check=False), "give learned, all, or ngram:N")
+        refused(
+            build(ccpr, mono, output, "--segmentation", kind, check=False),
+            "give learned, all, ngram:N such as ngram:5, or lexicon:FILE",
+        )
     for option, value, pattern in (
         ("--segmentation", "ngram:0", "phrases of 0 to 0 words"), ("--max-words", 0, "phrases of 1 to 0 words"),
         ("--threshold", 1, "--threshold is 1.0: give a probability"), ("--threshold", -0.1, "--threshold is -0.1"),
