@@ -71,6 +71,12 @@ def test_exact_takes_half_precision(metric, dtype):
     np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-3)
 
 
+def test_queries_may_come_from_a_model_that_trains():
+    keys, queries = clustered(200, 16), torch.from_numpy(clustered(5, 16, seed=1)).float()
+    scores, ids = ExactIndex(keys, "ip").search(queries.requires_grad_(), 4)
+    assert not scores.requires_grad and torch.equal(ids, ExactIndex(keys, "ip").search(queries.detach(), 4)[1])
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_exact_on_a_gpu_equals_exact_on_the_cpu():
     keys = clustered(5000, 16)

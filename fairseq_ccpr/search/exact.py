@@ -52,6 +52,7 @@ class ExactIndex(Index):
             norms[start : start + rows] = self.keys[start : start + rows].float().square().sum(1) / 2
         return norms
 
+    @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`."""
         depth = min(k, self.size)
