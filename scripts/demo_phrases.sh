@@ -17,5 +17,5 @@ python scripts/build_datastore.py phrases $built/verses.en.txt --encoder $encode
 python scripts/compare_decoding.py $built/data-bin --path $demo/model.pt -s de -t en --datastore $built/phrases \
   $(cat $demo/phrase.options) --bpe sentencepiece --sentencepiece-model $demo/spm.model --beam 5 --max-tokens 4000 \
   --results-path $built/phrase-results
-echo 'Die Jünger gingen auf den Berg.' |
+echo 'Die Jünger gingen auf den Berg, und Jesus lehrte sie in Gleichnissen.' |
   python scripts/retrieve_phrases.py $built/phrases --encoder $encoder
