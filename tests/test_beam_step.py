@@ -54,7 +54,8 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
-    """CLKNN with lambda* where keys are compared by inner product, else kNN-MT."""
+    """CLKNN with lambda* where keys are compared by inner product, else kNN-MT; the same each time."""
+    torch.manual_seed(1)
     adapter = metric == "ip"
     keys = torch.nn.functional.normalize(torch.randn(900, 16), dim=1).half()
     projection = KeyProjection(torch.nn.Linear(24, 32), torch.nn.Linear(32, 16)).requires_grad_(False)
@@ -122,6 +123,19 @@ def test_step_does_not_wait_for_a_gpu(metric: str, gate: str) -> None:
     given = inputs(metric, device)
     with no_synchronisation():
         step(retriever, phrases, given)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("gate", ["consent", "attention"])
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@torch.no_grad()
+def test_step_is_the_same_on_a_gpu(metric: str, gate: str) -> None:
+    given = inputs(metric, torch.device("cpu"))
+    found = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        retriever, phrases = make_retriever(metric, device), make_phrases(gate, device)
+        found.append(step(retriever, phrases, {name: tensor.to(device) for name, tensor in given.items()}).cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
