@@ -110,8 +110,8 @@ class TranslationRetrievalConfig(TranslationConfig):
     retrieval_lambda_max: float = field(
         default=0.9,
         metadata={
-            "help": "the most that phrases may bring both shares to together: beyond, and beyond the share of tokens alone, both "
-            "are scaled down"
+            "help": "the most that phrases may bring both shares to together: beyond, and beyond the share of tokens alone, "
+            "both are scaled down"
         },
     )
 
