@@ -120,7 +120,8 @@ def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.nd
     runs = [set(_runs(reference)) for reference in references]
     wanted: set[str] = set().union(*runs)
     held = wanted.intersection(store.phrase(entry)[0] for entry in range(store.section.size))
-    return np.moveaxis([measure(reference, of_one & held) for reference, of_one in zip(references, runs)], 0, -1)
+    counts = [measure(reference, of_one & held) for reference, of_one in zip(references, runs)]
+    return np.array(counts).transpose(1, 2, 0)
 
 
 def distinct_strings(queries: Sequence[QueryPhrase], top: int) -> set[str]:
