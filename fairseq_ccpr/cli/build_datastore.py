@@ -94,10 +94,11 @@ def _add_phrases(parts: Any) -> None:
     add(
         "--index",
         default=default["index"],
-        metavar="exact|FACTORY",
-        help="exact search, or a FAISS factory string; auto takes exact on a GPU and for small stores",
+        metavar="exact|torch-ivf|FACTORY",
+        help="exact search, inverted lists in torch, or a FAISS factory string; auto takes exact on a GPU and for small "
+        "stores",
     )
-    add("--index-parameters", default=default["index_parameters"], metavar="P=V,...", help="FAISS search parameters")
+    add("--index-parameters", default=default["index_parameters"], metavar="P=V,...", help="search parameters")
     add(
         "--shard-sentences",
         type=int,
@@ -139,14 +140,17 @@ def _add_tokens(parts: Any) -> None:
     add(
         "--index",
         default=default["index"],
-        metavar="exact|FACTORY",
-        help=("exact search, or a FAISS factory string such as IVF2048,SQfp16; auto takes exact for small stores"),
+        metavar="exact|torch-ivf|FACTORY",
+        help=(
+            "exact search, inverted lists in torch (torch-ivf4096: so many), or a FAISS factory string such as "
+            "IVF2048,SQfp16; auto takes exact on a GPU and for small stores"
+        ),
     )
     add(
         "--index-parameters",
         default=default["index_parameters"],
         metavar="P=V,...",
-        help=("FAISS search parameters such as nprobe=32, stored with the index; those that suit it if not given"),
+        help=("search parameters such as nprobe=32, stored with the index; those that suit it if not given"),
     )
     add(
         "--adapter",

@@ -13,8 +13,7 @@ import torch
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
-from fairseq_ccpr.search import Index, open_index
-from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.search import Index, build_index, open_index
 from fairseq_ccpr.search.plan import plan_index
 
 KEY_SEED, QUERY_SEED = 1, 2

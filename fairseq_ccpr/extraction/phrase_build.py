@@ -38,8 +38,7 @@ from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmen
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.phrases.text_pairs import read_lines
-from fairseq_ccpr.search import open_index
-from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.search import build_index, open_index
 from fairseq_ccpr.search.plan import plan_index
 from fairseq_ccpr.search.recall import recall_of_sample
 

@@ -26,9 +26,8 @@ from fairseq_ccpr.datastore.manifest import (
 from fairseq_ccpr.datastore.phrase import PHRASE
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, SYMBOLS, TOKEN, array_shapes
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import open_index
-from fairseq_ccpr.search.faiss_index import build_index
-from fairseq_ccpr.search.plan import entry_bytes
+from fairseq_ccpr.search import build_index, open_index
+from fairseq_ccpr.search.plan import index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # beside the part, while an adapter is trained
@@ -110,7 +109,7 @@ class TokenPart:
         return arrays + self._index_bytes()
 
     def _index_bytes(self) -> int:
-        return self.section.size * entry_bytes(self.section.index, self.section.dimension)
+        return index_bytes(self.section.index, self.section.size, self.section.dimension)
 
     def fill(
         self, shards: dict[int, int], write: Callable[[list[int]], Iterable[tuple[int, int, dict[str, np.ndarray]]]]
@@ -139,7 +138,7 @@ class TokenPart:
         description = self.section.index
         folder = self.final if self.filled else self.partial
         path = folder / description.file
-        if description.backend == "exact" or path.exists():
+        if not description.file or path.exists():
             return
         check_space(folder, self._index_bytes())
         keys = open_array(folder / f"{KEYS}.npy", *self.shapes[KEYS])

@@ -13,7 +13,7 @@ METRICS = ("l2", "ip")
 
 @dataclass(frozen=True)
 class IndexDescription:
-    """What must be stored beside the keys to search them again. `exact` has no file; `faiss` has one made by `factory`."""
+    """What must be stored beside the keys to search them again. `exact` has no file; others have one made by `factory`."""
 
     backend: str
     metric: str

@@ -145,7 +145,7 @@ def make_index(dimension: int, factory: str, metric: str) -> Any:
         ) from None
 
 
-def build_index(
+def build_faiss(
     keys: np.ndarray, description: IndexDescription, path: Path, progress: Callable[[int], object], seed: int = 1
 ) -> None:
     """Train an index on a random sample of `keys`, add all of them, and write it to `path`.

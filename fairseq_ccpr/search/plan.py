@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+import re
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import METRICS, IndexDescription
 from fairseq_ccpr.search.faiss_index import default_parameters, inverted_lists, make_index, set_parameters
+from fairseq_ccpr.search.torch_ivf import ALIGN, number_of_lists
 
 NARROW = 128  # dimensions, each of which then has a code of its own
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
+TORCH_IVF = "torch-ivf"
+TORCH_IVF_PROBES = 64
 
 
 def plan_index(
@@ -20,9 +24,9 @@ def plan_index(
     """What `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
 
     Args:
-        choice: `exact`, a FAISS factory string, or `auto`: exact on a GPU, for small stores, and where there is no
-            FAISS; else `automatic_factory`.
-        parameters: FAISS search parameters; empty for those that suit the index.
+        choice: `exact`; `torch-ivf`, or with a number of lists `torch-ivf4096`; a FAISS factory string; or `auto`: exact
+            on a GPU, for small stores, and where there is no FAISS; else `automatic_factory`.
+        parameters: FAISS search parameters, or `nprobe=` of `torch-ivf`; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
         probes: inverted lists to search, where `parameters` do not say; see `default_parameters`.
 
@@ -38,16 +42,41 @@ def plan_index(
         if parameters:
             raise ConfigurationError(f"--index-parameters '{parameters}' are for FAISS, and exact search has none")
         return IndexDescription("exact", metric)
+    if choice.startswith(TORCH_IVF):
+        return _plan_torch_ivf(choice, metric, parameters, size, probes)
     index = make_index(dimension, choice, metric)
     if (ivf := inverted_lists(index)) is not None and ivf.nlist > size:
-        raise ConfigurationError(
-            f"--index {choice} has {ivf.nlist:,} lists, but the datastore will have {size:,} keys: use fewer lists or exact"
-        )
+        raise _too_many_lists(choice, ivf.nlist, size)
     set_parameters(index, parameters)
-    digest = hashlib.sha256(f"{choice} {metric}".encode()).hexdigest()[:8]
-    return IndexDescription(
-        "faiss", metric, choice, parameters or default_parameters(index, probes), f"index-{digest}.faiss"
+    name = f"{_file_stem(choice, metric)}.faiss"
+    return IndexDescription("faiss", metric, choice, parameters or default_parameters(index, probes), name)
+
+
+def _plan_torch_ivf(choice: str, metric: str, parameters: str, size: int, probes: int | None) -> IndexDescription:
+    """Four times as many lists as the root of the number of keys, if not given: on a GPU, many centroids cost little."""
+    given = choice.removeprefix(TORCH_IVF)
+    if not re.fullmatch(r"[1-9]\d*|", given):
+        raise ConfigurationError(f"--index is '{choice}': give {TORCH_IVF}, or with a number of lists {TORCH_IVF}1024")
+    lists = int(given) if given else min(size, 1 << round(math.log2(4 * math.sqrt(size))))
+    if lists > size:
+        raise _too_many_lists(choice, lists, size)
+    if not re.fullmatch(r"nprobe=[1-9]\d*|", parameters):
+        raise ConfigurationError(
+            f"--index-parameters is '{parameters}': {TORCH_IVF} takes nprobe=N, the lists to search"
+        )
+    factory = f"{TORCH_IVF}{lists}"
+    parameters = parameters or f"nprobe={min(probes or TORCH_IVF_PROBES, lists)}"
+    return IndexDescription(TORCH_IVF, metric, factory, parameters, f"{_file_stem(factory, metric)}.safetensors")
+
+
+def _too_many_lists(choice: str, lists: int, size: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"--index {choice} has {lists:,} lists, but the datastore will have {size:,} keys: use fewer lists or exact"
     )
+
+
+def _file_stem(factory: str, metric: str) -> str:
+    return f"index-{hashlib.sha256(f'{factory} {metric}'.encode()).hexdigest()[:8]}"
 
 
 def automatic_factory(size: int, dimension: int) -> str:
@@ -63,12 +92,15 @@ def automatic_factory(size: int, dimension: int) -> str:
     return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
 
 
-def entry_bytes(description: IndexDescription, dimension: int) -> int:
-    """Bytes a key takes in the index's file, about."""
+def index_bytes(description: IndexDescription, size: int, dimension: int) -> int:
+    """Bytes that the index's file takes for so many keys, about."""
     if description.backend == "exact":
         return 0
+    if description.backend == TORCH_IVF:
+        lists = number_of_lists(description.factory)
+        return (size + ALIGN // 2 * lists) * (2 * dimension + 4) + lists * (4 * dimension + 8)
     index = make_index(dimension, description.factory, description.metric)
     try:
-        return index.sa_code_size() + 8
+        return size * (index.sa_code_size() + 8)
     except RuntimeError:
-        return 4 * dimension + 300  # a graph: the key itself and its links
+        return size * (4 * dimension + 300)  # a graph: the key itself and its links
