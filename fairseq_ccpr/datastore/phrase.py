@@ -121,7 +121,8 @@ def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
     Args:
         section: of the manifest.
     """
-    parts = {f"{PHRASE}/{KEYS}.npy": KEYS, f"{PHRASE}/{SPANS}.npy": SPANS, f"{PHRASE}/{section.index.file}": "index"}
+    parts = {f"{PHRASE}/{KEYS}.npy": KEYS, f"{PHRASE}/{SPANS}.npy": SPANS}
+    parts |= {f"{PHRASE}/{name}": "index" for name in section.index.files}
     totals: dict[str, float] = {}
     for name, file in section.files.items():
         part = parts.get(name, "sentences")

@@ -247,17 +247,15 @@ class _Part:
         path = folder / self.description.file if self.description.file else None
         if path is None or path.exists():
             return
-        partial = path.with_name(path.name + ".partial")
         with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=self.settings.quiet) as bar:
-            build_index(keys, self.description, partial, bar.update)
-        partial.replace(path)
+            build_index(keys, self.description, path, bar.update)
 
     def publish(self) -> PhraseBuildReport:
         """Bring the part under its final name."""
         totals_path = (self.partial if self.published is None else self.final) / "totals.json"
         totals = json.loads(totals_path.read_text(encoding="utf-8"))
         files = [f"{KEYS}.npy", f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, "totals.json"]
-        files += [self.description.file] if self.description.file else []
+        files += self.description.files
         if self.published is None:
             self.partial.rename(self.final)
         old = self.published.files if self.published is not None else {}

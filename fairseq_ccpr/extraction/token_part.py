@@ -143,10 +143,8 @@ class TokenPart:
             return
         check_space(folder, self._index_bytes())
         keys = open_array(folder / f"{KEYS}.npy", *self.shapes[KEYS])
-        partial = path.with_name(path.name + ".partial")
         with self.progress(f"index {description.factory}", len(keys)) as bar:
-            build_index(keys, description, partial, bar.update)
-        partial.replace(path)
+            build_index(keys, description, path, bar.update)
 
     def publish(self) -> None:
         """Bring the part under its final name; at every moment it is the old one, unfinished, or the new one."""
@@ -156,7 +154,7 @@ class TokenPart:
             self.partial.rename(self.final)
         names = [*(f"{name}.npy" for name in self.shapes), SYMBOLS]
         names += [PROJECTION] if self.section.projection is not None else []
-        names += [self.section.index.file] if self.section.index.file else []
+        names += self.section.index.files
         # What was published before keeps its checksum: computed anew, it would bless whatever has happened since.
         published = self.manifest.token.files if self.manifest.token is not None else {}
         paths = [f"{TOKEN}/{name}" for name in names]

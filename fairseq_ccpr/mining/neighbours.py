@@ -81,7 +81,7 @@ def open_neighbours(keys: np.ndarray, description: IndexDescription, folder: Pat
         ConfigurationError: there are too few keys for such an index.
         DatastoreError: its file cannot be written.
     """
-    if description.backend == "faiss":
+    if description.file:
         with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
             build_index(keys, description, folder / description.file, bar.update)
     return Neighbours(keys, open_index(description, keys, folder))

@@ -7,17 +7,20 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search.base import METRICS, Index, IndexDescription
+from fairseq_ccpr.search.base import DISK, METRICS, Index, IndexDescription
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.faiss_index import FaissIndex
 
-__all__ = ["METRICS", "ExactIndex", "FaissIndex", "Index", "IndexDescription", "open_index"]
+__all__ = ["DISK", "METRICS", "ExactIndex", "FaissIndex", "Index", "IndexDescription", "open_index"]
 
 # A new backend is one file and one line here.
 _BACKENDS = {
     "exact": lambda description, keys, folder: ExactIndex(keys, description.metric),
     "faiss": lambda description, keys, folder: FaissIndex.open(
         folder / description.file, description.metric, description.parameters
+    ),
+    DISK: lambda description, keys, folder: FaissIndex.open(
+        folder / description.file, description.metric, description.parameters, on_disk=True
     ),
 }
 

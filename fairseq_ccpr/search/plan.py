@@ -7,8 +7,8 @@ import importlib.util
 import math
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search.base import METRICS, IndexDescription
-from fairseq_ccpr.search.faiss_index import default_parameters, inverted_lists, make_index, set_parameters
+from fairseq_ccpr.search.base import DISK, METRICS, IndexDescription
+from fairseq_ccpr.search.faiss_index import can_stay_on_disk, default_parameters, inverted_lists, make_index, set_parameters
 
 NARROW = 128  # dimensions, each of which then has a code of its own
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
@@ -21,7 +21,8 @@ def plan_index(
 
     Args:
         choice: `exact`, a FAISS factory string, or `auto`: exact on a GPU, for small stores, and where there is no
-            FAISS; else `automatic_factory`.
+            FAISS; else `automatic_factory`. `disk:` and a factory string keep the inverted lists on disk; `disk` alone
+            takes `disk_factory`.
         parameters: FAISS search parameters; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
         probes: inverted lists to search, where `parameters` do not say; see `default_parameters`.
@@ -38,15 +39,23 @@ def plan_index(
         if parameters:
             raise ConfigurationError(f"--index-parameters '{parameters}' are for FAISS, and exact search has none")
         return IndexDescription("exact", metric)
+    backend, choice = ("faiss", choice) if choice.partition(":")[0] != DISK else (DISK, choice.partition(":")[2])
+    choice = choice or disk_factory(size)
     index = make_index(dimension, choice, metric)
+    if backend == DISK and not can_stay_on_disk(index):
+        raise ConfigurationError(
+            f"--index {DISK}:{choice} has more than inverted lists of plain codes, and FAISS keeps no others on disk: give "
+            f"one such as {DISK}:{disk_factory(size)}"
+        )
     if (ivf := inverted_lists(index)) is not None and ivf.nlist > size:
         raise ConfigurationError(
             f"--index {choice} has {ivf.nlist:,} lists, but the datastore will have {size:,} keys: use fewer lists or exact"
         )
     set_parameters(index, parameters)
-    digest = hashlib.sha256(f"{choice} {metric}".encode()).hexdigest()[:8]
+    kind = f"{choice} {metric}" + (f" {DISK}" if backend == DISK else "")
+    digest = hashlib.sha256(kind.encode()).hexdigest()[:8]
     return IndexDescription(
-        "faiss", metric, choice, parameters or default_parameters(index, probes), f"index-{digest}.faiss"
+        backend, metric, choice, parameters or default_parameters(index, probes), f"index-{digest}.faiss"
     )
 
 
@@ -58,9 +67,23 @@ def automatic_factory(size: int, dimension: int) -> str:
     >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
     ('IVF1024,PQ128x4fs,Refine(SQfp16)', 'IVF1024,PQ128x4fs,Refine(SQfp16)')
     """
-    lists = 1 << round(math.log2(math.sqrt(size)))
+    lists = _lists(size)
     codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
     return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
+
+
+def disk_factory(size: int) -> str:
+    """Inverted lists of a byte for a dimension: nearly exact, with nothing to score again, which would be in memory.
+
+    >>> disk_factory(1_000_000)
+    'IVF1024,SQ8'
+    """
+    return f"IVF{_lists(size)},SQ8"
+
+
+def _lists(size: int) -> int:
+    """About as many as keys in each."""
+    return 1 << round(math.log2(math.sqrt(size)))
 
 
 def entry_bytes(description: IndexDescription, dimension: int) -> int:
