@@ -24,7 +24,7 @@ from fairseq_ccpr.datastore.manifest import (
     write_json,
 )
 from fairseq_ccpr.datastore.phrase import PHRASE
-from fairseq_ccpr.datastore.token import KEYS, PROJECTION, SYMBOLS, TOKEN, array_shapes
+from fairseq_ccpr.datastore.token import KEYS, SYMBOLS, TOKEN, array_shapes, part_files
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import open_index
 from fairseq_ccpr.search.faiss_index import build_index
@@ -79,7 +79,7 @@ class TokenPart:
         """What makes two token parts the same."""
         said = asdict(self.section)
         return {
-            k: said[k] for k in ("share", *said) if k not in ("index", "files", "index_recall")
+            k: said[k] for k in ("share", "shard", *said) if k not in ("index", "files", "index_recall", "sources")
         }  # before the size, which follows from it
 
     def prepare(self, batching: dict[str, Any]) -> None:
@@ -152,9 +152,7 @@ class TokenPart:
             with (self.partial / SYMBOLS).open("w", encoding="utf-8", newline="\n") as stream:
                 stream.writelines(f"{symbol}\n" for symbol in self.symbols)
             self.partial.rename(self.final)
-        names = [*(f"{name}.npy" for name in self.shapes), SYMBOLS]
-        names += [PROJECTION] if self.section.projection is not None else []
-        names += self.section.index.files
+        names = part_files(self.section)
         # What was published before keeps its checksum: computed anew, it would bless whatever has happened since.
         published = self.manifest.token.files if self.manifest.token is not None else {}
         paths = [f"{TOKEN}/{name}" for name in names]

@@ -8,9 +8,16 @@ import math
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import DISK, METRICS, IndexDescription
-from fairseq_ccpr.search.faiss_index import can_stay_on_disk, default_parameters, inverted_lists, make_index, set_parameters
+from fairseq_ccpr.search.faiss_index import (
+    can_stay_on_disk,
+    default_parameters,
+    inverted_lists,
+    make_index,
+    set_parameters,
+)
 
 NARROW = 128  # dimensions, each of which then has a code of its own
+PHRASE_PROBES = 64  # inverted lists to search: more than a step of decoding could afford, but this is once a sentence
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
 
 
