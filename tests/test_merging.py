@@ -80,7 +80,7 @@ def test_token_datastores_are_appended(tokens: Path):
     for array in ("keys", "values"):
         parts = [getattr(store, array) for store in (one, two)]
         assert np.array_equal(getattr(both, array), np.concatenate(parts))
-    assert np.array_equal(both.provenance, np.concatenate([one.provenance, two.provenance + [40, 0]]))
+    assert np.array_equal(both.provenance, np.concatenate([one.provenance, two.provenance + np.array([40, 0])]))
     assert both.section.subsets == {"valid/valid": 40, "test/test": 40}
     assert "health         good" in call("inspect_datastore", tokens / "both").stdout
 

@@ -74,7 +74,7 @@ def automatic_factory(size: int, dimension: int) -> str:
     >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
     ('IVF1024,PQ128x4fs,Refine(SQfp16)', 'IVF1024,PQ128x4fs,Refine(SQfp16)')
     """
-    lists = _lists(size)
+    lists = list_count(size)
     codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
     return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
 
@@ -85,20 +85,21 @@ def disk_factory(size: int) -> str:
     >>> disk_factory(1_000_000)
     'IVF1024,SQ8'
     """
-    return f"IVF{_lists(size)},SQ8"
+    return f"IVF{list_count(size)},SQ8"
 
 
-def _lists(size: int) -> int:
+def list_count(size: int) -> int:
     """About as many as keys in each."""
     return 1 << round(math.log2(math.sqrt(size)))
 
 
 def entry_bytes(description: IndexDescription, dimension: int) -> int:
-    """Bytes a key takes in the index's file, about."""
+    """Bytes a key takes in the index's files while they are made, about."""
     if description.backend == "exact":
         return 0
     index = make_index(dimension, description.factory, description.metric)
     try:
-        return index.sa_code_size() + 8
+        once = index.sa_code_size() + 8
+        return 2 * once if description.backend == DISK else once  # in a block, and merged
     except RuntimeError:
         return 4 * dimension + 300  # a graph: the key itself and its links
