@@ -57,10 +57,17 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PLACE=GB/S",
         help="of host, device or disk, in the place of measured ones",
     )
+    parser.add_argument(
+        "--index",
+        nargs="+",
+        default=[],
+        metavar="FACTORY",
+        help="to plan for beside the usual: FACTORY or disk:FACTORY",
+    )
     return parser
 
 
-def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, float]) -> int:
+def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, float], others: tuple[str, ...]) -> int:
     """Print what each way to search needs."""
     for name, value in (("--size", size), ("--queries", queries)):
         if value is not None and value < 1:
@@ -78,7 +85,7 @@ def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, floa
         rows: list[list[Any]] = [
             ["index", "searched", "on disk", "in memory", "on GPUs", "read a step", "a step, at least"]
         ]
-        for need in needs(section, entries, queries, known):
+        for need in needs(section, entries, queries, known, others):
             counts = [_gigabytes(n) for n in (need.disk, need.host, need.device, need.read)]
             rows.append([need.index, SEARCHED[need.place], *counts, _seconds(need.seconds)])
         print(markdown_table(rows))
@@ -171,8 +178,8 @@ def main() -> None:
     """Parse, read, print."""
     options = make_parser().parse_args()
     if options.plan:
-        planned = options.size, options.queries
-        run("inspect_datastore.py", lambda: plan(options.datastore, *planned, parse_speeds(options.speeds)))
+        planned, others = (options.size, options.queries), tuple(options.index)
+        run("inspect_datastore.py", lambda: plan(options.datastore, *planned, parse_speeds(options.speeds), others))
     run("inspect_datastore.py", lambda: inspect(options.datastore, options.top))
 
 

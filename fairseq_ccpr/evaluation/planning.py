@@ -43,7 +43,13 @@ class Need:
     seconds: float | None
 
 
-def needs(section: TokenSection | PhraseSection, size: int, queries: int, speeds: dict[str, Limits]) -> list[Need]:
+def needs(
+    section: TokenSection | PhraseSection,
+    size: int,
+    queries: int,
+    speeds: dict[str, Limits],
+    others: tuple[str, ...] = (),
+) -> list[Need]:
     """For each way to search a part of a datastore, if it had `size` entries.
 
     Args:
@@ -51,6 +57,10 @@ def needs(section: TokenSection | PhraseSection, size: int, queries: int, speeds
         size: N.
         queries: H, hypotheses or phrases that are looked up together.
         speeds: of `host`, `device` and `disk`, as far as known.
+        others: more of what `--index` may say, with inverted lists.
+
+    Raises:
+        ConfigurationError: one of `others` is no such index.
     """
     d, metric = section.dimension, section.index.metric
     keys = 2 * size * d
@@ -66,7 +76,8 @@ def needs(section: TokenSection | PhraseSection, size: int, queries: int, speeds
     def lists(choice: str, place: str) -> Need:
         planned = plan_index(choice, metric, "", size, d, probes=probes)
         index = make_index(d, planned.factory, metric)
-        ivf = inverted_lists(index)
+        if (ivf := inverted_lists(index)) is None:
+            raise ConfigurationError(f"--index {choice} has no inverted lists, and nothing else can be planned for")
         probed = int(dict(word.split("=") for word in planned.parameters.split(","))["nprobe"])
         coarse = 4 * ivf.nlist * d
         entry = ivf.code_size + 8
@@ -88,25 +99,24 @@ def needs(section: TokenSection | PhraseSection, size: int, queries: int, speeds
         lists(DISK, "disk"),
         lists(automatic_factory(size, d), "host"),
         lists(f"IVF{list_count(size)},SQfp16", "device"),  # which FAISS has for GPUs, and shares among them
+        *(lists(choice, "disk" if choice.partition(":")[0] == DISK else "host") for choice in others),
     ]
 
 
 def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
-    """Those of this machine, as far as it has what is to be measured, or those that are given.
+    """Those that are given, and of the others those of this machine, as far as it has what is to be measured.
 
     Args:
         file: read from disk to learn how fast that is, if it is large enough.
-        given: bytes a second, by `host`, `device` and `disk`.
+        given: bytes a second, by `host`, `device` and `disk`; how fast these multiply is then left out.
     """
-    host = measure_limits(torch.device("cpu"))
-    speeds = {"host": host}
-    if torch.cuda.is_available():
+    speeds = {place: Limits(bytes_per_second, float("inf")) for place, bytes_per_second in given.items()}
+    if "host" not in speeds:
+        speeds["host"] = measure_limits(torch.device("cpu"))
+    if "device" not in speeds and torch.cuda.is_available():
         speeds["device"] = measure_limits(torch.device("cuda"))
-    if file.stat().st_size >= LEAST_BYTES:
-        speeds["disk"] = Limits(_reading(file), host.operations_per_second)
-    for place, bytes_per_second in given.items():
-        operations = speeds[place].operations_per_second if place in speeds else host.operations_per_second
-        speeds[place] = Limits(bytes_per_second, float("inf") if place == "device" else operations)
+    if "disk" not in speeds and file.stat().st_size >= LEAST_BYTES:
+        speeds["disk"] = Limits(_reading(file), speeds["host"].operations_per_second)
     return speeds
 
 
