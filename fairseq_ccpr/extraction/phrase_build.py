@@ -189,18 +189,17 @@ class _Part:
         """Find the phrases of those of this process's runs of sentences that are not done yet."""
         sentences, start = self.sentences(runs), time.monotonic()
         hidden = self.settings.quiet or not self.processes.first
-        total = (
-            min(len(self.text), runs.stop * self.settings.shard_sentences) - runs.start * self.settings.shard_sentences
-        )
+        length = self.settings.shard_sentences
+        total = min(len(self.text) - runs.start * length, len(runs) * length)
         with tqdm(desc="sentences", total=total, unit="sentence", unit_scale=True, disable=hidden) as bar:
             for number in range(len(runs)):
-                texts = list(islice(sentences, self.settings.shard_sentences))
+                texts = list(islice(sentences, length))
                 path = self._run_path(number)
                 if number % self.processes.world == self.processes.rank and not path.exists():
                     found = without_repeats(finder.find(texts), texts)
-                    first = number * self.settings.shard_sentences
+                    spans = found.spans + np.array([number * length, 0, 0], np.int32)
                     save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
-                    save_array(path.with_suffix(f".{SPANS}.npy"), found.spans + np.array([first, 0, 0], np.int32))
+                    save_array(path.with_suffix(f".{SPANS}.npy"), spans)
                     write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
                     self.found_in += len(texts)
                 bar.update(len(texts))
