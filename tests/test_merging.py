@@ -151,7 +151,7 @@ def test_what_does_not_go_together_is_refused(world: World, ccpr: Ccpr, tokens: 
     assert not (tmp_path / "out").exists()
 
 
-def test_impossible_shards_are_refused(world: World, xpr, mono: Path, tmp_path: Path):
+def test_impossible_shards_are_refused(world: World, tmp_path: Path):
     words = ("--num-shards", 2, "--shard-id")
     refused(build(world, tmp_path / "s", *words, 2, check=False), "--shard-id is 2, and --num-shards 2")
     refused(build(world, tmp_path / "s", *words, 0, check=False), "there are 1 runs of --shard-tokens")
@@ -159,8 +159,6 @@ def test_impossible_shards_are_refused(world: World, xpr, mono: Path, tmp_path: 
     options = build_options(world, tmp_path / "s")
     options[options.index("exact")] = "Flat"
     refused(call("build_datastore", *options, *words, 0, check=False), "a shard has no index")
-    pooled = ["phrases", mono, "--encoder", xpr.checkpoint, "--output", tmp_path / "s", *words, 0]
-    refused(call("build_datastore", *pooled, check=False), "one entry of all places of a string")
     assert not (tmp_path / "s").exists()
 
 
