@@ -13,6 +13,7 @@ import torch
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.extraction.processes import Processes
 from fairseq_ccpr.search import Index, build_index, open_index
 from fairseq_ccpr.search.plan import plan_index
 
@@ -70,7 +71,9 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
         text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
         start = time.perf_counter()
         cpu, output = device.type == "cpu", Path(folder) / "datastore"
-        built = build_phrase_datastore(PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet))
+        settings = PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet)
+        built = build_phrase_datastore(settings, Processes())
+        assert built is not None  # in the first process, which is the only one
         seconds = time.perf_counter() - start
     section = built.section
     return BuildingSpeed(

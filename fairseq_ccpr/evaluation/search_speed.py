@@ -69,9 +69,8 @@ def make_index(keys: Tensor, choice: str, metric: str) -> MadeIndex:
 
 
 def _make_file(keys: np.ndarray, description: IndexDescription, folder: Path) -> tuple[Index, int]:
-    path = folder / description.file
-    build_index(keys, description, path, lambda rows: None)
-    return open_index(description, keys, folder), path.stat().st_size
+    build_index(keys, description, folder / description.file, lambda rows: None)
+    return open_index(description, keys, folder), sum((folder / name).stat().st_size for name in description.files)
 
 
 @dataclass

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search.base import METRICS, Index, IndexDescription
+from fairseq_ccpr.search.base import DISK, METRICS, Index, IndexDescription
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.faiss_index import FaissIndex, build_faiss
 from fairseq_ccpr.search.torch_ivf import TorchIvfIndex, build_torch_ivf
 
 __all__ = [
-    "METRICS", "ExactIndex", "FaissIndex", "Index", "IndexDescription", "TorchIvfIndex", "build_index", "open_index",
+    "DISK", "METRICS", "ExactIndex", "FaissIndex", "Index", "IndexDescription", "TorchIvfIndex", "build_index", "open_index",
 ]  # fmt: skip
 
 # A new backend is one file and a line in each of these; without a file there is nothing to build.
@@ -23,11 +23,14 @@ _BACKENDS = {
     "faiss": lambda description, keys, folder: FaissIndex.open(
         folder / description.file, description.metric, description.parameters
     ),
+    DISK: lambda description, keys, folder: FaissIndex.open(
+        folder / description.file, description.metric, description.parameters, on_disk=True
+    ),
     "torch-ivf": lambda description, keys, folder: TorchIvfIndex.open(
         folder / description.file, description.metric, description.parameters
     ),
 }
-_BUILDERS = {"faiss": build_faiss, "torch-ivf": build_torch_ivf}
+_BUILDERS = {"faiss": build_faiss, DISK: build_faiss, "torch-ivf": build_torch_ivf}
 
 
 def build_index(keys: np.ndarray, description: IndexDescription, path: Path, progress: Callable[[int], object]) -> None:

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 METRICS = ("l2", "ip")
+DISK = "disk"  # FAISS with inverted lists that stay on disk
 
 
 @dataclass(frozen=True)
 class IndexDescription:
-    """What must be stored beside the keys to search them again. `exact` has no file; others have one made by `factory`."""
+    """What must be stored beside the keys to search them again.
+
+    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`.
+    """
 
     backend: str
     metric: str
@@ -22,7 +26,18 @@ class IndexDescription:
     file: str = ""
 
     def __str__(self) -> str:
-        return ";".join(part for part in (self.factory or self.backend, self.parameters) if part)
+        factory = f"{DISK}:{self.factory}" if self.backend == DISK else self.factory
+        return ";".join(part for part in (factory or self.backend, self.parameters) if part)
+
+    @property
+    def files(self) -> list[str]:
+        """The names of its files."""
+        return [self.file, *([lists_file(self.file)] if self.backend == DISK else [])] if self.file else []
+
+
+def lists_file(file: str) -> str:
+    """The file of the inverted lists that stay on disk, beside that of the index."""
+    return file.removesuffix(".faiss") + ".lists"
 
 
 class Index(ABC):

@@ -8,11 +8,18 @@ import math
 import re
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search.base import METRICS, IndexDescription
-from fairseq_ccpr.search.faiss_index import default_parameters, inverted_lists, make_index, set_parameters
+from fairseq_ccpr.search.base import DISK, METRICS, IndexDescription
+from fairseq_ccpr.search.faiss_index import (
+    can_stay_on_disk,
+    default_parameters,
+    inverted_lists,
+    make_index,
+    set_parameters,
+)
 from fairseq_ccpr.search.torch_ivf import ALIGN, number_of_lists
 
 NARROW = 128  # dimensions, each of which then has a code of its own
+PHRASE_PROBES = 64  # inverted lists to search: more than a step of decoding could afford, but this is once a sentence
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
 TORCH_IVF = "torch-ivf"
 TORCH_IVF_PROBES = 64
@@ -25,7 +32,8 @@ def plan_index(
 
     Args:
         choice: `exact`; `torch-ivf`, or with a number of lists `torch-ivf4096`; a FAISS factory string; or `auto`: exact
-            on a GPU, for small stores, and where there is no FAISS; else `automatic_factory`.
+            on a GPU, for small stores, and where there is no FAISS; else `automatic_factory`. `disk:` and a factory string
+            keep the inverted lists on disk; `disk` alone takes `disk_factory`.
         parameters: FAISS search parameters, or `nprobe=` of `torch-ivf`; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
         probes: inverted lists to search, where `parameters` do not say; see `default_parameters`.
@@ -44,12 +52,19 @@ def plan_index(
         return IndexDescription("exact", metric)
     if choice.startswith(TORCH_IVF):
         return _plan_torch_ivf(choice, metric, parameters, size, probes)
+    backend, choice = ("faiss", choice) if choice.partition(":")[0] != DISK else (DISK, choice.partition(":")[2])
+    choice = choice or disk_factory(size)
     index = make_index(dimension, choice, metric)
+    if backend == DISK and not can_stay_on_disk(index):
+        raise ConfigurationError(
+            f"--index {DISK}:{choice} has more than inverted lists of plain codes, and FAISS keeps no others on disk: give "
+            f"one such as {DISK}:{disk_factory(size)}"
+        )
     if (ivf := inverted_lists(index)) is not None and ivf.nlist > size:
         raise _too_many_lists(choice, ivf.nlist, size)
     set_parameters(index, parameters)
-    name = f"{_file_stem(choice, metric)}.faiss"
-    return IndexDescription("faiss", metric, choice, parameters or default_parameters(index, probes), name)
+    name = f"{_file_stem(choice, metric, backend)}.faiss"
+    return IndexDescription(backend, metric, choice, parameters or default_parameters(index, probes), name)
 
 
 def _plan_torch_ivf(choice: str, metric: str, parameters: str, size: int, probes: int | None) -> IndexDescription:
@@ -66,7 +81,8 @@ def _plan_torch_ivf(choice: str, metric: str, parameters: str, size: int, probes
         )
     factory = f"{TORCH_IVF}{lists}"
     parameters = parameters or f"nprobe={min(probes or TORCH_IVF_PROBES, lists)}"
-    return IndexDescription(TORCH_IVF, metric, factory, parameters, f"{_file_stem(factory, metric)}.safetensors")
+    stem = _file_stem(factory, metric, TORCH_IVF)
+    return IndexDescription(TORCH_IVF, metric, factory, parameters, f"{stem}.safetensors")
 
 
 def _too_many_lists(choice: str, lists: int, size: int) -> ConfigurationError:
@@ -75,8 +91,9 @@ def _too_many_lists(choice: str, lists: int, size: int) -> ConfigurationError:
     )
 
 
-def _file_stem(factory: str, metric: str) -> str:
-    return f"index-{hashlib.sha256(f'{factory} {metric}'.encode()).hexdigest()[:8]}"
+def _file_stem(factory: str, metric: str, backend: str) -> str:
+    kind = f"{factory} {metric}" + (f" {DISK}" if backend == DISK else "")
+    return f"index-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
 
 
 def automatic_factory(size: int, dimension: int) -> str:
@@ -87,13 +104,27 @@ def automatic_factory(size: int, dimension: int) -> str:
     >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
     ('IVF1024,PQ128x4fs,Refine(SQfp16)', 'IVF1024,PQ128x4fs,Refine(SQfp16)')
     """
-    lists = 1 << round(math.log2(math.sqrt(size)))
+    lists = list_count(size)
     codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
     return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
 
 
+def disk_factory(size: int) -> str:
+    """Inverted lists of a byte for a dimension: nearly exact, with nothing to score again, which would be in memory.
+
+    >>> disk_factory(1_000_000)
+    'IVF1024,SQ8'
+    """
+    return f"IVF{list_count(size)},SQ8"
+
+
+def list_count(size: int) -> int:
+    """About as many as keys in each."""
+    return 1 << round(math.log2(math.sqrt(size)))
+
+
 def index_bytes(description: IndexDescription, size: int, dimension: int) -> int:
-    """Bytes that the index's file takes for so many keys, about."""
+    """Bytes that the index's files take for so many keys while they are made, about."""
     if description.backend == "exact":
         return 0
     if description.backend == TORCH_IVF:
@@ -101,6 +132,7 @@ def index_bytes(description: IndexDescription, size: int, dimension: int) -> int
         return (size + ALIGN // 2 * lists) * (2 * dimension + 4) + lists * (4 * dimension + 8)
     index = make_index(dimension, description.factory, description.metric)
     try:
-        return size * (index.sa_code_size() + 8)
+        once = size * (index.sa_code_size() + 8)
+        return 2 * once if description.backend == DISK else once  # in a block, and merged
     except RuntimeError:
         return size * (4 * dimension + 300)  # a graph: the key itself and its links
