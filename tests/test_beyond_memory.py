@@ -39,9 +39,9 @@ from fairseq_ccpr.search import exact, faiss_index, tiled
 faiss_index.import_faiss()
 tiled.TILE_NUMBERS = exact.MAXIMA_NUMBERS = 1 << 20  # small stores are to this process what large ones are to others
 has = 1024 * int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-resource.setrlimit(resource.RLIMIT_DATA, (has + LIMIT, has + LIMIT))
+resource.setrlimit(resource.RLIMIT_DATA, (has + MOST, has + MOST))
 try:
-    np.ones(LIMIT, np.uint8)
+    np.ones(MOST, np.uint8)
     sys.exit("the limit does not hold")
 except MemoryError:
     pass
@@ -119,7 +119,7 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
 
 def limited(command: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run a command that may take no more than LIMIT, in threads of small stacks."""
-    child = CHILD.replace("LIMIT", str(LIMIT)).replace("COMMAND", command)
+    child = CHILD.replace("MOST", str(LIMIT)).replace("COMMAND", command)
     line = [
         "bash",
         "-c",
