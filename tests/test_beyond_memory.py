@@ -31,17 +31,23 @@ CHILD = """
 import re, resource, sys
 from pathlib import Path
 import numpy as np
+import torch
 from fairseq_cli import generate
 import fairseq_ccpr
 from fairseq_ccpr.cli import merge_datastores
-from fairseq_ccpr.search import exact, faiss_index, tiled
+from fairseq_ccpr.search import ExactIndex, exact, faiss_index, tiled
 
-faiss_index.import_faiss()
+warm = faiss_index.make_index(32, "IVF16,SQ8", "l2")  # libraries take memory of their own when they first multiply
+rows = torch.rand(2000, 32)
+warm.train(rows)
+warm.add(rows)
+warm.search(rows[:300], 3)
+ExactIndex(rows.half(), "l2").search(rows[:300], 3)
 tiled.TILE_NUMBERS = exact.MAXIMA_NUMBERS = 1 << 20  # small stores are to this process what large ones are to others
 has = 1024 * int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 resource.setrlimit(resource.RLIMIT_DATA, (has + MOST, has + MOST))
 try:
-    np.ones(MOST, np.uint8)
+    np.ones(MOST + (MOST >> 3), np.uint8)
     sys.exit("the limit does not hold")
 except MemoryError:
     pass
