@@ -31,6 +31,7 @@ import re, resource, sys
 from pathlib import Path
 import numpy as np
 import torch
+from fairseq.data import indexed_dataset
 from fairseq_cli import generate
 import fairseq_ccpr
 from fairseq_ccpr.cli import merge_datastores
@@ -42,6 +43,7 @@ warm.train(rows)
 warm.add(rows)
 warm.search(rows[:300], 3)
 ExactIndex(rows.half(), "l2").search(rows[:300], 3)
+indexed_dataset._warmup_mmap_file = lambda path: None  # fairseq reads a file of any size through 100 MB of memory
 tiled.TILE_NUMBERS = exact.MAXIMA_NUMBERS = 1 << 20  # small stores are to this process what large ones are to others
 has = 1024 * int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 resource.setrlimit(resource.RLIMIT_DATA, (has + MOST, has + MOST))
