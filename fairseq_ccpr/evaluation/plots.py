@@ -168,7 +168,7 @@ def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
     first = searches[0]
     fixed = {"keys": max(search.keys for search in searches), "queries": first.queries, "k": first.k}
     labels = {"keys": "keys N", "queries": "queries H", "k": "neighbours k"}
-    if len({search.dimension for search in searches}) > 1:
+    if len(widths := sorted({search.dimension for search in searches})) > 1:
         labels["dimension"] = "width d"
     figure = Figure(figsize=(4.4 * len(labels), 4.4), layout="constrained")
     panels = figure.subplots(1, len(labels), sharey=True)
@@ -190,6 +190,9 @@ def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
         axes.grid(alpha=0.3, which="both")
         if across in ("keys", "dimension"):
             axes.legend(fontsize=7)
+        if across == "dimension":
+            axes.minorticks_off()
+            axes.set_xticks(widths, map(str, widths))
     panels[0].set_ylabel("milliseconds a search; dotted: the floor of exact search")
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=DPI, format="png")

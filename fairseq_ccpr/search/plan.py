@@ -68,11 +68,14 @@ def plan_index(
 
 
 def _plan_torch_ivf(choice: str, metric: str, parameters: str, size: int, probes: int | None) -> IndexDescription:
-    """Four times as many lists as the root of the number of keys, if not given: on a GPU, many centroids cost little."""
+    """Four times as many lists as the root of the number of keys, if not given: on a GPU, many centroids cost little.
+
+    But not so many that most of what lists are filled up with to a multiple of `ALIGN` is no keys.
+    """
     given = choice.removeprefix(TORCH_IVF)
     if not re.fullmatch(r"[1-9]\d*|", given):
         raise ConfigurationError(f"--index is '{choice}': give {TORCH_IVF}, or with a number of lists {TORCH_IVF}1024")
-    lists = int(given) if given else min(size, 1 << round(math.log2(4 * math.sqrt(size))))
+    lists = int(given) if given else min(1 << round(math.log2(4 * math.sqrt(size))), max(1, size // ALIGN))
     if lists > size:
         raise _too_many_lists(choice, lists, size)
     if not re.fullmatch(r"nprobe=[1-9]\d*|", parameters):
