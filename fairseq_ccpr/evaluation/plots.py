@@ -191,7 +191,7 @@ def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
         if across in ("keys", "dimension"):
             axes.legend(fontsize=7)
         if across == "dimension":
-            axes.minorticks_off()
+            axes.set_xticks([], minor=True)
             axes.set_xticks(widths, map(str, widths))
     panels[0].set_ylabel("milliseconds a search; dotted: the floor of exact search")
     figure.suptitle(title, fontsize=9)
