@@ -25,7 +25,7 @@ from fairseq_ccpr.evaluation.planning import needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.plan import plan_index
 
-LIMIT = 128 << 20  # bytes that a process may take beyond what it has when all is imported
+LIMIT = 96 << 20  # bytes that a process may take beyond what it has when all is imported
 CHILD = """
 import re, resource, sys
 from pathlib import Path
