@@ -85,6 +85,8 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     if section.share < 1:
         print(f"share          {section.share:g} of them, drawn at random")
     print(f"index          {section.index} ({section.index.metric})")
+    if isinstance(section, PhraseSection) and section.store is not None:
+        print(f"store          {section.store}")
     if section.index_recall is not None:
         print(
             f"recall         {section.index_recall:.1%} of the {DEPTH} nearest keys, for {SAMPLE} of its own drawn at random"

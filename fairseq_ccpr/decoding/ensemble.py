@@ -64,10 +64,13 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return RetrievalEnsemble(models, tokens, phrases, self.pad, self.beam_size, self.share_max)
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> Any:
-        """Encode the sources, and retrieve the phrases of their sentences."""
-        if self.phrases is not None:
-            self.phrases.start(net_input["src_tokens"])
-        return super().forward_encoder(net_input)
+        """Encode the sources, while the phrases of their sentences are retrieved."""
+        if self.phrases is None:
+            return super().forward_encoder(net_input)
+        answer = self.phrases.ask(net_input["src_tokens"])
+        encoded = super().forward_encoder(net_input)
+        self.phrases.take(answer, net_input["src_tokens"])
+        return encoded
 
     def reorder_incremental_state(self, incremental_states: Any, new_order: Tensor) -> None:
         """Follow the beam, and the batch as its sentences end."""

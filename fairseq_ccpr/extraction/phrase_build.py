@@ -32,18 +32,21 @@ from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPAN
 from fairseq_ccpr.datastore.text_lines import write_lines
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extraction.corpus import SEED, check_share
+from fairseq_ccpr.extraction.phrase_store import KeyStore, refuse_without_store
 from fairseq_ccpr.extraction.token_part import refuse_differences, refuse_foreign
 from fairseq_ccpr.extraction.type_merge import merge_types
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.phrases.text_pairs import read_lines
-from fairseq_ccpr.search import open_index
+from fairseq_ccpr.search import IndexDescription, open_index
 from fairseq_ccpr.search.faiss_index import build_index
-from fairseq_ccpr.search.plan import plan_index
+from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search.plan import plan_index, plan_milvus_index
 from fairseq_ccpr.search.recall import recall_of_sample
 
 PROBES = 64  # inverted lists to search: more than a step of decoding could afford, but this is once a sentence
+TOTALS = "totals.json"
 SHARDS = "shards"  # in the unfinished part: keys, spans and counts of each, the counts last
 
 
@@ -60,6 +63,9 @@ class PhraseBuildSettings:
     max_words: int = 7
     index: str = "auto"
     index_parameters: str = ""
+    store: str | None = None  # Milvus: the keys go there
+    collection: str | None = None  # named as the output
+    store_timeout: float = TIMEOUT
     shard_sentences: int = 4096
     bf16: bool = False
     cpu: bool = False
@@ -70,6 +76,10 @@ class PhraseBuildSettings:
         if self.shard_sentences < 1:
             raise ConfigurationError(f"--shard-sentences is {self.shard_sentences}: give at least 1")
         check_share(self.share)
+        if self.collection is not None and self.store is None:
+            raise ConfigurationError(f"--collection {self.collection} is of Milvus: say with --store where that is")
+        if not self.store_timeout > 0:
+            raise ConfigurationError(f"--store-timeout is {self.store_timeout}: give seconds")
         for path in self.text:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
@@ -101,7 +111,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
     1. Plan: load the encoder, fingerprint everything, see that the output is free, or ours, and that the text can be read.
     2. Find the phrases of each shard of sentences, the same sentence once.
     3. Join the shards; of XPR, whose phrases have no context of their own, equal strings become one entry, the first
-       place standing for all. Index the keys; publish.
+       place standing for all. Index the keys, or bring them into Milvus; publish.
 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
@@ -110,8 +120,9 @@ def build_phrase_datastore(settings: PhraseBuildSettings) -> PhraseBuildReport:
     kind = choose_segmentation(settings.segmentation, encoder)
     segmentation = Segmentation(kind, settings.threshold, settings.max_words)
     encoder.context.bf16 = settings.bf16
-    plan_index(settings.index, "ip", settings.index_parameters, 10**6, encoder.dimension)  # a typing error shows now
     part = _Part(settings, encoder, segmentation)
+    part.plan(10**6)  # a typing error shows now
+    part.check_store()
     if part.published is None:
         finder = PhraseFinder(encoder.to(_device(settings.cpu)), segmentation, pooled=isinstance(encoder, XprEncoder))
         part.prepare()
@@ -144,6 +155,11 @@ class _Part:
         has_manifest = (settings.output / MANIFEST).exists()
         self.manifest = Manifest.read(settings.output) if has_manifest else Manifest()
         self.published = self.manifest.phrase
+        self.store: KeyStore | None = None
+        if settings.store is not None:
+            self.store = KeyStore(settings.store, settings.collection, settings.output, settings.store_timeout)
+        else:
+            refuse_without_store(settings.output, self.published)
         if self.published is not None:
             refuse_differences(settings.output, asdict(self.published), self.identity)
             check_sizes(settings.output, self.published.files)
@@ -228,7 +244,7 @@ class _Part:
         totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
         if isinstance(self.encoder, XprEncoder):
             totals["phrases"] = merge_types(self.partial, totals["sentences"], self.encoder)
-        write_json(self.partial / "totals.json", totals)
+        write_json(self.partial / TOTALS, totals)
 
     def discard(self) -> None:
         """Remove what was begun, and the output where nothing else is in it."""
@@ -236,14 +252,33 @@ class _Part:
         if not any(self.settings.output.iterdir()):
             self.settings.output.rmdir()
 
+    def plan(self, size: int) -> IndexDescription:
+        """What the options mean for so many keys."""
+        choice, parameters = self.settings.index, self.settings.index_parameters
+        if self.store is not None:
+            return plan_milvus_index(choice, parameters, size, self.store.address.embedded)
+        gpu = _device(self.settings.cpu).type == "cuda"
+        return plan_index(choice, "ip", parameters, size, self.encoder.dimension, gpu, PROBES)
+
+    def check_store(self) -> None:
+        """Where the keys go to Milvus: see before any work is done that they can."""
+        if self.store is not None and (self.published is None or self.published.store is None):
+            self.store.check_free(self.identity)
+
     def index(self) -> None:
         """Index the keys, unless that was done."""
+        if self.published is not None and self.published.store is not None and self.store is not None:
+            self.description = self.plan(self.published.size)
+            self.store.check_published(self.settings.output, self.published, self.description)
+            self.identity["fingerprints"] = self.published.fingerprints
+            return
         folder = self.partial if self.published is None else self.final
         keys = np.load(folder / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
-        gpu = _device(self.settings.cpu).type == "cuda"
-        self.description = plan_index(
-            self.settings.index, "ip", self.settings.index_parameters, len(keys), self.encoder.dimension, gpu, PROBES
-        )
+        self.description = self.plan(len(keys))
+        if self.store is not None:
+            self.identity["fingerprints"][KEYS] = fingerprint.of_file(folder / f"{KEYS}.npy")
+            self.store.fill(self._section(folder, {}, None), keys, self.settings.quiet)
+            return
         path = folder / self.description.file if self.description.file else None
         if path is None or path.exists():
             return
@@ -254,34 +289,41 @@ class _Part:
 
     def publish(self) -> PhraseBuildReport:
         """Bring the part under its final name."""
-        totals_path = (self.partial if self.published is None else self.final) / "totals.json"
-        totals = json.loads(totals_path.read_text(encoding="utf-8"))
-        files = [f"{KEYS}.npy", f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, "totals.json"]
+        files = [] if self.store is not None else [f"{KEYS}.npy"]
+        files += [f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS]
         files += [self.description.file] if self.description.file else []
         if self.published is None:
             self.partial.rename(self.final)
         old = self.published.files if self.published is not None else {}
         paths = [f"{PHRASE}/{name}" for name in files]
         new = describe_files(self.settings.output, [path for path in paths if path not in old])
-        section = PhraseSection(
-            totals["phrases"], self.encoder.dimension, totals["sentences"], self.identity["segmentation"],
-            str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description,
-            {path: old.get(path) or new[path] for path in paths}, self.settings.share, self._measure_recall(),
-        )  # fmt: skip
+        described = {path: old.get(path) or new[path] for path in paths}
+        section = self._section(self.final, described, self._measure_recall())
         if section != self.published:
             self.manifest.phrase = section
             self.manifest.write(self.settings.output)
         for path in [path for path in self.final.iterdir() if path.name not in files]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return PhraseBuildReport(section, totals["too_long"], self.lines, self.found_in, self.seconds)
+        return PhraseBuildReport(section, _totals(self.final)["too_long"], self.lines, self.found_in, self.seconds)
+
+    def _section(self, folder: Path, files: dict[str, dict[str, Any]], recall: float | None) -> PhraseSection:
+        """What is published, the part being in `folder`."""
+        totals = _totals(folder)
+        return PhraseSection(
+            totals["phrases"], self.encoder.dimension, totals["sentences"], self.identity["segmentation"],
+            str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description, files,
+            self.settings.share, recall, self.store.address if self.store is not None else None,
+        )  # fmt: skip
 
     def _measure_recall(self) -> float | None:
         """Of the index over the keys, both in their final place."""
-        if not self.description.file:
+        if self.description.backend == "exact":
             return None
         if self.published is not None and self.published.index == self.description:
             return self.published.index_recall
         keys = np.load(self.final / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
+        if self.store is not None:
+            return recall_of_sample(self.store.open(self._section(self.final, {}, None)), keys)
         return recall_of_sample(open_index(self.description, keys, self.final), keys)
 
 
@@ -296,6 +338,10 @@ def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
             kept.append(row)
     rows = torch.tensor(kept, dtype=torch.int64)
     return FoundPhrases(found.spans[kept], found.probabilities[rows], found.vectors[rows], found.too_long)
+
+
+def _totals(folder: Path) -> dict[str, int]:
+    return json.loads((folder / TOTALS).read_text(encoding="utf-8"))
 
 
 def _device(cpu: bool) -> torch.device:

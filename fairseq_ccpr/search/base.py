@@ -13,7 +13,10 @@ METRICS = ("l2", "ip")
 
 @dataclass(frozen=True)
 class IndexDescription:
-    """What must be stored beside the keys to search them again. `exact` has no file; `faiss` has one made by `factory`."""
+    """What must be stored beside the keys to search them again.
+
+    `exact` has no file; `faiss` has one made by `factory`; of `milvus` that is the type of its index, which it keeps itself.
+    """
 
     backend: str
     metric: str
@@ -22,7 +25,8 @@ class IndexDescription:
     file: str = ""
 
     def __str__(self) -> str:
-        return ";".join(part for part in (self.factory or self.backend, self.parameters) if part)
+        kind = f"{self.backend}:{self.factory}" if self.backend == "milvus" else self.factory or self.backend
+        return ";".join(part for part in (kind, self.parameters) if part)
 
 
 class Index(ABC):
@@ -34,6 +38,7 @@ class Index(ABC):
     metric: str
     size: int
     dimension: int
+    remote = False  # whether a search is mostly waiting for another process
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+import re
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import METRICS, IndexDescription
@@ -48,6 +49,34 @@ def plan_index(
     return IndexDescription(
         "faiss", metric, choice, parameters or default_parameters(index, probes), f"index-{digest}.faiss"
     )
+
+
+def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -> IndexDescription:
+    """What `--index` and `--index-parameters` mean for `size` keys in Milvus, compared by inner product.
+
+    Args:
+        choice: `exact`, a type of Milvus's with its parameters, or `auto`: exact for small stores and the embedded Milvus,
+            where nothing else is faster; else what the server takes itself.
+        parameters: of the search.
+
+    >>> plan_milvus_index("HNSW,M=32", "ef=200", 10**6, False).factory
+    'HNSW,M=32'
+
+    Raises:
+        ConfigurationError: neither of these.
+    """
+    if choice in ("auto", "exact"):
+        exact = choice == "exact" or embedded or size <= EXACT_UP_TO
+        choice = "FLAT" if exact else "AUTOINDEX"
+    number = r"\w+=[0-9]*\.?[0-9]+"
+    if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
+        raise ConfigurationError(
+            f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
+            "HNSW,M=16,efConstruction=200"
+        )
+    if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
+        raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
+    return IndexDescription("milvus", "ip", choice, parameters)
 
 
 def automatic_factory(size: int, dimension: int) -> str:
