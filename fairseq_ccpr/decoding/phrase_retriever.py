@@ -105,7 +105,7 @@ class PhraseRetriever:
         k: int,
         min_similarity: float,
         device: torch.device,
-        waiting: Waiting = Waiting(),  # noqa: B008  # frozen
+        waiting: Waiting = Waiting(),
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"--k is {k}: at least 1 phrase is needed")
