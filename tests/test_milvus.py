@@ -21,7 +21,6 @@ from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, PhraseRetriever, QueryPhrase, Waiting
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
-from fairseq_ccpr.extraction import phrase_store
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.phrases.text_pairs import read_pairs
@@ -126,9 +125,7 @@ def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: in
         index = MilvusIndex(
             StoreAddress(str(tmp_path / "p.db"), "c"), IndexDescription("milvus", "ip", "FLAT"), size, 12, {"a": 1}
         )
-        assert index.create() == 0
-        for start in range(0, size, 256):
-            index.write(start, keys[start : start + 256])
+        index.fill(keys, lambda rows: None)
         index.write(0, keys[: min(size, 100)])  # again
         index.finish()
         assert np.array_equal(np.concatenate(list(index.read())), keys)
@@ -216,8 +213,7 @@ def test_build_goes_on_after_the_server_was_killed(ccpr: Ccpr, text: Path, local
         write(self, first, keys)
 
     store = "--store", server.uri, "--store-timeout"
-    small = patch.multiple(milvus_index, BLOCK_ROWS=64), patch.object(phrase_store, "BLOCK_ROWS", 64)
-    with small[0], small[1], patch.object(MilvusIndex, "write", write_until_killed):
+    with patch.object(milvus_index, "BLOCK_ROWS", 64), patch.object(MilvusIndex, "write", write_until_killed):
         with patch.object(milvus_server, "SLOW", 1):
             refused(
                 build(ccpr, text, output, *store, SHORT, check=False),
@@ -339,6 +335,13 @@ def test_credentials_are_used_and_never_shown(ccpr: Ccpr, text: Path, tmp_path: 
         assert retriever(ccpr, output).retrieve(sources(ccpr, 1))[0]
     finally:
         guarded.kill()
+
+
+def test_benchmark_searches_milvus_too(tmp_path: Path):
+    words = ["--sizes", 300, "--dimension", 8, "--queries", 4, "--repeats", 1, "--quiet", "--cpu"]
+    shown = call("benchmark_phrases", *words, "--store", tmp_path / "p.db").stdout
+    assert "| exact | 300 |" in shown and "| milvus:exact | 300 |" in shown
+    assert pymilvus.MilvusClient(str(tmp_path / "p.db")).list_collections() == []
 
 
 def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path):

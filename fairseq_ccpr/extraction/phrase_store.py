@@ -12,7 +12,7 @@ from tqdm import tqdm
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.base import IndexDescription
-from fairseq_ccpr.search.milvus_index import BLOCK_ROWS, MilvusIndex
+from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import read_address
 
 
@@ -48,22 +48,15 @@ class KeyStore:
         if index.exists():
             index.refuse_foreign(index.identity)
 
-    def fill(self, section: PhraseSection, keys: np.ndarray, quiet: bool) -> MilvusIndex:
+    def fill(self, section: PhraseSection, keys: np.ndarray, quiet: bool) -> None:
         """Write those keys that are not there yet, and wait until they can be searched.
 
         Args:
             section: what they are.
             keys: fp16 [N, o].
         """
-        index = self.open(section)
-        first = index.create()
-        with tqdm(desc="Milvus", total=len(keys), initial=first, unit="key", unit_scale=True, disable=quiet) as bar:
-            for start in range(first, len(keys), BLOCK_ROWS):
-                block = keys[start : start + BLOCK_ROWS]
-                index.write(start, block)
-                bar.update(len(block))
-        index.finish()
-        return index
+        with tqdm(desc="Milvus", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
+            self.open(section).fill(keys, bar.update)
 
     def open(self, section: PhraseSection) -> MilvusIndex:
         """The index over the keys of a section."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -171,6 +171,24 @@ class MilvusIndex(Index):
         self._load()
         # Blocks are written one after another: all but the last one that came are whole.
         return self.count() // BLOCK_ROWS * BLOCK_ROWS
+
+    def fill(self, keys: np.ndarray, progress: Callable[[int], object]) -> None:
+        """Write those of the keys [N, d] that are not there yet, and wait until they can be searched.
+
+        Args:
+            progress: told how many keys are there now.
+        """
+        done = self.create()
+        progress(done)
+        for start in range(done, len(keys), BLOCK_ROWS):
+            block = keys[start : start + BLOCK_ROWS]
+            self.write(start, block)
+            progress(len(block))
+        self.finish()
+
+    def drop(self) -> None:
+        """Remove the collection."""
+        self._ask("drop_collection", slow=True)
 
     def write(self, first: int, keys: np.ndarray) -> None:
         """Write keys [n, d] of the entries from `first` on; those that are there already are overwritten."""
