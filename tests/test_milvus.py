@@ -19,6 +19,7 @@ from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding import phrase_retriever
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, PhraseRetriever, QueryPhrase, Waiting
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
@@ -62,9 +63,9 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path / "server.db")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server") / "server.db")
     yield made
     made.kill()
 
@@ -157,7 +158,8 @@ def test_same_translations_as_from_a_folder(
     world: World, ccpr: Ccpr, decode: Callable, local: Path, stored: Path, text: Path
 ):
     options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2", "--phrase-enter", 1]
-    found = [decode("--datastore", store, *options) for store in (local, stored)]
+    with patch.object(phrase_retriever, "FIRST_ENTRIES", 4):  # each entry found takes the embedded one its time
+        found = [decode("--datastore", store, *options) for store in (local, stored)]
     assert equal(*found, tolerance=1e-3)
     assert not equal(found[1], decode(base=True), tolerance=1e-2)
 
@@ -234,10 +236,13 @@ def test_decoding_when_the_server_is_killed(
     output = tmp_path / "s"
     build(ccpr, text, output, "--store", server.uri)
     sentences = sources(ccpr, 2)
-    stopping, skipping = (retriever(ccpr, output, timeout=SHORT, unreachable=u) for u in ("stop", SKIP))
+    stopping, skipping = (retriever(ccpr, output, unreachable=u) for u in ("stop", SKIP))
     before = stopping.retrieve(sentences)
     assert_same(skipping.retrieve(sentences), before)
     server.kill()
+    servers = [made.index.server for made in (stopping, skipping) if isinstance(made.index, MilvusIndex)]
+    for one in servers:
+        one.timeout = SHORT
     with pytest.raises(UnreachableError, match=r"does not answer: asked .* --store-unreachable skip goes on"):
         stopping.retrieve(sentences)
     assert skipping.retrieve(sentences) == [[], []] and skipping.retrieve(sentences) == [[], []]
@@ -248,6 +253,8 @@ def test_decoding_when_the_server_is_killed(
     told = run("fairseq-generate", *world.options(*options, "--store-unreachable", "skip", "--beam", 1))
     assert "40 sentences went without phrases: Milvus did not answer" in told.stderr
     server.start()
+    for one in servers:
+        one.timeout = 30
     assert_same(stopping.retrieve(sentences), before)
     skipping._not_before = 0.0  # as if time had passed
     assert_same(skipping.retrieve(sentences), before)
