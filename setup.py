@@ -7,7 +7,8 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 COMMANDS = [
-    "build_datastore", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval", "evaluate_retrieval",
+    "build_datastore", "merge_datastores", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval",
+    "evaluate_retrieval",
     "compare_systems", "convert_encoder", "extract_phrases", "evaluate_alignments", "retrieve_phrases",
     "build_lexicon_dataset", "evaluate_phrases", "evaluate_retrieved_phrases", "benchmark", "benchmark_phrases",
     "explain_translation", "run_experiment", "report", "mine_bitext", "evaluate_mining",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.sequence_generator import EnsembleModelWithAlignment
 from test_phrase_continuation import make_table
 from torch import Tensor
@@ -19,6 +20,7 @@ from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, PhraseSettings
+from fairseq_ccpr.decoding.side_stream import SideStream
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
 from fairseq_ccpr.search import ExactIndex
 
@@ -54,7 +56,8 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
-    """CLKNN with lambda* where keys are compared by inner product, else kNN-MT."""
+    """CLKNN with lambda* where keys are compared by inner product, else kNN-MT; the same each time."""
+    torch.manual_seed(1)
     adapter = metric == "ip"
     keys = torch.nn.functional.normalize(torch.randn(900, 16), dim=1).half()
     projection = KeyProjection(torch.nn.Linear(24, 32), torch.nn.Linear(32, 16)).requires_grad_(False)
@@ -124,6 +127,19 @@ def test_step_does_not_wait_for_a_gpu(metric: str, gate: str) -> None:
         step(retriever, phrases, given)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("gate", ["consent", "attention"])
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@torch.no_grad()
+def test_step_is_the_same_on_a_gpu(metric: str, gate: str) -> None:
+    given = inputs(metric, torch.device("cpu"))
+    found = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        retriever, phrases = make_retriever(metric, device), make_phrases(gate, device)
+        found.append(step(retriever, phrases, {name: tensor.to(device) for name, tensor in given.items()}).cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     "asks",
     [
@@ -139,18 +155,59 @@ def test_round_trips_are_seen(asks: Callable[[Tensor], Any]) -> None:
 
 def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the ensemble adds to the models' step, in fairseq's beam search."""
-    models, ours, steps = EnsembleModelWithAlignment.forward_decoder, RetrievalEnsemble.forward_decoder, []
+    models, steps = EnsembleModelWithAlignment.forward_decoder, []
 
     def of_models(*args: Any) -> Any:
         with torch.utils._python_dispatch._disable_current_modes():
             return models(*args)
 
-    def watched(*args: Any) -> Any:
-        steps.append(1)
-        with NoRoundTrip():
-            return ours(*args)
+    def watched(name: str) -> Callable:
+        method = getattr(RetrievalEnsemble, name)
+
+        def watching(*args: Any) -> Any:
+            steps.append(name)
+            with NoRoundTrip():
+                return method(*args)
+
+        return watching
 
     monkeypatch.setattr(EnsembleModelWithAlignment, "forward_decoder", of_models)
-    monkeypatch.setattr(RetrievalEnsemble, "forward_decoder", watched)
+    for name in ("forward_decoder", "_ask_tokens"):  # the one is asked by the other's models
+        monkeypatch.setattr(RetrievalEnsemble, name, watched(name))
     decode("--beam", 3)
-    assert steps
+    assert steps and steps.count("_ask_tokens") == steps.count("forward_decoder")
+
+
+def test_search_begins_before_the_projection_to_the_vocabulary(
+    decode: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    project, search = TransformerDecoderBase.output_layer, ExactIndex.search
+
+    def projecting(*args: Any) -> Any:
+        logits = project(*args)
+        events.append("projected")
+        return logits
+
+    def searching(*args: Any) -> Any:
+        events.append("searched")
+        return search(*args)
+
+    monkeypatch.setattr(TransformerDecoderBase, "output_layer", projecting)
+    monkeypatch.setattr(ExactIndex, "search", searching)
+    decode("--beam", 3)
+    assert events and events == ["searched", "projected"] * (len(events) // 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@torch.no_grad()
+def test_side_stream_waits_for_its_input_and_is_waited_for() -> None:
+    side = SideStream()
+    for number in range(1, 20):
+        given = torch.full((1 << 24,), float(number), device="cuda")
+        with side.taking(given):
+            made = (given * 2).cumsum(0)
+        del given
+        other = torch.zeros(1 << 24, device="cuda")  # may take the memory that was given up
+        side.join()
+        assert made[:4].tolist() == [2.0 * number * n for n in range(1, 5)] and not other.any()

@@ -8,8 +8,10 @@ import io
 import itertools
 import random
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
+from fairseq_ccpr.decoding.phrase_retriever import QueryPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.decoder_subwords import ENOUGH_PIECES, MOSES, SENTENCES, DecoderSubwords, Pieces
 from fairseq_ccpr.phrases.text_pairs import read_pairs
@@ -382,6 +386,19 @@ def test_source_text_is_recovered(system: tuple[Any, Any]):
             continue  # fairseq's decoding does not put bytes together
         assert plain(bpe, found) == plain(bpe, text)
         assert found == text or system[0] is not None
+
+
+def test_source_text_is_not_asked_of_the_target_dictionary():
+    source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
+    subwords = DecoderSubwords(None, spm(), target)
+    nothing: Any = SimpleNamespace(retrieve=lambda texts: [[QueryPhrase("", 0, 3, 1.0, [])] for _ in texts])
+    candidates = PhraseCandidates(nothing, lambda: subwords, source)
+    for text in verses()[:200]:
+        symbols = symbols_of(None, subwords.bpe, text)
+        [found] = candidates(encode_line(source, symbols)[None])
+        pieces = DecoderSubwords(None, subwords.bpe, source).split(text)
+        assert found.attended == [(0, bisect_left(pieces.starts, 3))] and found.length == len(symbols) + 1
+    assert subwords.pieces == 0
 
 
 def test_unknown_pieces_leave_their_sign_in_recovered_text():

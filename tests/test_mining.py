@@ -457,7 +457,7 @@ def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path):
     assert done["signature"] in shown
     rows = {(r["system"], r["non_pairing"], r["tuning_set"]): r for r in done["results"]}
     assert len(rows) == len(done["results"]) == 4 + 2 + 2 * 2
-    assert rows["RFR", 0.0, 0]["f1"] > 0.8 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["margin", 0.5, 0]["p"] is None
+    assert rows["RFR", 0.0, 0]["f1"] > 0.6 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["margin", 0.5, 0]["p"] is None
     assert rows["RFR, no entropy filter", 0.5, 0]["settings"]["keep"] == 1
     assert not rows["RFR, fragment alone", 0.5, 0]["settings"]["sentence_half"]
     assert rows["RFR", 0.5, 0]["settings"] == rows["RFR", 0.9, 0]["settings"]

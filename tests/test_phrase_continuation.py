@@ -77,8 +77,7 @@ def reference_masses(
     for query in {q for _, q, _ in sentence}:
         own = [(phrase, weight) for (phrase, q, _), weight in zip(sentence, weights) if q == query]
         ranked = sorted((-score, i, phrase) for i, (phrase, q, score) in enumerate(sentence) if q == query)
-        if coverage and any(contains(written, phrase) for _, _, phrase in ranked[:k]):
-            continue
+        done = coverage and any(contains(written, phrase) for _, _, phrase in ranked[:k])
         of_query: dict[int, float] = {}
         steps = [(phrase, weight, longest_proper_prefix(phrase, written)) for phrase, weight in own]
         whole = sum(weight for _, weight, _ in steps)
@@ -89,7 +88,7 @@ def reference_masses(
             if length >= begun_after(phrase):
                 share = weight * whole / left * consent if left else 0.0
             else:
-                share = enter * weight * (consent if attention is None else attention[query])
+                share = 0.0 if done else enter * weight * (consent if attention is None else attention[query])
             of_query[token] = of_query.get(token, 0.0) + share
         for token, mass in of_query.items():
             masses[token] = max(masses.get(token, 0.0), mass)

@@ -220,10 +220,11 @@ def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]):
 
 def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path):
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
-    shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 3).stdout
+    shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
+    shown = call("tune_retrieval", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "916 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
-    assert "--knn-k" in chosen and "--phrase-lambda" in chosen
+    assert "--knn-k" in chosen and "--phrase-lambda" in chosen and chosen[-4:] == shaping
     generated = call("fairseq-generate", *words, *chosen)
     assert "Generate test" in generated.stdout
     assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")

@@ -26,6 +26,7 @@ from fairseq_ccpr.evaluation.bootstrap import resample
 from fairseq_ccpr.evaluation.retrieved_phrases import (
     MEASURES,
     Reference,
+    count_held,
     count_retrieved,
     distinct_strings,
     lettered_words,
@@ -139,6 +140,12 @@ def test_counts_of_a_store_whatever_the_batch(
             assert one.own[row, :, :, i].tolist() == [list(m) for m in plain_measure(references[i], strings)]
             other = plain_measure(references[(i + 20) % 40], strings)
             assert one.chance[row, :, :, i].tolist() == [list(m) for m in other]
+    everything = {store.phrase(entry)[0] for entry in range(store.section.size)}
+    held = count_held(store, references)
+    for i, reference in enumerate(references):
+        expected = plain_measure(reference, {string for string in everything if any(map(str.isalnum, string))})
+        assert held[1:, :, i].tolist() == [list(m) for m in expected[1:]]
+    assert (held[1:, 0] >= one.own[-1, 1:, 0]).all()
     assert one.own[0, 0, 0].sum() > 5 * one.chance[0, 0, 0].sum()  # the same words in both languages
 
 
@@ -201,6 +208,7 @@ def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_pa
     more, fewer = (top["measures"]["coverage"]["share"] for top in reversed(first["tops"]))
     assert more >= fewer and first["tops"][1]["strings a sentence"] > first["tops"][0]["strings a sentence"]
     assert call(*words).stdout == shown
+    assert "held: coverage" in shown and 0 < pairs["held"]["coverage"] <= 100
     small = call(*words, "--entries", 300, "--segmentation", "learned", "--phrase-k", 1).stdout
     assert "| entries | 300 | 300 | 300 |" in small and small.count("query:learned>0.5") == 3 and "top 3" not in small
 

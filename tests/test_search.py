@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, tiled
-from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, tiled
 from fairseq_ccpr.search.plan import plan_index
 
 

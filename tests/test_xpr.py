@@ -632,6 +632,15 @@ def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
     return done.stdout + done.stderr
 
 
+def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store: Path, tmp_path: Path):
+    out = "--output", tmp_path / "new"
+    words = "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, *out, "--num-shards", 2, "--shard-id", 0, "--cpu"
+    refused(call("build_datastore", *words, check=False), "makes one entry of all places of a string")
+    refused(call("merge_datastores", store, store, *out, check=False), "two datastores are called 'store'")
+    refused(call("merge_datastores", store, f"again={store}", *out, check=False), "one entry a string")
+    assert not (tmp_path / "new").exists()
+
+
 def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path, store: Path):
     wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
     done = retrieve(xpr, store, "--format", "json")

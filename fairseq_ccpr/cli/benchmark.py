@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("data_bin", metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
     add("--systems", nargs="+", required=True, metavar="NAME=DIR", help="systems beside the base model")
     add("--sizes", nargs="+", type=int, default=[10_000, 100_000, 1_000_000], metavar="N", help="keys of a datastore")
-    add("--index", nargs="+", default=["auto"], metavar="exact|auto|FACTORY", help="what is searched")
+    add("--index", nargs="+", default=["auto"], metavar="exact|auto|torch-ivf|FACTORY", help="what is searched")
     add("--batches", nargs="+", type=int, default=[1, 800, 12_800], metavar="N", help="target tokens of a batch")
     add("--queries", nargs="+", type=int, default=[5, 160, 800], metavar="H", help="hypotheses that search at once")
     add("--k", nargs="+", type=int, default=[8, 1, 64], metavar="K", help="neighbours that are searched for")

@@ -88,6 +88,7 @@ def _add_phrases(parts: Any) -> None:
     )
     add("--output", required=True, type=Path, metavar="DIR", help="the datastore: a new folder, or one to add to")
     _add_share(phrases, default, "sentences")
+    _add_shards(phrases, default)
     add(
         "--segmentation",
         default=default["segmentation"],
@@ -100,10 +101,11 @@ def _add_phrases(parts: Any) -> None:
     add(
         "--index",
         default=default["index"],
-        metavar="exact|FACTORY",
-        help="exact search, or a FAISS factory string; auto takes exact on a GPU and for small stores",
+        metavar="exact|torch-ivf|FACTORY",
+        help="exact search, inverted lists in torch, or a FAISS factory string; disk, or disk:FACTORY, for one whose "
+        "inverted lists stay on disk; auto takes exact on a GPU and for small stores",
     )
-    add("--index-parameters", default=default["index_parameters"], metavar="P=V,...", help="FAISS search parameters")
+    add("--index-parameters", default=default["index_parameters"], metavar="P=V,...", help="search parameters")
     add(
         "--store",
         metavar="URI|FILE.db",
@@ -135,6 +137,14 @@ def _add_share(parser: Any, default: dict[str, Any], what: str) -> None:
     parser.add_argument("--share", type=float, default=default["share"], metavar="X", help=text)
 
 
+def _add_shards(parser: Any, default: dict[str, Any]) -> None:
+    parser.add_argument(
+        "--num-shards", type=int, default=default["num_shards"], metavar="N",
+        help="build one of N parts, each a datastore, by as many commands on any machines; merge_datastores.py joins them",
+    )  # fmt: skip
+    parser.add_argument("--shard-id", type=int, default=default["shard_id"], metavar="I", help="which of them, from 0")
+
+
 def _add_tokens(parts: Any) -> None:
     tokens = parts.add_parser(
         "tokens", help="from sentence pairs, for kNN-MT", description=TOKENS_HELP, formatter_class=HelpFormatter
@@ -154,19 +164,24 @@ def _add_tokens(parts: Any) -> None:
     )
     add("--subset", nargs="+", default=default["subset"], metavar="NAME", help="subsets of DATA_BIN to build from")
     _add_share(tokens, default, "sentence pairs")
+    _add_shards(tokens, default)
     add("--key-layer", choices=KEY_LAYERS, default=default["key_layer"], help="the decoder state that becomes the key")
     add("--metric", choices=METRICS, help="nearness: squared distance or inner product (l2; with an adapter ip)")
     add(
         "--index",
         default=default["index"],
-        metavar="exact|FACTORY",
-        help=("exact search, or a FAISS factory string such as IVF2048,SQfp16; auto takes exact for small stores"),
+        metavar="exact|torch-ivf|FACTORY",
+        help=(
+            "exact search, inverted lists in torch (torch-ivf4096: so many), or a FAISS factory string such as "
+            "IVF2048,SQfp16; disk, or disk:FACTORY, for one whose inverted lists stay on disk; auto takes exact on a GPU "
+            "and for small stores"
+        ),
     )
     add(
         "--index-parameters",
         default=default["index_parameters"],
         metavar="P=V,...",
-        help=("FAISS search parameters such as nprobe=32, stored with the index; those that suit it if not given"),
+        help=("search parameters such as nprobe=32, stored with the index; those that suit it if not given"),
     )
     add(
         "--adapter",
@@ -245,7 +260,10 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     """Build, and say what came of it."""
     settings.check()
     start = time.monotonic()
-    report = build_phrase_datastore(settings)
+    with launched() as processes:
+        report = build_phrase_datastore(settings, processes)
+    if report is None:
+        return 0
     section, lines = report.section, report.lines
     speed = f" ({report.found_in / report.seconds:.0f} sentences/s)" if report.found_in else ""
     print(

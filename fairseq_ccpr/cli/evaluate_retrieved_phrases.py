@@ -22,7 +22,7 @@ from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.retrieved_phrases import count_retrieved, make_references, read_text
+from fairseq_ccpr.evaluation.retrieved_phrases import count_held, count_retrieved, make_references, read_text
 from fairseq_ccpr.evaluation.retrieved_report import RetrievedReport, StoreResult, report, retrieved_table
 from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -42,9 +42,10 @@ punctuation alone:
   reference phrases          of the phrases that the encoder finds in the reference, the same for every datastore, how many
                              are among the strings
 
-"by chance" has the same strings compared with the reference of another sentence, half of the text away. After a share
-stand its difference to that of the first datastore, the 95% interval of the difference, and p, the chance of one as large
-between equal datastores (paired bootstrap over sentences).
+"held" is what all strings of the datastore together cover, of up to 7 words: no retrieval could cover more. "by chance"
+has the same strings compared with the reference of another sentence, half of the text away. After a share stand its
+difference to that of the first datastore, the 95% interval of the difference, and p, the chance of one as large between
+equal datastores (paired bootstrap over sentences).
 
 --entries compares datastores at equal size: that many entries of each, of sentences drawn by chance, searched exactly.
 """
@@ -102,8 +103,9 @@ def evaluate(options: argparse.Namespace) -> int:
         counts = count_retrieved(retriever, sources, references, tops, name, options.quiet)
         retriever.check_found(options.source)
         parts = bytes_per_entry(stores[name].section)
+        held = count_held(store, references)
         return StoreResult(
-            store.section.size, parts, retriever.phrases, retriever.too_long, counts, retriever.signature()
+            store.section.size, parts, retriever.phrases, retriever.too_long, counts, held, retriever.signature()
         )
 
     done = report({name: ask(name) for name in stores}, tops, skipped, too_long, options.samples)

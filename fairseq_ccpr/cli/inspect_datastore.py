@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, run
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.token import KEYS, TokenDatastore
 from fairseq_ccpr.decoding.phrase_prompt import marked
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.machine import Limits
+from fairseq_ccpr.evaluation.planning import measure_speeds, needs, parse_speeds
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
+
+SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on GPUs"}
 
 HELP = """\
 Show what a datastore holds and was built from, and read every byte of it to see that it is whole: its tokens, its phrases,
 or both. The exit code is 0 when it is, 1 when it is damaged.
 
   inspect_datastore.py datastores/mine
+
+--plan says instead what each way to search needs, at this size or another: bytes on disk, in memory and on GPUs, and the
+least that a step can take, by the bytes it reads and the speed of a copy, which is measured here unless --speeds has it.
+
+  inspect_datastore.py datastores/mine --plan --size 1000000000 --speeds device=3350 disk=3
 """
 
 
@@ -34,7 +45,63 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="how many of the most frequent tokens, and of the phrases, to show",
     )
+    parser.add_argument("--plan", action="store_true", help="say what it needs, and read nothing")
+    parser.add_argument("--size", type=int, metavar="N", help="entries to plan for (those it has)")
+    parser.add_argument(
+        "--queries", type=int, default=160, metavar="H", help="looked up together: hypotheses of a batch, or phrases"
+    )
+    parser.add_argument(
+        "--speeds",
+        nargs="+",
+        default=[],
+        metavar="PLACE=GB/S",
+        help="of host, device or disk, in the place of measured ones",
+    )
+    parser.add_argument(
+        "--index",
+        nargs="+",
+        default=[],
+        metavar="FACTORY",
+        help="to plan for beside the usual: FACTORY or disk:FACTORY",
+    )
     return parser
+
+
+def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, float], others: tuple[str, ...]) -> int:
+    """Print what each way to search needs."""
+    for name, value in (("--size", size), ("--queries", queries)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} is {value}: give at least 1")
+    manifest = Manifest.read(directory)
+    sections = {"token": manifest.token, "phrase": manifest.phrase}
+    for part, section in sections.items():
+        if section is None:
+            continue
+        known = measure_speeds(directory / part / f"{KEYS}.npy", speeds)
+        entries = size or section.size
+        print(
+            f"{part} entries: {entries:,} of width {section.dimension}; {queries:,} queries a step; speeds: {_said(known)}"
+        )
+        rows: list[list[Any]] = [
+            ["index", "searched", "on disk", "in memory", "on GPUs", "read a step", "a step, at least"]
+        ]
+        for need in needs(section, entries, queries, known, others):
+            counts = [_gigabytes(n) for n in (need.disk, need.host, need.device, need.read)]
+            rows.append([need.index, SEARCHED[need.place], *counts, _seconds(need.seconds)])
+        print(markdown_table(rows))
+    return 0
+
+
+def _said(speeds: dict[str, Limits]) -> str:
+    return ", ".join(f"{place} {limits.bytes_per_second / 1e9:,.3g} GB/s" for place, limits in speeds.items())
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.4g} GB"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "speed not known" if seconds is None else f"{seconds:,.3g} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
 
 
 def inspect(directory: Path, top: int) -> int:
@@ -84,6 +151,10 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     """Share, index, fingerprints and files of a part."""
     if section.share < 1:
         print(f"share          {section.share:g} of them, drawn at random")
+    if section.shard is not None:
+        print(f"shard          {section.shard[0]} of {section.shard[1]}, counted from 0")
+    for source in section.sources:
+        print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences")
     print(f"index          {section.index} ({section.index.metric})")
     if isinstance(section, PhraseSection) and section.store is not None:
         print(f"store          {section.store}")
@@ -108,6 +179,9 @@ def _print_damage(faults: list[str]) -> bool:
 def main() -> None:
     """Parse, read, print."""
     options = make_parser().parse_args()
+    if options.plan:
+        planned, others = (options.size, options.queries), tuple(options.index)
+        run("inspect_datastore.py", lambda: plan(options.datastore, *planned, parse_speeds(options.speeds), others))
     run("inspect_datastore.py", lambda: inspect(options.datastore, options.top))
 
 

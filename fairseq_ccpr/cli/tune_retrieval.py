@@ -12,15 +12,18 @@ from fairseq_ccpr.evaluation.plots import draw_grids
 from fairseq_ccpr.evaluation.tuning import tune
 
 HELP = """\
-Choose --knn-k, --knn-lambda and --knn-temperature for a datastore. One teacher-forced pass over held-out pairs scores a
-grid of many hundred settings by the likelihood of the references; the best of them are decoded with, and the one of the
-best BLEU goes to FILE, a picture of the grid to FILE.png. Use it as
+Choose --knn-k, --knn-lambda and --knn-temperature for tokens, and --phrase-k, --phrase-lambda, --phrase-temperature and
+--phrase-enter for phrases, of a datastore. One teacher-forced pass over held-out pairs scores a grid of many hundred
+settings by the likelihood of the references, those of phrases beside the likeliest of tokens; the best of them are decoded
+with, and the one of the best BLEU goes to FILE, a picture of the grid to FILE.png. Use it as
 
   fairseq-generate DATA_BIN ... --datastore DIR $(cat FILE)
 
 All other options are those of fairseq-generate --task translation_retrieval: --path, -s, -t, --datastore, --max-tokens,
 and, as you give them there, those that make text of subwords (--remove-bpe or --bpe). For an adapter's keys the grid has
-both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence leaves one of them.
+both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence leaves one of them. What is not tuned is as given
+and goes into FILE as well: --knn-min-similarity, --phrase-min-similarity, --phrase-threshold, --phrase-segmentation,
+--phrase-gate, --no-phrase-coverage, --retrieval-lambda-max.
 """
 
 

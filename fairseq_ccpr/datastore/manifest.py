@@ -21,6 +21,22 @@ FORMAT_VERSION = 4
 
 
 @dataclass
+class Source:
+    """A corpus that entries of a merged datastore are of.
+
+    Token entries of one are neighbours, source by source. Sentences of a phrase datastore may be of several.
+    """
+
+    name: str
+    corpus: str  # fingerprint
+    size: int  # entries
+    sentences: int
+    share: float
+    subsets: dict[str, int] = field(default_factory=dict)  # of tokens
+    too_long: int = 0  # sentences without phrases
+
+
+@dataclass
 class TokenSection:
     """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2]."""
 
@@ -36,11 +52,14 @@ class TokenSection:
     index_recall: float | None = (
         None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
     )
+    shard: list[int] | None = None  # its number, from 0, and of how many, where it is a part of a corpus
+    sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:
         """The section from parsed JSON; KeyError or TypeError where it is not one."""
         values = {"projection": None} | {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
         if values["projection"] is not None:
             values["projection"] = ProjectionDescription(**values["projection"])
@@ -66,12 +85,16 @@ class PhraseSection:
     index_recall: float | None = (
         None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
     )
+    pooled: bool = False  # one entry a string, the mean over all its places
+    shard: list[int] | None = None  # its number, from 0, and of how many, where it is a part of a text
+    sources: list[Source] = field(default_factory=list)  # of several texts that were merged
     store: StoreAddress | None = None  # where the keys are, if in Milvus
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:
         """The section from parsed JSON; KeyError or TypeError where it is not one."""
         values = {"store": None} | {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
         if values["store"] is not None:
             values["store"] = StoreAddress(**values["store"])
@@ -79,7 +102,7 @@ class PhraseSection:
 
     def identity(self) -> dict[str, Any]:
         """What its keys in Milvus must be."""
-        names = ("dimension", "segmentation", "share", "fingerprints", "sentences", "size")
+        names = ("dimension", "segmentation", "share", "shard", "fingerprints", "sentences", "size")
         said = asdict(self)
         return {name: said[name] for name in names} | {"index": self.index.factory}
 

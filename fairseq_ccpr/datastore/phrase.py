@@ -24,7 +24,16 @@ from fairseq_ccpr.search.milvus_server import TIMEOUT
 PHRASE = "phrase"
 KEYS, SPANS, OFFSETS = "keys", "spans", "sentence-offsets"
 SENTENCES = "sentences.txt"  # UTF-8, one a line
+TOTALS = "totals.json"  # what was counted when it was built
+SOURCES = "sources"  # where several texts were merged
 SAMPLE_SEED = 1
+
+
+def part_files(section: PhraseSection) -> list[str]:
+    """The names of all files of a phrase part, as its manifest lists them."""
+    keys = [f"{KEYS}.npy"] if section.store is None else []
+    sources = [f"{SOURCES}.npy"] if section.sources else []
+    return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *sources, *section.index.files]
 
 
 class PhraseDatastore:
@@ -83,6 +92,13 @@ class PhraseDatastore:
         section = self.section
         assert section.store is not None
         return MilvusIndex(section.store, section.index, section.size, section.dimension, section.identity(), timeout)
+
+    def open_sources(self) -> np.ndarray:
+        """Of which texts each sentence is, bool [S, n], by the order of `section.sources`, or of the one text there is."""
+        if not self.section.sources:
+            return np.broadcast_to(np.True_, (self.section.sentences, 1))
+        shape = (self.section.sentences, len(self.section.sources))
+        return open_array(self.directory / PHRASE / f"{SOURCES}.npy", shape, "bool")
 
     def sample(self, size: int) -> PhraseDatastore:
         """This datastore as if it had only `size` entries, always the same ones, searched exactly.
@@ -171,7 +187,8 @@ def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
     Args:
         section: of the manifest.
     """
-    parts = {f"{PHRASE}/{KEYS}.npy": KEYS, f"{PHRASE}/{SPANS}.npy": SPANS, f"{PHRASE}/{section.index.file}": "index"}
+    parts = {f"{PHRASE}/{KEYS}.npy": KEYS, f"{PHRASE}/{SPANS}.npy": SPANS}
+    parts |= {f"{PHRASE}/{name}": "index" for name in section.index.files}
     totals: dict[str, float] = {}
     for name, file in section.files.items():
         part = parts.get(name, "sentences")

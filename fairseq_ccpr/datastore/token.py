@@ -28,6 +28,12 @@ def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], 
     }
 
 
+def part_files(section: TokenSection) -> list[str]:
+    """The names of all files of a token part, as its manifest lists them."""
+    projection = [PROJECTION] if section.projection is not None else []
+    return [*(f"{name}.npy" for name in array_shapes(0, 0)), SYMBOLS, *projection, *section.index.files]
+
+
 class TokenDatastore:
     """A token datastore opened for reading: memory-mapped, checked for size and shape.
 

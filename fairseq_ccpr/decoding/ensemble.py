@@ -7,6 +7,7 @@ diverse search, prefixes, length penalties, n-gram blocking. Mixing inside the e
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares, reward_
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, PhraseStep
+from fairseq_ccpr.decoding.side_stream import SideStream
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.models.key_layer import KeyCapture
 
@@ -57,6 +59,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         super().__init__(models)
         self.tokens, self.phrases = tokens, phrases
         self.pad, self.beam_size, self.share_max = pad, beam_size, share_max
+        self.side_stream = SideStream()
 
     def with_memories(self, tokens: TokenMemory | None, phrases: PhraseMemory | None) -> RetrievalEnsemble:
         """The same models with other memories."""
@@ -64,12 +67,16 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return RetrievalEnsemble(models, tokens, phrases, self.pad, self.beam_size, self.share_max)
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> Any:
-        """Encode the sources, while the phrases of their sentences are retrieved."""
+        """Encode the sources, and retrieve the phrases of their sentences.
+
+        What another process searches for is asked before; else a GPU encodes while the host reads the sentences.
+        """
         if self.phrases is None:
             return super().forward_encoder(net_input)
-        answer = self.phrases.ask(net_input["src_tokens"])
+        sources = net_input["src_tokens"].cpu()  # before the GPU has anything else to do, which a copy would wait for
+        answer = self.phrases.ask(sources)
         encoded = super().forward_encoder(net_input)
-        self.phrases.take(answer, net_input["src_tokens"])
+        self.phrases.take(answer, sources)
         return encoded
 
     def reorder_incremental_state(self, incremental_states: Any, new_order: Tensor) -> None:
@@ -84,14 +91,19 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """One step: log p [H, V] and the attention.
 
         1. p_NMT from the models, as without retrieval;
-        2. the token memory is asked with the queries they left behind, one a hypothesis;
+        2. the token memory is asked with the queries, one a hypothesis, as soon as the model of the datastore knows them: a
+           GPU searches while the models project to the vocabulary;
         3. the phrase memory, with the last token of each hypothesis;
         4. interpolate.
         """
-        log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
-        log_probs = log_probs.float()
         first = tokens.size(1) == 1
-        of_tokens = self._ask_tokens(first) if self.tokens is not None else None
+        answers: list[Part] = []
+        memory = self.tokens
+        with memory.capture.telling(lambda: answers.append(self._ask_tokens(first))) if memory else nullcontext():
+            log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+        self.side_stream.join()
+        of_tokens = answers[0] if memory else None
+        log_probs = log_probs.float()
         of_phrases = None
         if self.phrases is not None:
             if first:
@@ -104,12 +116,13 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def _ask_tokens(self, first: bool) -> Part:
         assert self.tokens is not None
         queries = self.tokens.capture.read()[:, -1]  # [H, T, d] -> [H, d]
-        if not first:
-            return self.tokens.retriever(queries)
-        # All hypotheses of a sentence are still alike: one search serves them.
-        once = self.tokens.retriever(queries[:: self.beam_size])
-        values, retrieved, share = (part.repeat_interleave(self.beam_size, dim=0) for part in once)
-        return values, retrieved, share
+        with self.side_stream.taking(queries):
+            if not first:
+                return self.tokens.retriever(queries)
+            # All hypotheses of a sentence are still alike: one search serves them.
+            once = self.tokens.retriever(queries[:: self.beam_size])
+            values, retrieved, share = (part.repeat_interleave(self.beam_size, dim=0) for part in once)
+            return values, retrieved, share
 
     def mix(self, log_probs: Tensor, of_tokens: Part | None, of_phrases: PhraseStep | None) -> Tensor:
         """Interpolate log p_NMT [H, V] in place with what the memories say."""

@@ -78,10 +78,10 @@ class PhraseCandidates:
 
     def _of_sentence(self, text: str, length: int, queries: list[QueryPhrase]) -> SentencePhrases:
         found = SentencePhrases(queries, length=length)
-        pieces = self.subwords.split(text)
-        placed = len(pieces.ids) == length - 1
+        starts = self.subwords.starts(text)
+        placed = len(starts) == length - 1
         for number, query in enumerate(queries):
-            first, end = (bisect_left(pieces.starts, place) if placed else 0 for place in (query.start, query.end))
+            first, end = (bisect_left(starts, place) if placed else 0 for place in (query.start, query.end))
             found.attended.append((first, end))
             seen: set[tuple[int, ...]] = set()
             for rank, phrase in enumerate(query.retrieved):

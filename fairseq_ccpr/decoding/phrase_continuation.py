@@ -73,17 +73,18 @@ class Outlook(NamedTuple):
     tokens: Tensor  # int64, in that order: the number of the run of equal tokens
 
     def votes(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Tensor:
-        """What each phrase gives to its token, fp32 [H, A]: (1 - kappa_q) c_q w'(a|q) gamma.
+        """What each phrase gives to its token, fp32 [H, A]: c_q w'(a|q) gamma.
 
-        gamma is `willing`, times `enter` for a phrase that has not begun. w' is w(a|q) for those, and for one that has begun
-        its part of the w of all of q that have: the others are out of the question, whatever they weighed.
+        gamma is `willing`, times (1 - kappa_q) `enter` for a phrase that has not begun. w' is w(a|q) for those, and for one
+        that has begun its part of the w of all of q that have: the others are out of the question, whatever they weighed.
 
         Args:
             table: the phrases.
             rows: int64 [H], the sentence of each hypothesis.
             weights: fp32 [B, A], c_q w(a|q), of `PhraseTable.weights`.
             enter: eta.
-            k: kappa_q is 1 once one of the k best of q was written in full.
+            k: kappa_q is 1 once one of the k best of q was written in full. What has begun may still end: it often holds the
+                shorter one.
         """
         queries, weights = table.queries[rows], weights[rows]
         size = len(rows), table.attended.size(1)
@@ -91,7 +92,8 @@ class Outlook(NamedTuple):
         totals = (weights.new_zeros(size).scatter_add(1, queries, part).gather(1, queries) for part in (weights, going))
         whole, left = totals
         posterior = going * whole / left.clamp_min(torch.finfo(weights.dtype).tiny)
-        return torch.where(self.begun, posterior, enter * weights) * self.willing.masked_fill(self.covered < k, 0.0)
+        entering = (enter * weights).masked_fill(self.covered < k, 0.0)
+        return torch.where(self.begun, posterior, entering) * self.willing
 
     def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Continuation:
         """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z; see `votes`."""
@@ -111,7 +113,7 @@ class PhraseState:
     Args:
         table: phrases of the sentences.
         rows: int64 [H], the sentence of each hypothesis.
-        coverage: whether a source phrase is done with once one of its phrases was written in full.
+        coverage: whether no phrase of a source phrase begins any more once one of them was written in full.
     """
 
     def __init__(self, table: PhraseTable, rows: Tensor, coverage: bool = True) -> None:

@@ -90,8 +90,10 @@ class PhraseMemory:
         self.take(self.ask(src_tokens), src_tokens)
 
     def ask(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
-        """Begin to retrieve for the sentences of a batch, int64 [B, S]; `take` follows."""
-        return self.candidates.ask(src_tokens) if self.find is None else partial(self.find, src_tokens)
+        """Begin to retrieve for the sentences of a batch, int64 [B, S], where another process searches; `take` follows."""
+        if self.find is None and self.candidates.retriever.index.remote:
+            return self.candidates.ask(src_tokens)
+        return partial(self.find or self.candidates, src_tokens)
 
     def take(self, answer: Callable[[], list[SentencePhrases]], src_tokens: Tensor) -> None:
         """Wait for what was asked; `begin` follows."""

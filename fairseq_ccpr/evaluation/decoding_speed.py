@@ -70,7 +70,7 @@ class SpeedTest:
         """Give every system a token datastore of so many entries, made of its own; those that share one go on sharing it.
 
         Args:
-            choice: `auto`, `exact` or a FAISS factory string.
+            choice: see `plan_index`.
         """
         made: dict[Path, tuple[Index, Tensor]] = {}
         for name, generator in self.generators.items():

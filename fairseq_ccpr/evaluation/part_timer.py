@@ -17,7 +17,7 @@ from fairseq_ccpr.decoding.phrase_continuation import PhraseState
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.machine import synchronise
-from fairseq_ccpr.search import ExactIndex, FaissIndex
+from fairseq_ccpr.search import ExactIndex, FaissIndex, TorchIvfIndex
 
 DECODER, PROJECTION, SEARCH, MERGE, PHRASES = "decoder", "projection", "search", "merge", "phrases"
 METHODS: dict[tuple[Any, str], str] = {
@@ -25,6 +25,7 @@ METHODS: dict[tuple[Any, str], str] = {
     (KeyProjection, "forward"): PROJECTION,
     (ExactIndex, "search"): SEARCH,
     (FaissIndex, "search"): SEARCH,
+    (TorchIvfIndex, "search"): SEARCH,
     (TokenRetriever, "look_up"): MERGE,  # less what it calls of the above: values, probabilities, lambda
     (RetrievalEnsemble, "mix"): MERGE,
     (PhraseMemory, "start"): PHRASES,

@@ -13,8 +13,8 @@ import torch
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
-from fairseq_ccpr.search import Index, open_index
-from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.extraction.processes import Processes
+from fairseq_ccpr.search import Index, build_index, open_index
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import read_address
 from fairseq_ccpr.search.plan import plan_index, plan_milvus_index
@@ -73,7 +73,9 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
         text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
         start = time.perf_counter()
         cpu, output = device.type == "cpu", Path(folder) / "datastore"
-        built = build_phrase_datastore(PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet))
+        settings = PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet)
+        built = build_phrase_datastore(settings, Processes())
+        assert built is not None  # in the first process, which is the only one
         seconds = time.perf_counter() - start
     section = built.section
     return BuildingSpeed(
@@ -118,7 +120,7 @@ def _fill_store(keys: np.ndarray, choice: str, store: str) -> MilvusIndex:
     address, token = read_address(store, f"benchmark_{len(keys)}")
     description = plan_milvus_index(choice, "", len(keys), address.embedded)
     identity = {"benchmark": str(description)}
-    index = MilvusIndex(address, description, *keys.shape, identity, token=token)
+    index = MilvusIndex(address, description, len(keys), keys.shape[1], identity, token=token)
     index.fill(keys, lambda rows: None)
     return index
 

@@ -162,29 +162,35 @@ def draw_types(results: Sequence[TypeResult], path: Path) -> None:
 def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
     """Milliseconds of a search by keys, by queries and by neighbours, a line an index of a store; the floor beneath.
 
-    What is not on an axis is as in the first search, but the keys, which are as many as there were at most.
+    Where stores of several widths were searched, by width too, a line an index. What is not on an axis is as in the first
+    search, but the keys, which are as many as there were at most.
     """
     first = searches[0]
     fixed = {"keys": max(search.keys for search in searches), "queries": first.queries, "k": first.k}
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
     labels = {"keys": "keys N", "queries": "queries H", "k": "neighbours k"}
+    if len({search.dimension for search in searches}) > 1:
+        labels["dimension"] = "width d"
+    figure = Figure(figsize=(4.4 * len(labels), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(labels), sharey=True)
     for axes, (across, label) in zip(panels, labels.items()):
         others = {name: value for name, value in fixed.items() if name != across}
         rows = [search for search in searches if all(getattr(search, name) == other for name, other in others.items())]
-        for number, line in enumerate(dict.fromkeys((row.store, row.index, row.dimension) for row in rows)):
-            points = [row for row in rows if (row.store, row.index, row.dimension) == line]
+        lines: dict[str, list[SearchCost]] = {}
+        for row in rows:
+            name = row.index if across == "dimension" else f"{row.store}, d = {row.dimension}: {row.index}"
+            lines.setdefault(name, []).append(row)
+        for number, (name, points) in enumerate(lines.items()):
             points.sort(key=lambda row: getattr(row, across))
             places, costs = [getattr(row, across) for row in points], np.array([row.milliseconds for row in points])
             around = [costs - [row.fastest for row in points], [row.slowest for row in points] - costs]
-            name = f"{line[0]}, d = {line[2]}: {line[1]}"
             axes.errorbar(places, costs, around, marker="o", capsize=3, label=name, color=COLOURS(number % 10))
             axes.plot(places, [row.floor for row in points], ":", color=COLOURS(number % 10), alpha=0.6)
         axes.set(xscale="log", yscale="log", xlabel=label)
         axes.set_title(", ".join(f"{name} = {value:,}" for name, value in others.items()), fontsize=8)
         axes.grid(alpha=0.3, which="both")
+        if across in ("keys", "dimension"):
+            axes.legend(fontsize=7)
     panels[0].set_ylabel("milliseconds a search; dotted: the floor of exact search")
-    panels[0].legend(fontsize=7)
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=DPI, format="png")
 

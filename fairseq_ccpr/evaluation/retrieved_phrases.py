@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import PhraseFinder
@@ -17,6 +18,7 @@ from fairseq_ccpr.phrases.words import by_first_word, has_letters, occurrences, 
 
 MEASURES = "precision", "coverage", "coverage by several words", "reference phrases"
 BATCH = 64  # sentences
+MOST_WORDS = 7  # of a phrase that is looked for in a whole datastore
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,21 @@ def count_retrieved(
     return Counts(own, chance)
 
 
+def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.ndarray:
+    """The same counts for all strings of a datastore that are in a reference: the most that retrieval could find.
+
+    Of a reference the runs of up to MOST_WORDS words are looked for; in memory are those of all references.
+
+    Returns:
+        int64 [M, 2, S].
+    """
+    runs = [set(_runs(reference)) for reference in references]
+    wanted: set[str] = set().union(*runs)
+    held = wanted.intersection(store.phrase(entry)[0] for entry in range(store.section.size))
+    counts = [measure(reference, of_one & held) for reference, of_one in zip(references, runs)]
+    return np.array(counts).transpose(1, 2, 0)
+
+
 def distinct_strings(queries: Sequence[QueryPhrase], top: int) -> set[str]:
     """The first `top` strings of each query phrase together, without those of punctuation alone."""
     return {found.string for query in queries for found in query.retrieved[:top] if has_letters(found.string)}
@@ -137,6 +154,14 @@ def measure(reference: Reference, strings: Collection[str]) -> list[tuple[int, i
 def lettered_words(text: str) -> list[tuple[int, int]]:
     """The words of a text that have a letter or a digit, in characters."""
     return [span for span in word_spans(text) if has_letters(text[slice(*span)])]
+
+
+def _runs(reference: Reference) -> Iterator[str]:
+    spans = word_spans(reference.text)
+    for first, (start, _) in enumerate(spans):
+        for _, end in spans[first : first + MOST_WORDS]:
+            if has_letters(run := reference.text[start:end]):
+                yield run
 
 
 def _inside(words: list[tuple[int, int]], places: list[tuple[int, int]]) -> int:

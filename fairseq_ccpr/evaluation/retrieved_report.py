@@ -21,6 +21,7 @@ class StoreResult:
     phrases: int  # asked for
     too_long: int  # sentences that the encoder, which all share, cannot take
     counts: Counts
+    held: np.ndarray  # int64 [M, 2, S], the counts for all its strings
     signature: str
 
 
@@ -71,6 +72,7 @@ def report(
                 "bytes an entry": {part: round(count, 2) for part, count in result.bytes_per_entry.items()},
                 "phrases a sentence": round(result.phrases / sentences, 2),
                 "tops": by_top,
+                "held": dict(zip(MEASURES[1:], map(_percent, _share(result.held)[1:].tolist()))),
                 "signature": result.signature,
             }
         )
@@ -131,6 +133,8 @@ def retrieved_table(done: RetrievedReport) -> list[list[Any]]:
             of_measure = [top["measures"][measure] for top in tops]
             table.append([label + measure, *map(_cell, of_measure)])
             table.append(["by chance", *(f"{value['chance']:.1f}" for value in of_measure)])
+    for measure in stores[0]["held"]:
+        table.append([f"held: {measure}", *(f"{store['held'][measure]:.1f}" for store in stores)])
     return table
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.evaluation.machine import Limits, peak_bytes, start_peak, synchronise
 from fairseq_ccpr.evaluation.synthetic_store import grow, queries_near
-from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, open_index
-from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
 from fairseq_ccpr.search.plan import plan_index
 from fairseq_ccpr.search.recall import recall
 
@@ -38,7 +37,7 @@ class SearchCost:
     slowest: float
     floor: float  # milliseconds that exact search takes at least
     recall: float  # see `search.recall`
-    bytes_per_key: float  # of what is searched, beside the keys where it is an index of FAISS
+    bytes_per_key: float  # of what is searched, beside the keys where it is a file
     build_seconds: float
     peak_bytes: int  # see `peak_bytes`
 
@@ -56,7 +55,7 @@ def make_index(keys: Tensor, choice: str, metric: str) -> MadeIndex:
     """An index of keys [N, d], on their device where it can be.
 
     Args:
-        choice: `auto`, `exact` or a FAISS factory string.
+        choice: see `plan_index`.
     """
     size, dimension = keys.shape
     description = plan_index(choice, metric, "", size, dimension, keys.is_cuda)
@@ -70,9 +69,8 @@ def make_index(keys: Tensor, choice: str, metric: str) -> MadeIndex:
 
 
 def _make_file(keys: np.ndarray, description: IndexDescription, folder: Path) -> tuple[Index, int]:
-    path = folder / description.file
-    build_index(keys, description, path, lambda rows: None)
-    return open_index(description, keys, folder), path.stat().st_size
+    build_index(keys, description, folder / description.file, lambda rows: None)
+    return open_index(description, keys, folder), sum((folder / name).stat().st_size for name in description.files)
 
 
 @dataclass

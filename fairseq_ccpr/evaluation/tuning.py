@@ -36,6 +36,7 @@ from fairseq_ccpr.evaluation.token_grid import (
     candidates,
     score_grid,
 )
+from fairseq_ccpr.tasks.retrieval_options import TranslationRetrievalConfig
 
 
 @dataclass
@@ -90,7 +91,8 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     scores = {name: decodings.scores(name) for name in generators}
     best = max(chosen, key=lambda name: scores[name].bleu)
     base_seconds = decodings.systems["base"].seconds
-    return Tuned(best, chosen[best].signature(), scores, token_grid, phrase_grid, grid_seconds, base_seconds)
+    options = " ".join([best, *_untuned_options(cfg.task)])
+    return Tuned(options, chosen[best].signature(), scores, token_grid, phrase_grid, grid_seconds, base_seconds)
 
 
 @torch.inference_mode()
@@ -147,6 +149,16 @@ def remember(candidates: PhraseCandidates) -> Callable[[Tensor], list[SentencePh
         return known[key]
 
     return find
+
+
+def _untuned_options(given: TranslationRetrievalConfig) -> list[str]:
+    """Of the options that are not tuned, those that differ from their defaults and shaped what was."""
+    defaults, shaping = (
+        TranslationRetrievalConfig(),
+        ("phrase_threshold", "phrase_segmentation", "retrieval_lambda_max"),
+    )
+    values = {name: getattr(given, name) for name in shaping if getattr(given, name) != getattr(defaults, name)}
+    return [f"--{name.replace('_', '-')} {value}" for name, value in values.items()]
 
 
 def _score_tokens(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,13 @@ class Corpus:
         """Target tokens, the end of each sentence included: the number of entries."""
         return sum(shard.rows for shard in self.shards)
 
+    def shard(self, num_shards: int, shard_id: int) -> Corpus:
+        """One of several parts of it, whose sentences count as in the whole."""
+        mine = [self.shards[i] for i in shard_of(len(self.shards), num_shards, shard_id, "tokens")]
+        first = mine[0]
+        moved = [replace(s, number=s.number - first.number, first_row=s.first_row - first.first_row) for s in mine]
+        return replace(self, shards=moved)
+
     def sentence_offset(self, subset: str) -> int:
         """What to add to a sentence's id within `subset` to count through all subsets."""
         names = list(self.subsets)
@@ -58,6 +65,36 @@ class Corpus:
         order = np.lexsort((dataset.src_sizes[shard.sentences], dataset.tgt_sizes[shard.sentences]))
         longest = max(dataset.src_sizes[shard.sentences].max(), dataset.tgt_sizes[shard.sentences].max())
         return dataset.batch_by_size(shard.sentences[order], max_tokens=max(max_tokens, int(longest)))
+
+
+def check_shard(num_shards: int, shard_id: int, index: str) -> None:
+    """Raise a ConfigurationError where a shard is none, or is to have an index of its own."""
+    if num_shards < 1:
+        raise ConfigurationError(f"--num-shards is {num_shards}: give at least 1")
+    if not 0 <= shard_id < num_shards:
+        raise ConfigurationError(
+            f"--shard-id is {shard_id}, and --num-shards {num_shards}: give a number from 0 to {num_shards - 1}"
+        )
+    if num_shards > 1 and index not in ("auto", "exact"):
+        raise ConfigurationError(
+            f"--index {index}: a shard has no index; leave it out, and give it to merge_datastores.py"
+        )
+
+
+def shard_of(total: int, num_shards: int, shard_id: int, unit: str) -> range:
+    """Which of `total` runs of sentences a shard has: neighbours, so that shards are joined by appending.
+
+    Raises:
+        ConfigurationError: there are fewer than shards.
+
+    >>> [list(shard_of(5, 2, shard, "sentences")) for shard in range(2)]
+    [[0, 1], [2, 3, 4]]
+    """
+    if total < num_shards:
+        raise ConfigurationError(
+            f"--num-shards is {num_shards}, but there are {total} runs of --shard-{unit}: give up to {total}, or shorter runs"
+        )
+    return range(total * shard_id // num_shards, total * (shard_id + 1) // num_shards)
 
 
 def check_share(share: float) -> None:

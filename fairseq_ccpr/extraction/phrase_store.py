@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search.base import IndexDescription
+from fairseq_ccpr.search.base import MILVUS, IndexDescription
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import read_address
 
@@ -43,7 +43,7 @@ class KeyStore:
         Raises:
             UnreachableError, DatastoreError: one sentence for the user.
         """
-        anything = IndexDescription("milvus", "ip")
+        anything = IndexDescription(MILVUS, "ip")
         index = MilvusIndex(self.address, anything, 0, identity["dimension"], identity, self.timeout, self._token)
         if index.exists():
             index.refuse_foreign(index.identity)

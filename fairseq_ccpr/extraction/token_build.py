@@ -12,7 +12,7 @@ import numpy as np
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.corpus import Corpus, check_share, has_subset, read_corpus
+from fairseq_ccpr.extraction.corpus import Corpus, check_shard, check_share, has_subset, read_corpus
 from fairseq_ccpr.extraction.force_decoding import force_decode
 from fairseq_ccpr.extraction.loading import load_model, load_task
 from fairseq_ccpr.extraction.processes import Processes
@@ -35,6 +35,8 @@ class TokenBuildSettings:
     output: Path
     subset: list[str] = field(default_factory=lambda: ["train"])
     share: float = 1.0
+    num_shards: int = 1
+    shard_id: int = 0
     key_layer: str = KEY_LAYERS[0]
     metric: str | None = None
     index: str = "auto"
@@ -59,6 +61,12 @@ class TokenBuildSettings:
             if (value := getattr(self, name)) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
         check_share(self.share)
+        check_shard(self.num_shards, self.shard_id, self.index)
+        if self.num_shards > 1 and self.adapter != NO_ADAPTER:
+            raise ConfigurationError(
+                f"--num-shards is {self.num_shards}, but --adapter {self.adapter} needs all states together: build shards "
+                "without it, merge them, and give the merged datastore as --raw-datastore"
+            )
         if self.adapter == NO_ADAPTER:
             for name in ("pca_dim", "normalize_before_pca", "raw_datastore", "keep_raw_keys"):
                 if getattr(self, name) not in (None, False):
@@ -91,6 +99,8 @@ class Extraction:
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
         self.capture = KeyCapture(self.model, settings.key_layer, keys_only=True)
         self.corpus = self._read(settings.subset, settings.share)
+        if settings.num_shards > 1:
+            self.corpus = self.corpus.shard(settings.num_shards, settings.shard_id)
         self.symbols: list[str] = self.task.target_dictionary.symbols
 
     def _read(self, subsets: list[str], share: float) -> Corpus:
@@ -121,6 +131,7 @@ class Extraction:
             },
             index=index,
             share=self.corpus.share,
+            shard=[self.settings.shard_id, self.settings.num_shards] if self.settings.num_shards > 1 else None,
         )
 
     def fill(self, part: TokenPart) -> None:
@@ -156,7 +167,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     """
     extraction = Extraction(settings, processes)
     index = plan_index(
-        settings.index,
+        settings.index if settings.num_shards == 1 else "exact",
         settings.metric or "l2",
         settings.index_parameters,
         extraction.corpus.size,

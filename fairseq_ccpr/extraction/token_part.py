@@ -24,11 +24,10 @@ from fairseq_ccpr.datastore.manifest import (
     write_json,
 )
 from fairseq_ccpr.datastore.phrase import PHRASE
-from fairseq_ccpr.datastore.token import KEYS, PROJECTION, SYMBOLS, TOKEN, array_shapes
+from fairseq_ccpr.datastore.token import KEYS, SYMBOLS, TOKEN, array_shapes, part_files
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import open_index
-from fairseq_ccpr.search.faiss_index import build_index
-from fairseq_ccpr.search.plan import entry_bytes
+from fairseq_ccpr.search import build_index, open_index
+from fairseq_ccpr.search.plan import index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # beside the part, while an adapter is trained
@@ -79,7 +78,7 @@ class TokenPart:
         """What makes two token parts the same."""
         said = asdict(self.section)
         return {
-            k: said[k] for k in ("share", *said) if k not in ("index", "files", "index_recall")
+            k: said[k] for k in ("share", "shard", *said) if k not in ("index", "files", "index_recall", "sources")
         }  # before the size, which follows from it
 
     def prepare(self, batching: dict[str, Any]) -> None:
@@ -110,7 +109,7 @@ class TokenPart:
         return arrays + self._index_bytes()
 
     def _index_bytes(self) -> int:
-        return self.section.size * entry_bytes(self.section.index, self.section.dimension)
+        return index_bytes(self.section.index, self.section.size, self.section.dimension)
 
     def fill(
         self, shards: dict[int, int], write: Callable[[list[int]], Iterable[tuple[int, int, dict[str, np.ndarray]]]]
@@ -139,14 +138,12 @@ class TokenPart:
         description = self.section.index
         folder = self.final if self.filled else self.partial
         path = folder / description.file
-        if description.backend == "exact" or path.exists():
+        if not description.file or path.exists():
             return
         check_space(folder, self._index_bytes())
         keys = open_array(folder / f"{KEYS}.npy", *self.shapes[KEYS])
-        partial = path.with_name(path.name + ".partial")
         with self.progress(f"index {description.factory}", len(keys)) as bar:
-            build_index(keys, description, partial, bar.update)
-        partial.replace(path)
+            build_index(keys, description, path, bar.update)
 
     def publish(self) -> None:
         """Bring the part under its final name; at every moment it is the old one, unfinished, or the new one."""
@@ -154,9 +151,7 @@ class TokenPart:
             with (self.partial / SYMBOLS).open("w", encoding="utf-8", newline="\n") as stream:
                 stream.writelines(f"{symbol}\n" for symbol in self.symbols)
             self.partial.rename(self.final)
-        names = [*(f"{name}.npy" for name in self.shapes), SYMBOLS]
-        names += [PROJECTION] if self.section.projection is not None else []
-        names += [self.section.index.file] if self.section.index.file else []
+        names = part_files(self.section)
         # What was published before keeps its checksum: computed anew, it would bless whatever has happened since.
         published = self.manifest.token.files if self.manifest.token is not None else {}
         paths = [f"{TOKEN}/{name}" for name in names]

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, open_index
-from fairseq_ccpr.search.faiss_index import build_index
+from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
 
 SPARE = 8  # neighbours more than asked for, at first
 NEAR = 1e-5  # scores that fp32 may have in the wrong order
@@ -75,13 +74,13 @@ def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[n
 
 
 def open_neighbours(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> Neighbours:
-    """Make the index of some keys, in a folder where FAISS needs a file, and open it.
+    """Make the index of some keys, in a folder where it needs a file, and open it.
 
     Raises:
         ConfigurationError: there are too few keys for such an index.
         DatastoreError: its file cannot be written.
     """
-    if description.backend == "faiss":
+    if description.file:
         with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
             build_index(keys, description, folder / description.file, bar.update)
     return Neighbours(keys, open_index(description, keys, folder))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,10 +36,22 @@ class KeyCapture:
             model.decoder.output_projection = nn.Identity()
             module = key_module(model, layer)
         self._captured: Tensor | None = None
+        self._listener: Callable[[], None] | None = None
         module.register_forward_pre_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._captured = inputs[0]
+        if self._listener is not None:
+            self._listener()
+
+    @contextmanager
+    def telling(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile a forward pass calls `listener` as soon as there is something to read, before it goes on."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
 
     def read(self) -> Tensor:
         """The vectors of the latest forward pass, [B, T, d], in the model's dtype and on its device. Each is read once."""

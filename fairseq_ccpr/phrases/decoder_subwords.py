@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from fairseq.data import Dictionary
@@ -84,6 +85,10 @@ class DecoderSubwords:
             ConfigurationError: more than `MAX_UNKNOWN` of the pieces so far are unknown.
         """
         return self._split_once(text)
+
+    def starts(self, text: str) -> list[int]:
+        """The character at which each subword of a source sentence begins; they never fall."""
+        return list(accumulate((start for _, start, _ in self._place(text)), max))
 
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
         """The ids with which the decoder writes text[start:end], which begins and ends with a word, in its sentence.

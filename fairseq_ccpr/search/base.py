@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 METRICS = ("l2", "ip")
+DISK = "disk"  # FAISS with inverted lists that stay on disk
+MILVUS = "milvus"
 
 
 @dataclass(frozen=True)
 class IndexDescription:
     """What must be stored beside the keys to search them again.
 
-    `exact` has no file; `faiss` has one made by `factory`; of `milvus` that is the type of its index, which it keeps itself.
+    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`. Of `milvus` that
+    is the type of its index, which it keeps itself.
     """
 
     backend: str
@@ -25,8 +28,19 @@ class IndexDescription:
     file: str = ""
 
     def __str__(self) -> str:
-        kind = f"{self.backend}:{self.factory}" if self.backend == "milvus" else self.factory or self.backend
+        named = self.backend in (DISK, MILVUS)
+        kind = f"{self.backend}:{self.factory}" if named else self.factory or self.backend
         return ";".join(part for part in (kind, self.parameters) if part)
+
+    @property
+    def files(self) -> list[str]:
+        """The names of its files."""
+        return [self.file, *([lists_file(self.file)] if self.backend == DISK else [])] if self.file else []
+
+
+def lists_file(file: str) -> str:
+    """The file of the inverted lists that stay on disk, beside that of the index."""
+    return file.removesuffix(".faiss") + ".lists"
 
 
 class Index(ABC):

@@ -15,7 +15,8 @@ from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.selection import best_rows, largest
 
-MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many queries as that allows: 512 MB
+MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
+QUERIES = 1 << 12  # at a time
 
 
 class ExactIndex(Index):
@@ -25,6 +26,9 @@ class ExactIndex(Index):
     2. the k runs are chosen whose largest are largest: the k nearest keys are among theirs;
     3. those keys are scored again in fp32, distances by differences rather than by products, which cancel, and the k
        nearest are kept, of equal ones the lower id first.
+
+    Many keys are searched in blocks, one after the other, and the nearest of all blocks are kept: memory does not grow
+    with N, and keys on disk are read once, in order.
 
     Args:
         keys: [N, d], any float dtype; may be memory-mapped.
@@ -46,11 +50,7 @@ class ExactIndex(Index):
     @cached_property
     def half_norms(self) -> Tensor:
         """|x|^2 / 2 of each key, fp32 [N]."""
-        norms = torch.empty(self.size, device=self.keys.device)
-        rows = max(1, tiled.TILE_NUMBERS // self.dimension)
-        for start in range(0, self.size, rows):
-            norms[start : start + rows] = self.keys[start : start + rows].float().square().sum(1) / 2
-        return norms
+        return half_norms(self.keys)
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -59,8 +59,7 @@ class ExactIndex(Index):
         if not depth or not len(queries):
             ids = torch.full((len(queries), k), -1, dtype=torch.long, device=queries.device)
             return torch.full_like(ids, float("-inf"), dtype=torch.float32), ids
-        rows = max(1, MAXIMA_NUMBERS * self.steps.BUCKET // self.size)
-        parts = [self._nearest(block, depth) for block in queries.split(rows)]
+        parts = [self._nearest(block, depth) for block in queries.split(QUERIES)]
         scores, ids = (torch.cat(part) for part in zip(*parts))
         missing = 0, k - depth
         pad = torch.nn.functional.pad
@@ -68,15 +67,44 @@ class ExactIndex(Index):
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k nearest keys of a block of queries, k being N at most."""
-        half_norms = self.half_norms if self.metric == "l2" else None
-        buckets = best_rows(self.steps.bucket_maxima(self.keys, queries, half_norms), k)  # [H, n]
-        scores = self.steps.bucket_scores(self.keys, queries, buckets, self.metric)
+        rows = self.steps.BUCKET * max(1, MAXIMA_NUMBERS // len(queries))  # of keys at a time
+        scores, ids = self._nearest_of(slice(0, rows), queries, k)
+        for start in range(rows, self.size, rows):
+            more, others = self._nearest_of(slice(start, start + rows), queries, k)
+            scores, ids = torch.cat([scores, more], dim=1), torch.cat([ids, others], dim=1)
+            # Places stand for ids, which may be too large to be compared: those before have the lower ids.
+            scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), min(k, ids.size(1)))
+            ids = ids.gather(1, places)
+        return scores, ids
+
+    def _nearest_of(self, rows: slice, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k nearest keys of a block of them, or all where they are fewer."""
+        keys = self.keys[rows]
+        norms = self._half_norms_of(rows) if self.metric == "l2" else None
+        buckets = best_rows(self.steps.bucket_maxima(keys, queries, norms), min(k, len(keys)))  # [H, n]
+        scores = self.steps.bucket_scores(keys, queries, buckets, self.metric)
         within = torch.arange(self.steps.BUCKET, device=queries.device)
-        return largest(scores, (buckets.unsqueeze(2) * self.steps.BUCKET + within).flatten(1), k)
+        ids = (buckets.unsqueeze(2) * self.steps.BUCKET + within).flatten(1)
+        scores, ids = largest(scores, ids, min(k, len(keys)))
+        return scores, ids + rows.start
+
+    def _half_norms_of(self, rows: slice) -> Tensor:
+        """Those of a block of keys: kept, unless there are too many for a CPU, whose keys may be on disk."""
+        kept = self.keys.is_cuda or self.size <= MAXIMA_NUMBERS
+        return self.half_norms[rows] if kept else half_norms(self.keys[rows])
 
     def to(self, device: torch.device) -> ExactIndex:
         """A copy on `device`."""
         return self if self.keys.device == device else ExactIndex(self.keys.to(device), self.metric)
+
+
+def half_norms(keys: Tensor) -> Tensor:
+    """|x|^2 / 2 of each key [N, d], fp32 [N]."""
+    norms = torch.empty(len(keys), device=keys.device)
+    rows = max(1, tiled.TILE_NUMBERS // keys.size(1))
+    for start in range(0, len(keys), rows):
+        norms[start : start + rows] = keys[start : start + rows].float().square().sum(1) / 2
+    return norms
 
 
 def can_fuse(keys: Tensor) -> bool:

@@ -8,11 +8,21 @@ import math
 import re
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search.base import METRICS, IndexDescription
-from fairseq_ccpr.search.faiss_index import default_parameters, inverted_lists, make_index, set_parameters
+from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, IndexDescription
+from fairseq_ccpr.search.faiss_index import (
+    can_stay_on_disk,
+    default_parameters,
+    inverted_lists,
+    make_index,
+    set_parameters,
+)
+from fairseq_ccpr.search.torch_ivf import ALIGN, number_of_lists
 
 NARROW = 128  # dimensions, each of which then has a code of its own
+PHRASE_PROBES = 64  # inverted lists to search: more than a step of decoding could afford, but this is once a sentence
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
+TORCH_IVF = "torch-ivf"
+TORCH_IVF_PROBES = 64
 
 
 def plan_index(
@@ -21,9 +31,10 @@ def plan_index(
     """What `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
 
     Args:
-        choice: `exact`, a FAISS factory string, or `auto`: exact on a GPU, for small stores, and where there is no
-            FAISS; else `automatic_factory`.
-        parameters: FAISS search parameters; empty for those that suit the index.
+        choice: `exact`; `torch-ivf`, or with a number of lists `torch-ivf4096`; a FAISS factory string; or `auto`: exact
+            on a GPU, for small stores, and where there is no FAISS; else `automatic_factory`. `disk:` and a factory string
+            keep the inverted lists on disk; `disk` alone takes `disk_factory`.
+        parameters: FAISS search parameters, or `nprobe=` of `torch-ivf`; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
         probes: inverted lists to search, where `parameters` do not say; see `default_parameters`.
 
@@ -39,16 +50,50 @@ def plan_index(
         if parameters:
             raise ConfigurationError(f"--index-parameters '{parameters}' are for FAISS, and exact search has none")
         return IndexDescription("exact", metric)
+    if choice.startswith(TORCH_IVF):
+        return _plan_torch_ivf(choice, metric, parameters, size, probes)
+    backend, choice = ("faiss", choice) if choice.partition(":")[0] != DISK else (DISK, choice.partition(":")[2])
+    choice = choice or disk_factory(size)
     index = make_index(dimension, choice, metric)
-    if (ivf := inverted_lists(index)) is not None and ivf.nlist > size:
+    if backend == DISK and not can_stay_on_disk(index):
         raise ConfigurationError(
-            f"--index {choice} has {ivf.nlist:,} lists, but the datastore will have {size:,} keys: use fewer lists or exact"
+            f"--index {DISK}:{choice} has more than inverted lists of plain codes, and FAISS keeps no others on disk: give "
+            f"one such as {DISK}:{disk_factory(size)}"
         )
+    if (ivf := inverted_lists(index)) is not None and ivf.nlist > size:
+        raise _too_many_lists(choice, ivf.nlist, size)
     set_parameters(index, parameters)
-    digest = hashlib.sha256(f"{choice} {metric}".encode()).hexdigest()[:8]
-    return IndexDescription(
-        "faiss", metric, choice, parameters or default_parameters(index, probes), f"index-{digest}.faiss"
+    name = f"{_file_stem(choice, metric, backend)}.faiss"
+    return IndexDescription(backend, metric, choice, parameters or default_parameters(index, probes), name)
+
+
+def _plan_torch_ivf(choice: str, metric: str, parameters: str, size: int, probes: int | None) -> IndexDescription:
+    """Four times as many lists as the root of the number of keys, if not given: on a GPU, many centroids cost little."""
+    given = choice.removeprefix(TORCH_IVF)
+    if not re.fullmatch(r"[1-9]\d*|", given):
+        raise ConfigurationError(f"--index is '{choice}': give {TORCH_IVF}, or with a number of lists {TORCH_IVF}1024")
+    lists = int(given) if given else min(size, 1 << round(math.log2(4 * math.sqrt(size))))
+    if lists > size:
+        raise _too_many_lists(choice, lists, size)
+    if not re.fullmatch(r"nprobe=[1-9]\d*|", parameters):
+        raise ConfigurationError(
+            f"--index-parameters is '{parameters}': {TORCH_IVF} takes nprobe=N, the lists to search"
+        )
+    factory = f"{TORCH_IVF}{lists}"
+    parameters = parameters or f"nprobe={min(probes or TORCH_IVF_PROBES, lists)}"
+    stem = _file_stem(factory, metric, TORCH_IVF)
+    return IndexDescription(TORCH_IVF, metric, factory, parameters, f"{stem}.safetensors")
+
+
+def _too_many_lists(choice: str, lists: int, size: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"--index {choice} has {lists:,} lists, but the datastore will have {size:,} keys: use fewer lists or exact"
     )
+
+
+def _file_stem(factory: str, metric: str, backend: str) -> str:
+    kind = f"{factory} {metric}" + (f" {DISK}" if backend == DISK else "")
+    return f"index-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
 
 
 def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -> IndexDescription:
@@ -76,7 +121,7 @@ def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -
         )
     if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
         raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
-    return IndexDescription("milvus", "ip", choice, parameters)
+    return IndexDescription(MILVUS, "ip", choice, parameters)
 
 
 def automatic_factory(size: int, dimension: int) -> str:
@@ -87,17 +132,35 @@ def automatic_factory(size: int, dimension: int) -> str:
     >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
     ('IVF1024,PQ128x4fs,Refine(SQfp16)', 'IVF1024,PQ128x4fs,Refine(SQfp16)')
     """
-    lists = 1 << round(math.log2(math.sqrt(size)))
+    lists = list_count(size)
     codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
     return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
 
 
-def entry_bytes(description: IndexDescription, dimension: int) -> int:
-    """Bytes a key takes in the index's file, about."""
+def disk_factory(size: int) -> str:
+    """Inverted lists of a byte for a dimension: nearly exact, with nothing to score again, which would be in memory.
+
+    >>> disk_factory(1_000_000)
+    'IVF1024,SQ8'
+    """
+    return f"IVF{list_count(size)},SQ8"
+
+
+def list_count(size: int) -> int:
+    """About as many as keys in each."""
+    return 1 << round(math.log2(math.sqrt(size)))
+
+
+def index_bytes(description: IndexDescription, size: int, dimension: int) -> int:
+    """Bytes that the index's files take for so many keys while they are made, about."""
     if description.backend == "exact":
         return 0
+    if description.backend == TORCH_IVF:
+        lists = number_of_lists(description.factory)
+        return (size + ALIGN // 2 * lists) * (2 * dimension + 4) + lists * (4 * dimension + 8)
     index = make_index(dimension, description.factory, description.metric)
     try:
-        return index.sa_code_size() + 8
+        once = size * (index.sa_code_size() + 8)
+        return 2 * once if description.backend == DISK else once  # in a block, and merged
     except RuntimeError:
-        return 4 * dimension + 300  # a graph: the key itself and its links
+        return size * (4 * dimension + 300)  # a graph: the key itself and its links

@@ -89,7 +89,8 @@ class TranslationRetrievalConfig(TranslationConfig):
         },
     )
     no_phrase_coverage: bool = field(
-        default=False, metadata={"help": "let a source phrase be translated more than once (an ablation)"}
+        default=False,
+        metadata={"help": "let phrases begin for a source phrase that one was written for in full (an ablation)"},
     )
     phrase_reward: float = field(
         default=0.0,
@@ -118,7 +119,10 @@ class TranslationRetrievalConfig(TranslationConfig):
     )
     retrieval_lambda_max: float = field(
         default=0.9,
-        metadata={"help": "the most that tokens and phrases together may have; beyond, both are scaled down"},
+        metadata={
+            "help": "the most that phrases may bring both shares to together: beyond, and beyond the share of tokens alone, "
+            "both are scaled down"
+        },
     )
 
 

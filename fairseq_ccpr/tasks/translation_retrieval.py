@@ -148,6 +148,11 @@ class TranslationRetrievalTask(TranslationTask):
         path = find_encoder(datastore, self.cfg.phrase_encoder)
         with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
             encoder = load_phrase_encoder(path)
+        if getattr(encoder, "similarity", "cosine") != "cosine":
+            logger.warning(
+                "the phrases of %s are compared by inner products without bounds: --phrase-temperature and "
+                "--phrase-min-similarity are made for cosines, and weigh these wrongly", path,
+            )  # fmt: skip
         segmentation = query_segmentation(datastore, self.cfg.phrase_threshold, self.cfg.phrase_segmentation)
         settings = self.phrase_settings
         waiting = Waiting(self.cfg.store_timeout, str(self.cfg.store_unreachable))
