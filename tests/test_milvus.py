@@ -20,7 +20,7 @@ from test_bad_input import refused
 from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding import phrase_retriever
-from fairseq_ccpr.decoding.phrase_retriever import SKIP, PhraseRetriever, QueryPhrase, Waiting
+from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, QueryPhrase, Waiting
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -34,7 +34,7 @@ from fairseq_ccpr.search.recall import recall
 pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
 pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
 
-SHORT = 2.0  # seconds that what does not answer is waited for
+SHORT, LONG = 1.0, 300.0  # seconds that a server is waited for which is gone, and one which is there
 SEGMENTATION = Segmentation("all", 0.5, 2)
 
 
@@ -80,7 +80,8 @@ def text(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(ccpr: Ccpr, text: Path, output: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     words = ["--encoder", ccpr.checkpoint, "--output", output, "--segmentation", "all", "--max-words", 2]
-    return call("build_datastore", "phrases", text, *words, "--cpu", "--quiet", *extra, check=check)
+    words += ["--store-timeout", LONG, "--cpu", "--quiet"]
+    return call("build_datastore", "phrases", text, *words, *extra, check=check)
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +97,9 @@ def stored(ccpr: Ccpr, text: Path) -> Path:
     return text.parent / "stored"
 
 
-def retriever(ccpr: Ccpr, store: Path, **waiting: Any) -> PhraseRetriever:
-    encoder = load_phrase_encoder(ccpr.checkpoint)
-    return PhraseRetriever(
-        PhraseDatastore(store), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), Waiting(**waiting)
-    )
+def retriever(ccpr: Ccpr, store: Path, unreachable: str = STOP) -> PhraseRetriever:
+    encoder, waiting = load_phrase_encoder(ccpr.checkpoint), Waiting(LONG, unreachable)
+    return PhraseRetriever(PhraseDatastore(store), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting)
 
 
 def sources(ccpr: Ccpr, count: int) -> list[str]:
@@ -147,7 +146,7 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path):
     assert_same(one.retrieve(sources(ccpr, 4)), two.retrieve(sources(ccpr, 4)))
     assert "index:milvus:FLAT" in two.signature()
     assert two.signature().replace("milvus:FLAT", "exact") == one.signature()
-    words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu"]
+    words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--store-timeout", LONG]
     line = sources(ccpr, 1)[0]
     with patch("fairseq_ccpr.cli.retrieve_phrases._read_input", side_effect=lambda: iter([line])):
         printed = [call("retrieve_phrases", store, *words).stdout for store in (local, stored)]
@@ -158,6 +157,7 @@ def test_same_translations_as_from_a_folder(
     world: World, ccpr: Ccpr, decode: Callable, local: Path, stored: Path, text: Path
 ):
     options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2", "--phrase-enter", 1]
+    options += ["--store-timeout", LONG]
     with patch.object(phrase_retriever, "FIRST_ENTRIES", 4):  # each entry found takes the embedded one its time
         found = [decode("--datastore", store, *options) for store in (local, stored)]
     assert equal(*found, tolerance=1e-3)
@@ -194,6 +194,15 @@ def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
     assert (stored / MANIFEST).read_bytes() == before
 
 
+def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path):
+    done = call("merge_datastores", local, stored, "--output", tmp_path / "both", check=False)
+    refused(done, "the keys of .*stored are in the collection 'stored' .*, and only those in a folder can be merged")
+    shard = "--store", tmp_path / "p.db", "--num-shards", 2, "--shard-id", 0
+    refused(build(ccpr, text, tmp_path / "s", *shard, check=False), "--store takes all keys together")
+    assert not list(tmp_path.iterdir())
+    assert "| exact |" in call("inspect_datastore", stored, "--plan", "--speeds", "host=100").stdout
+
+
 def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path):
     moved = tmp_path / "moved"
     shutil.copytree(local, moved)
@@ -212,18 +221,19 @@ def test_build_goes_on_after_the_server_was_killed(ccpr: Ccpr, text: Path, local
         firsts.append(first)
         if len(firsts) == 4:
             server.kill()
+            self.server.timeout = SHORT
         write(self, first, keys)
 
-    store = "--store", server.uri, "--store-timeout"
+    store = "--store", server.uri
     with patch.object(milvus_index, "BLOCK_ROWS", 64), patch.object(MilvusIndex, "write", write_until_killed):
         with patch.object(milvus_server, "SLOW", 1):
             refused(
-                build(ccpr, text, output, *store, SHORT, check=False),
-                rf"Milvus at {server.uri} does not answer: asked \d+ times in 2 s",
+                build(ccpr, text, output, *store, check=False),
+                rf"Milvus at {server.uri} does not answer: asked \d+ times in {SHORT:g} s",
             )
         refused(call("inspect_datastore", output, check=False), "is unfinished")
         server.start()
-        build(ccpr, text, output, *store, 30)
+        build(ccpr, text, output, *store)
     made = PhraseDatastore(output)
     assert firsts[:5] == [0, 64, 128, 192, 192]  # what had come was not sent again
     assert len(firsts) == 1 + -(-made.section.size // 64) and made.find_damage() == []
@@ -236,7 +246,7 @@ def test_decoding_when_the_server_is_killed(
     output = tmp_path / "s"
     build(ccpr, text, output, "--store", server.uri)
     sentences = sources(ccpr, 2)
-    stopping, skipping = (retriever(ccpr, output, unreachable=u) for u in ("stop", SKIP))
+    stopping, skipping = (retriever(ccpr, output, unreachable) for unreachable in (STOP, SKIP))
     before = stopping.retrieve(sentences)
     assert_same(skipping.retrieve(sentences), before)
     server.kill()
@@ -247,17 +257,18 @@ def test_decoding_when_the_server_is_killed(
         stopping.retrieve(sentences)
     assert skipping.retrieve(sentences) == [[], []] and skipping.retrieve(sentences) == [[], []]
     assert skipping.skipped == 4
+    server.start()
+    for one in servers:
+        one.timeout = LONG
+    assert_same(stopping.retrieve(sentences), before)
+    skipping._not_before = 0.0  # as if time had passed
+    assert_same(skipping.retrieve(sentences), before)
+    server.kill()
     options = ["--datastore", output, *subword_options(world), "--store-timeout", SHORT]
     refused(call("fairseq-generate", *world.options(*options), check=False), "Milvus at .* does not answer")
     assert equal(decode(*options, "--store-unreachable", "skip"), decode(base=True))
     told = run("fairseq-generate", *world.options(*options, "--store-unreachable", "skip", "--beam", 1))
     assert "40 sentences went without phrases: Milvus did not answer" in told.stderr
-    server.start()
-    for one in servers:
-        one.timeout = 30
-    assert_same(stopping.retrieve(sentences), before)
-    skipping._not_before = 0.0  # as if time had passed
-    assert_same(skipping.retrieve(sentences), before)
 
 
 def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path):
@@ -331,7 +342,7 @@ def test_credentials_are_used_and_never_shown(ccpr: Ccpr, text: Path, tmp_path: 
     try:
         output, right = tmp_path / "s", guarded.uri.replace("//", "//me:s3cr%2Ft@")
         for uri in (guarded.uri, right.replace("s3cr", "wr0ng")):
-            done = build(ccpr, text, output, "--store", uri, "--store-timeout", 10, check=False)
+            done = build(ccpr, text, output, "--store", uri, check=False)
             refused(done, f"Milvus at {guarded.uri} refuses these credentials: .*MILVUS_TOKEN")
             assert "wr0ng" not in done.stdout + done.stderr
         done = build(ccpr, text, output, "--store", right)
