@@ -222,6 +222,7 @@ class MilvusIndex(Index):
 
     def _load(self) -> None:
         self._ask("load_collection", slow=True)
+        self.server.loaded = True
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self.server.ask(method, self.address.collection, *args, **kwargs)

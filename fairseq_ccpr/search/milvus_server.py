@@ -86,6 +86,9 @@ class MilvusServer:
         token: credentials; if there are none, those of the environment.
         timeout: seconds that a question may take, all attempts together.
 
+    Attributes:
+        loaded: whether the collection can be searched, and must be so again after a break.
+
     Raises:
         ConfigurationError: pymilvus is not installed.
     """
@@ -95,6 +98,7 @@ class MilvusServer:
         self.address, self.timeout = address, timeout
         self._token = token or os.environ.get(TOKEN, "")
         self._client: Any = None
+        self.loaded = False
 
     def ask(self, method: str, *args: Any, slow: bool = False, **kwargs: Any) -> Any:
         """What a method of pymilvus's client returns.
@@ -113,7 +117,7 @@ class MilvusServer:
             try:
                 left = max(give_up - time.monotonic(), FIRST_PAUSE)
                 if self._client is None:
-                    self._client = self._connect(left)
+                    self._connect(left)
                 return getattr(self._client, method)(*args, timeout=left, **kwargs)
             except (self.pymilvus.MilvusException, self.pymilvus.grpc.RpcError) as error:
                 self._refuse(error)
@@ -126,10 +130,12 @@ class MilvusServer:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _connect(self, timeout: float) -> Any:
-        return self.pymilvus.MilvusClient(
+    def _connect(self, timeout: float) -> None:
+        self._client = self.pymilvus.MilvusClient(
             self.address.uri, token=self._token, timeout=timeout, dedicated=True, grpc_options=CHANNEL
         )
+        if self.loaded:  # a server that comes back may have forgotten
+            self._client.load_collection(self.address.collection, timeout=timeout)
 
     def _disconnect(self) -> None:
         if self._client is not None:
