@@ -167,7 +167,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 STAGES = {
     "find": (PhraseFinder, "find"), "join": (phrase_runs, "check_space"), "index": (phrase_build, "build_index"),
-    "publish": (phrase_build, "describe_files"), "manifest": (Manifest, "write"), "clean": (phrase_build.shutil, "rmtree"),
+    "publish": (phrase_build, "describe_files"), "manifest": (Manifest, "write"), "clean": (phrase_build, "rmtree"),
 }  # fmt: skip
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -200,7 +200,7 @@ class _Part:
 
     def discard(self) -> None:
         """Remove what was begun, and the output where nothing else is in it."""
-        shutil.rmtree(self.partial)
+        rmtree(self.partial)
         if not any(self.settings.output.iterdir()):
             self.settings.output.rmdir()
 
@@ -254,7 +254,7 @@ class _Part:
             self.manifest.phrase = section
             self.manifest.write(self.settings.output)
         for path in [path for path in self.final.iterdir() if path.name not in files]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            rmtree(path) if path.is_dir() else path.unlink()
         runs = self.runs
         return PhraseBuildReport(section, _totals(self.final)["too_long"], runs.lines, runs.found_in, runs.seconds)
 
