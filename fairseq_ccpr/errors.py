@@ -20,6 +20,10 @@ class DatastoreError(CcprError):
     """A datastore that is missing, unfinished, damaged, or made for something else."""
 
 
+class UnreachableError(DatastoreError):
+    """A datastore on another machine that does not answer."""
+
+
 class CheckpointError(CcprError):
     """A model checkpoint that cannot be loaded."""
 

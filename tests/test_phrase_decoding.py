@@ -52,7 +52,7 @@ def joint(world: World, both: Path) -> list[object]:
 @contextmanager
 def retrieving(answers: Callable[[str], list[QueryPhrase]]) -> Iterator[None]:
     """Phrases of our own in the place of those that the encoder finds."""
-    with patch.object(PhraseRetriever, "retrieve", lambda self, texts: [answers(text) for text in texts]):
+    with patch.object(PhraseRetriever, "ask", lambda self, texts: lambda: [answers(text) for text in texts]):
         yield
 
 
@@ -207,13 +207,13 @@ def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, jo
 
 def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]):
     asked: list[str] = []
-    retrieve = PhraseRetriever.retrieve
+    ask = PhraseRetriever.ask
 
     def watched(self, texts):
         asked.extend(texts)
-        return retrieve(self, texts)
+        return ask(self, texts)
 
-    with patch.object(PhraseRetriever, "retrieve", watched):
+    with patch.object(PhraseRetriever, "ask", watched):
         decode(*phrases, "--batch-size", 8)
     assert len(asked) == PAIRS["test"]
 

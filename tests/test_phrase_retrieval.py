@@ -29,7 +29,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table, marked
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.extraction import phrase_build
+from fairseq_ccpr.extraction import phrase_build, phrase_runs
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
 from fairseq_ccpr.phrases.subwords import subword_bounds
@@ -166,8 +166,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 STAGES = {
-    "find": (PhraseFinder, "find"), "join": (phrase_build, "check_space"), "index": (phrase_build, "build_index"),
-    "publish": (phrase_build, "describe_files"), "manifest": (Manifest, "write"), "clean": (phrase_build.shutil, "rmtree"),
+    "find": (PhraseFinder, "find"), "join": (phrase_runs, "check_space"), "index": (phrase_build, "build_index"),
+    "publish": (phrase_build, "describe_files"), "manifest": (Manifest, "write"), "clean": (phrase_build, "rmtree"),
 }  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="phrases of each index searched",
     )  # fmt: skip
     add("--index", nargs="+", default=["exact"], metavar="exact|FACTORY", help="exact search, FAISS factory strings")
+    add("--store", metavar="URI|FILE.db", help="search the same keys in this Milvus too, by exact search")
     add("--dimension", type=int, default=default.dimension, metavar="N", help="width of a random key")
     add("--queries", type=int, default=default.queries, metavar="N", help="in a batch: the phrases of some sentences")
     add("--k", type=int, default=default.k, metavar="N", help="entries found for each; retrieval begins with 64")
@@ -89,8 +90,11 @@ def benchmark(options: argparse.Namespace) -> int:
         plan_index(choice, "ip", "", size, options.dimension)  # a typing error shows now
     building = _build(options, device)
     settings = SearchSettings(options.dimension, options.queries, options.k, options.repeats)
-    bar = tqdm(runs, "searches", unit="index", disable=options.quiet)
-    searches = [measure_search(choice, size, settings, device) for choice, size in bar]
+    stores = [("exact", size, options.store) for size in sorted(set(options.sizes)) if options.store]
+    bar = tqdm(
+        [*((choice, size, None) for choice, size in runs), *stores], "searches", unit="index", disable=options.quiet
+    )
+    searches = [measure_search(choice, size, settings, device, store) for choice, size, store in bar]
     machine = {
         "device": machine_name(device),
         **versions(),

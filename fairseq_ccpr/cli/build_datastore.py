@@ -17,6 +17,7 @@ from fairseq_ccpr.extraction.token_build import NO_ADAPTER, TokenBuildSettings, 
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.models.phrase_finder import KINDS
 from fairseq_ccpr.search import METRICS
+from fairseq_ccpr.search.milvus_server import SLOW
 
 TOKENS_HELP = """\
 Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model and keep, for every target
@@ -46,6 +47,11 @@ that FILE names, one a line or with tabs between them. A dictionary of both lang
 
 The text has a sentence a line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
 already. Run the same command again after a kill and it goes on where it was.
+
+  build_datastore.py phrases mono.en.txt --encoder ccpr.pt --output datastores/mine --store http://localhost:19530
+
+--store brings the keys into Milvus and keeps the rest in the folder, which is used as before. Credentials, user:password or
+an API key, are taken from the URI or, better, from the environment variable MILVUS_TOKEN, where decoding looks for them too.
 """
 
 
@@ -100,6 +106,20 @@ def _add_phrases(parts: Any) -> None:
         "inverted lists stay on disk; auto takes exact on a GPU and for small stores",
     )
     add("--index-parameters", default=default["index_parameters"], metavar="P=V,...", help="search parameters")
+    add(
+        "--store",
+        metavar="URI|FILE.db",
+        help="keep the keys in Milvus: a server, or a file of the embedded one; --index and --index-parameters are then "
+        "exact or types and parameters of Milvus (HNSW,M=16,efConstruction=200 and ef=128)",
+    )
+    add("--collection", metavar="NAME", help="of Milvus (the name of the output folder)")
+    add(
+        "--store-timeout",
+        type=float,
+        default=default["store_timeout"],
+        metavar="S",
+        help=f"seconds that Milvus may take to answer, all attempts together; {SLOW} times as long to write",
+    )
     add(
         "--shard-sentences",
         type=int,

@@ -156,6 +156,8 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     for source in section.sources:
         print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences")
     print(f"index          {section.index} ({section.index.metric})")
+    if isinstance(section, PhraseSection) and section.store is not None:
+        print(f"store          {section.store}")
     if section.index_recall is not None:
         print(
             f"recall         {section.index_recall:.1%} of the {DEPTH} nearest keys, for {SAMPLE} of its own drawn at random"

@@ -13,7 +13,7 @@ import torch
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
+from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, Waiting
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import KINDS, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -49,6 +49,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max-words", type=int, default=7, metavar="N", help="words of a phrase, at most")
     add("--source-language", default="German", metavar="NAME", help="as the prompt is to call it")
     add("--target-language", default="English", metavar="NAME", help="as the prompt is to call it")
+    add(
+        "--store-timeout", type=float, default=Waiting.timeout, metavar="S",
+        help="seconds that Milvus may take to answer, all attempts together, where the datastore's keys are there",
+    )  # fmt: skip
+    add(
+        "--store-unreachable", choices=(STOP, SKIP), default=STOP,
+        help="what to do when it does not: stop, or skip the phrases of these sentences",
+    )  # fmt: skip
     add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     return parser
 
@@ -59,7 +67,8 @@ def retrieve(options: argparse.Namespace) -> int:
     datastore, encoder = PhraseDatastore(options.datastore), load_phrase_encoder(options.encoder)
     kind = choose_segmentation(options.segmentation, encoder, datastore.section.segmentation["kind"])
     segmentation = Segmentation(kind, options.threshold, options.max_words)
-    retriever = PhraseRetriever(datastore, encoder, segmentation, options.k, options.min_similarity, device)
+    waiting = Waiting(options.store_timeout, options.store_unreachable)
+    retriever = PhraseRetriever(datastore, encoder, segmentation, options.k, options.min_similarity, device, waiting)
     print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
     lines = _read_input()
     while sentences := list(islice(lines, BATCH)):

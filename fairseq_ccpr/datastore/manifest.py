@@ -12,11 +12,12 @@ from fairseq_ccpr.datastore.arrays import bring_to_disk
 from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription
+from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.version import __version__
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"  # in a part that is not finished: what it is being built from
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 @dataclass
@@ -67,7 +68,10 @@ class TokenSection:
 
 @dataclass
 class PhraseSection:
-    """The phrase part of a manifest: keys fp16 [N, o], spans int32 [N, 3], sentences as text."""
+    """The phrase part of a manifest: keys fp16 [N, o], spans int32 [N, 3], sentences as text.
+
+    Keys in Milvus have no file; then their fingerprint is among `fingerprints`.
+    """
 
     size: int
     dimension: int
@@ -84,14 +88,23 @@ class PhraseSection:
     pooled: bool = False  # one entry a string, the mean over all its places
     shard: list[int] | None = None  # its number, from 0, and of how many, where it is a part of a text
     sources: list[Source] = field(default_factory=list)  # of several texts that were merged
+    store: StoreAddress | None = None  # where the keys are, if in Milvus
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:
         """The section from parsed JSON; KeyError or TypeError where it is not one."""
-        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values = {"store": None} | {f.name: data[f.name] for f in fields(cls) if f.name in data}
         values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
+        if values["store"] is not None:
+            values["store"] = StoreAddress(**values["store"])
         return cls(**values)
+
+    def identity(self) -> dict[str, Any]:
+        """What its keys in Milvus must be."""
+        names = ("dimension", "segmentation", "share", "shard", "fingerprints", "sentences", "size")
+        said = asdict(self)
+        return {name: said[name] for name in names} | {"index": self.index.factory}
 
 
 @dataclass
@@ -100,7 +113,7 @@ class Manifest:
 
     token: TokenSection | None = None
     phrase: PhraseSection | None = None
-    format_version: int = FORMAT_VERSION  # 2 brought projections, 3 phrases, which readers of 1 or 2 would overlook
+    format_version: int = FORMAT_VERSION  # 2 brought projections, 3 phrases, 4 keys in Milvus
     created_with: str = f"fairseq-ccpr {__version__}"
 
     def write(self, directory: Path) -> None:

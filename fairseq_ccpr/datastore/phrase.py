@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.lib import format as npy
 
 from fairseq_ccpr.datastore.arrays import open_array
 from fairseq_ccpr.datastore.fingerprint import short
@@ -14,6 +18,8 @@ from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, check_check
 from fairseq_ccpr.datastore.text_lines import TextLines
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, IndexDescription, open_index
+from fairseq_ccpr.search.milvus_index import MilvusIndex
+from fairseq_ccpr.search.milvus_server import TIMEOUT
 
 PHRASE = "phrase"
 KEYS, SPANS, OFFSETS = "keys", "spans", "sentence-offsets"
@@ -25,15 +31,16 @@ SAMPLE_SEED = 1
 
 def part_files(section: PhraseSection) -> list[str]:
     """The names of all files of a phrase part, as its manifest lists them."""
+    keys = [f"{KEYS}.npy"] if section.store is None else []
     sources = [f"{SOURCES}.npy"] if section.sources else []
-    return [f"{KEYS}.npy", f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *sources, *section.index.files]
+    return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *sources, *section.index.files]
 
 
 class PhraseDatastore:
     """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
 
     Attributes:
-        keys: fp16 [N, o].
+        keys: fp16 [N, o]; None where they are in Milvus.
         spans: int32 [N, 3]: sentence, start, end in characters.
 
     Raises:
@@ -50,9 +57,16 @@ class PhraseDatastore:
         self.section: PhraseSection = section
         check_sizes(self.directory, section.files)
         folder = self.directory / PHRASE
-        self.keys = open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
+        shape = (section.size, section.dimension)
+        self.keys = open_array(folder / f"{KEYS}.npy", shape, "float16") if section.store is None else None
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
         self._sentences = TextLines(folder / SENTENCES, folder / f"{OFFSETS}.npy", section.sentences)
+
+    @property
+    def keys_fingerprint(self) -> str:
+        """Digest of the keys' file, or of what it would be where they are in Milvus."""
+        section = self.section
+        return section.fingerprints[KEYS] if self.keys is None else section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]
 
     def sentence(self, number: int) -> str:
         """A sentence as it stood in the text."""
@@ -64,9 +78,20 @@ class PhraseDatastore:
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
 
-    def open_index(self) -> Index:
-        """The index over the keys, on the CPU."""
+    def open_index(self, timeout: float = TIMEOUT) -> Index:
+        """The index over the keys, on the CPU, or that of Milvus, which is checked when it is first searched.
+
+        Args:
+            timeout: seconds that Milvus may take to answer.
+        """
+        if self.keys is None:
+            return self._open_store(timeout)
         return open_index(self.section.index, self.keys, self.directory / PHRASE)
+
+    def _open_store(self, timeout: float = TIMEOUT) -> MilvusIndex:
+        section = self.section
+        assert section.store is not None
+        return MilvusIndex(section.store, section.index, section.size, section.dimension, section.identity(), timeout)
 
     def open_sources(self) -> np.ndarray:
         """Of which texts each sentence is, bool [S, n], by the order of `section.sources`, or of the one text there is."""
@@ -81,8 +106,12 @@ class PhraseDatastore:
         They are those of sentences drawn by chance: all of each, but for the last one, of which they may be the first.
 
         Raises:
-            ConfigurationError: there are not so many entries.
+            ConfigurationError: there are not so many entries, or their keys are in Milvus.
         """
+        if self.keys is None:
+            raise ConfigurationError(
+                f"--entries takes some of the keys in a folder, but those of {self.directory} are in {self.section.store}"
+            )
         if not 1 <= size <= self.section.size:
             raise ConfigurationError(
                 f"--entries is {size:,}, but the datastore {self.directory} has {self.section.size:,}: give a number from "
@@ -116,18 +145,40 @@ class PhraseDatastore:
         """
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
+        if self.keys is None:
+            store = self._open_store()
+            store.check()
+            if of_keys(self.section.size, self.section.dimension, store.read()) != self.section.fingerprints[KEYS]:
+                faults.append(f"phrase keys: those in {store.address} have changed since they were written")
+        else:
+            self.open_index()
         lengths = np.diff(self._sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):
             rows = f"rows {start:,} to {start + block_rows:,}"
-            if not np.isfinite(self.keys[start : start + block_rows]).all():
+            if self.keys is not None and not np.isfinite(self.keys[start : start + block_rows]).all():
                 faults.append(f"phrase keys: NaN or infinite numbers in {rows}")
             number, first, end = self.spans[start : start + block_rows].T
             if number.min() < 0 or number.max() >= self.section.sentences:
                 faults.append(f"phrase spans: sentences that are not there in {rows}")
             elif (first < 0).any() or (first >= end).any() or (end >= lengths[number]).any():
                 faults.append(f"phrase spans: places outside their sentences in {rows}")
-        self.open_index()
         return faults
+
+
+def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:
+    """Digest of the file that keys fp16 [N, o], which come block by block, have in a folder.
+
+    >>> keys = np.zeros((2, 3), np.float16)
+    >>> np.save(file := io.BytesIO(), keys)
+    >>> of_keys(2, 3, [keys[:1], keys[1:]]) == hashlib.sha256(file.getvalue()).hexdigest()
+    True
+    """
+    header = io.BytesIO()
+    npy.write_array_header_1_0(header, {"descr": "<f2", "fortran_order": False, "shape": (size, dimension)})
+    digest = hashlib.sha256(header.getvalue())
+    for block in blocks:
+        digest.update(np.ascontiguousarray(block, np.float16).data)
+    return digest.hexdigest()
 
 
 def bytes_per_entry(section: PhraseSection) -> dict[str, float]:

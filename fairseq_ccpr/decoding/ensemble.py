@@ -67,12 +67,16 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return RetrievalEnsemble(models, tokens, phrases, self.pad, self.beam_size, self.share_max)
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> Any:
-        """Encode the sources, and retrieve the phrases of their sentences; a GPU encodes while the host reads those."""
+        """Encode the sources, and retrieve the phrases of their sentences.
+
+        What another process searches for is asked before; else a GPU encodes while the host reads the sentences.
+        """
         if self.phrases is None:
             return super().forward_encoder(net_input)
         sources = net_input["src_tokens"].cpu()  # before the GPU has anything else to do, which a copy would wait for
+        answer = self.phrases.ask(sources)
         encoded = super().forward_encoder(net_input)
-        self.phrases.start(sources)
+        self.phrases.take(answer, sources)
         return encoded
 
     def reorder_incremental_state(self, incremental_states: Any, new_order: Tensor) -> None:

@@ -60,7 +60,11 @@ class PhraseCandidates:
         return self.make_subwords()
 
     def __call__(self, src_tokens: Tensor) -> list[SentencePhrases]:
-        """For each sentence, int64 [B, S] with fairseq's padding on the left.
+        """For each sentence, int64 [B, S] with fairseq's padding on the left; see `ask`."""
+        return self.ask(src_tokens)()
+
+    def ask(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
+        """Begin to retrieve for sentences, int64 [B, S] with fairseq's padding on the left; what is called for the answer.
 
         Raises:
             ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
@@ -69,10 +73,8 @@ class PhraseCandidates:
         pad = self.source_dictionary.pad()
         rows = [row[row != pad] for row in src_tokens.cpu()]
         texts = [self.subwords.recover(self.source_dictionary, row) for row in rows]
-        return [
-            self._of_sentence(text, len(row), queries)
-            for text, row, queries in zip(texts, rows, self.retriever.retrieve(texts))
-        ]
+        answer = self.retriever.ask(texts)
+        return lambda: [self._of_sentence(text, len(row), queries) for text, row, queries in zip(texts, rows, answer())]
 
     def _of_sentence(self, text: str, length: int, queries: list[QueryPhrase]) -> SentencePhrases:
         found = SentencePhrases(queries, length=length)

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -67,7 +68,7 @@ class PhraseMemory:
     """Follows the hypotheses of a batch through the phrases of their sentences.
 
     Args:
-        find: the phrases of source sentences, int64 [B, S]; `candidates`, or what remembers its answers.
+        find: the phrases of source sentences, int64 [B, S], from what remembers its answers; `candidates` if not given.
         candidates: where they come from, and how tables are made of them.
         settings: how they count.
         device: of the translation model.
@@ -81,12 +82,22 @@ class PhraseMemory:
         find: Callable[[Tensor], list[SentencePhrases]] | None = None,
     ) -> None:
         self.candidates, self.settings, self.device = candidates, settings, device
-        self.find = find or candidates
+        self.find = find
         self.warned = False
 
     def start(self, src_tokens: Tensor) -> None:
         """Retrieve for the sentences of a batch, int64 [B, S]; `begin` follows."""
-        self.found = self.find(src_tokens)
+        self.take(self.ask(src_tokens), src_tokens)
+
+    def ask(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
+        """Begin to retrieve for the sentences of a batch, int64 [B, S], where another process searches; `take` follows."""
+        if self.find is None and self.candidates.retriever.index.remote:
+            return self.candidates.ask(src_tokens)
+        return partial(self.find or self.candidates, src_tokens)
+
+    def take(self, answer: Callable[[], list[SentencePhrases]], src_tokens: Tensor) -> None:
+        """Wait for what was asked; `begin` follows."""
+        self.found = answer()
         if not self.warned and not any(sentence.candidates for sentence in self.found):
             logger.warning(
                 "no phrase was retrieved for the first %d sentences: they are translated as without the phrase memory; "

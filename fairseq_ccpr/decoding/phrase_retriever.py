@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import sys
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.fingerprint import short
-from fairseq_ccpr.datastore.phrase import KEYS, PHRASE, PhraseDatastore
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.errors import ConfigurationError, UnreachableError
+from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.search.milvus_index import MilvusIndex
+from fairseq_ccpr.search.milvus_server import TIMEOUT
 from fairseq_ccpr.version import __version__
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+STOP, SKIP = "stop", "skip"
+
 FIRST_ENTRIES = 64  # searched for a phrase, whatever k: fewer strings are then the head of more, of any index
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The `--store-*` options: of keys that are in Milvus.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    timeout: float = TIMEOUT  # seconds
+    unreachable: str = STOP
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout < float("inf"):
+            raise ConfigurationError(f"--store-timeout is {self.timeout}: give seconds")
 
 
 @dataclass(frozen=True)
@@ -54,14 +83,17 @@ class PhraseRetriever:
         k: strings kept for a query phrase.
         min_similarity: score below which an entry is left out.
         device: where encoder and, where it can, index work.
+        waiting: what is done about keys in Milvus when that does not answer.
 
     Attributes:
         too_long: sentences so far that the encoder cannot take, which have no phrases.
         phrases: those so far that were asked for.
         retrieved: strings so far that were found for them.
+        skipped: sentences so far that were not asked for, since Milvus did not answer.
 
     Raises:
         DatastoreError: the datastore was built with another encoder.
+        UnreachableError: Milvus does not answer, and is not to be done without.
         ConfigurationError: k below 1.
     """
 
@@ -73,29 +105,76 @@ class PhraseRetriever:
         k: int,
         min_similarity: float,
         device: torch.device,
+        waiting: Waiting = Waiting(),
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"--k is {k}: at least 1 phrase is needed")
         datastore.check_encoder(encoder.fingerprint())
         self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
         self.finder = PhraseFinder(encoder.to(device), segmentation)
-        self.index = datastore.open_index().to(device)
-        self.device = device
-        self.too_long = self.phrases = self.retrieved = 0
+        self.index = datastore.open_index(waiting.timeout).to(device)
+        self.device, self.waiting = device, waiting
+        # One thread: while it waits for the answer, this one encodes.
+        self._asking = ThreadPoolExecutor(1) if self.index.remote else None
+        self.too_long = self.phrases = self.retrieved = self.skipped = 0
+        self._not_before = 0.0  # seconds of the clock: an index that did not answer is left alone so long
+        if isinstance(self.index, MilvusIndex):
+            self._answer_or_skip(self.index.check, 0)
 
     def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
         """For each sentence its phrases, in order, those for which nothing was found too."""
+        return self.ask(sentences)()
+
+    def ask(self, sentences: list[str]) -> Callable[[], list[list[QueryPhrase]]]:
+        """Begin to retrieve: what is called for the answer.
+
+        An index in another process searches in the meantime; one of this process searches when the answer is wanted.
+        """
         found = self.finder.find(sentences)
         self.too_long += found.too_long
-        results: list[list[QueryPhrase]] = [[] for _ in sentences]
         if not len(found.spans):
+            return lambda: [[] for _ in sentences]
+        search = partial(self.nearest_strings, found.vectors.to(self.device))
+        answer = self._asking.submit(search).result if self._asking and self._is_open() else search
+        return lambda: self._join(sentences, found, answer)
+
+    def _join(
+        self, sentences: list[str], found: FoundPhrases, answer: Callable[[], list[list[RetrievedPhrase]]]
+    ) -> list[list[QueryPhrase]]:
+        """The phrases of sentences with what was retrieved for them."""
+        results: list[list[QueryPhrase]] = [[] for _ in sentences]
+        retrieved = self._answer_or_skip(answer, len(sentences))
+        if retrieved is None:
             return results
-        retrieved = self.nearest_strings(found.vectors.to(self.device))
         for (number, start, end), p, best in zip(found.spans.tolist(), found.probabilities.tolist(), retrieved):
             results[number].append(QueryPhrase(sentences[number][start:end], start, end, p, best))
         self.phrases += len(retrieved)
         self.retrieved += sum(map(len, retrieved))
         return results
+
+    def _is_open(self) -> bool:
+        return time.monotonic() >= self._not_before
+
+    def _answer_or_skip(self, answer: Callable[[], T], sentences: int) -> T | None:
+        """An answer; None where Milvus does not give it, and is to be done without.
+
+        After a failure it is left alone for as long as it was waited for, so that half of the time at most is lost.
+        """
+        try:
+            if self._is_open():
+                return answer()
+        except UnreachableError as error:
+            if self.waiting.unreachable != SKIP:
+                raise UnreachableError(f"{error}; --store-unreachable {SKIP} goes on without phrases") from None
+            logger.warning("%s; going on without phrases, and trying again later", error)
+            self._not_before = time.monotonic() + self.waiting.timeout
+        if not self.skipped and sentences:
+            atexit.register(self._tell_skipped)
+        self.skipped += sentences
+        return None
+
+    def _tell_skipped(self) -> None:
+        print(f"fairseq-ccpr: {self.skipped:,} sentences went without phrases: Milvus did not answer", file=sys.stderr)
 
     def check_found(self, text: object) -> None:
         """At the end of a text, refuse to have found nothing in it, or nothing for it.
@@ -106,6 +185,8 @@ class PhraseRetriever:
         Raises:
             ConfigurationError: says what was asked for, and what to do.
         """
+        if self.skipped:
+            return  # nothing is known
         if not self.phrases:
             raise ConfigurationError(f"no phrase was found in {text} {self.finder.segmentation.explain_nothing()}")
         if not self.retrieved:
@@ -177,9 +258,9 @@ class PhraseRetriever:
             settings: what counts beside datastore, encoder and segmentation, by name; k and s0 of this retriever if not
                 given.
         """
-        section = self.datastore.section
+        datastore, section = self.datastore, self.datastore.section
         parts = {
-            "phrases": short(section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]),
+            "phrases": short(datastore.keys_fingerprint),
             "entries": section.size,
             "encoder": short(section.fingerprints["encoder"]),
             "index": section.index,

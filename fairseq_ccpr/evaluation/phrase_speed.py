@@ -15,7 +15,9 @@ from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.extraction.processes import Processes
 from fairseq_ccpr.search import Index, build_index, open_index
-from fairseq_ccpr.search.plan import plan_index
+from fairseq_ccpr.search.milvus_index import MilvusIndex
+from fairseq_ccpr.search.milvus_server import read_address
+from fairseq_ccpr.search.plan import plan_index, plan_milvus_index
 
 KEY_SEED, QUERY_SEED = 1, 2
 BLOCK_ROWS = 1 << 16
@@ -82,23 +84,29 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
     )  # fmt: skip
 
 
-def measure_search(choice: str, size: int, settings: SearchSettings, device: torch.device) -> SearchSpeed:
+def measure_search(
+    choice: str, size: int, settings: SearchSettings, device: torch.device, store: str | None = None
+) -> SearchSpeed:
     """Search random keys, once for nothing and then `repeats` times.
 
     Args:
-        choice: `exact` or a FAISS factory string.
+        choice: `exact` or a FAISS factory string; with a store, or a type of Milvus's.
         size: number of keys.
         settings: what is searched for.
         device: where the search is to work, where the index can.
+        store: Milvus, which is to have the keys; they go when all is done.
     """
     start_peak(device)
     keys = random_directions(size, settings.dimension, KEY_SEED)
     queries = torch.from_numpy(random_directions(settings.queries, settings.dimension, QUERY_SEED)).float().to(device)
     with TemporaryDirectory() as folder:
-        index = _make_index(keys, choice, Path(folder), device)
+        index = _make_index(keys, choice, Path(folder), device) if store is None else _fill_store(keys, choice, store)
         seconds = [_time_search(index, queries, settings.k) for _ in range(1 + settings.repeats)][1:]
+    if isinstance(index, MilvusIndex):
+        index.drop()
     speeds = [settings.queries / once for once in seconds]
-    return SearchSpeed(choice, size, float(np.median(speeds)), min(speeds), max(speeds), peak_bytes(device))
+    name = choice if store is None else f"milvus:{choice}"
+    return SearchSpeed(name, size, float(np.median(speeds)), min(speeds), max(speeds), peak_bytes(device))
 
 
 def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device) -> Index:
@@ -106,6 +114,15 @@ def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.devic
     if description.file:
         build_index(keys, description, folder / description.file, lambda rows: None)
     return open_index(description, keys, folder).to(device)
+
+
+def _fill_store(keys: np.ndarray, choice: str, store: str) -> MilvusIndex:
+    address, token = read_address(store, f"benchmark_{len(keys)}")
+    description = plan_milvus_index(choice, "", len(keys), address.embedded)
+    identity = {"benchmark": str(description)}
+    index = MilvusIndex(address, description, len(keys), keys.shape[1], identity, token=token)
+    index.fill(keys, lambda rows: None)
+    return index
 
 
 def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:

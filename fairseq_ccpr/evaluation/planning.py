@@ -107,7 +107,7 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
     """Those that are given, and of the others those of this machine, as far as it has what is to be measured.
 
     Args:
-        file: read from disk to learn how fast that is, if it is large enough.
+        file: read from disk to learn how fast that is, if it is there and large enough.
         given: bytes a second, by `host`, `device` and `disk`; how fast these multiply is then left out.
     """
     speeds = {place: Limits(bytes_per_second, float("inf")) for place, bytes_per_second in given.items()}
@@ -115,7 +115,7 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
         speeds["host"] = measure_limits(torch.device("cpu"))
     if "device" not in speeds and torch.cuda.is_available():
         speeds["device"] = measure_limits(torch.device("cuda"))
-    if "disk" not in speeds and file.stat().st_size >= LEAST_BYTES:
+    if "disk" not in speeds and file.is_file() and file.stat().st_size >= LEAST_BYTES:
         speeds["disk"] = Limits(_reading(file), speeds["host"].operations_per_second)
     return speeds
 

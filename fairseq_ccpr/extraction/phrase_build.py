@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.datastore import fingerprint
-from fairseq_ccpr.datastore.arrays import GrowingArray, check_space, save_array
 from fairseq_ccpr.datastore.manifest import (
     MANIFEST,
     PLAN,
@@ -26,22 +21,22 @@ from fairseq_ccpr.datastore.manifest import (
     describe_files,
     write_json,
 )
-from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPANS, TOTALS, part_files
-from fairseq_ccpr.datastore.text_lines import write_lines
+from fairseq_ccpr.datastore.phrase import KEYS, PHRASE, TOTALS, part_files
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.corpus import check_shard, check_share, shard_of
+from fairseq_ccpr.extraction.corpus import check_shard, check_share
+from fairseq_ccpr.extraction.phrase_runs import SHARDS, PhraseRuns
+from fairseq_ccpr.extraction.phrase_store import KeyStore, refuse_without_store
 from fairseq_ccpr.extraction.processes import Processes
 from fairseq_ccpr.extraction.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.extraction.token_part import refuse_differences, refuse_foreign
 from fairseq_ccpr.extraction.type_merge import merge_types
-from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
-from fairseq_ccpr.search import build_index, open_index
-from fairseq_ccpr.search.plan import PHRASE_PROBES, plan_index
+from fairseq_ccpr.search import IndexDescription, build_index, open_index
+from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search.plan import PHRASE_PROBES, plan_index, plan_milvus_index
 from fairseq_ccpr.search.recall import recall_of_sample
-
-SHARDS = "shards"  # in the unfinished part: keys, spans and counts of each, the counts last
 
 
 @dataclass
@@ -59,6 +54,9 @@ class PhraseBuildSettings:
     max_words: int = 7
     index: str = "auto"
     index_parameters: str = ""
+    store: str | None = None  # Milvus: the keys go there
+    collection: str | None = None  # named as the output
+    store_timeout: float = TIMEOUT
     shard_sentences: int = 4096
     bf16: bool = False
     cpu: bool = False
@@ -70,6 +68,15 @@ class PhraseBuildSettings:
             raise ConfigurationError(f"--shard-sentences is {self.shard_sentences}: give at least 1")
         check_share(self.share)
         check_shard(self.num_shards, self.shard_id, self.index)
+        if self.store is not None and self.num_shards > 1:
+            raise ConfigurationError(
+                "--store takes all keys together, and a shard has some of them: leave it out, merge the shards with "
+                "merge_datastores.py, and run this command on the result with --store and without --num-shards"
+            )
+        if self.collection is not None and self.store is None:
+            raise ConfigurationError(f"--collection {self.collection} is of Milvus: say with --store where that is")
+        if not 0 < self.store_timeout < float("inf"):
+            raise ConfigurationError(f"--store-timeout is {self.store_timeout}: give seconds")
         for path in self.text:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
@@ -92,7 +99,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
     1. Plan: load the encoder, fingerprint everything, see that the output is free, or ours, and that the text can be read.
     2. Find the phrases of each run of sentences, the same sentence once, shared among the processes.
     3. Join the shards; of XPR, whose phrases have no context of their own, equal strings become one entry, the first
-       place standing for all. Index the keys; publish.
+       place standing for all. Index the keys, or bring them into Milvus; publish.
 
     Returns:
         What was done; None in all processes but the first.
@@ -104,19 +111,21 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
     kind = choose_segmentation(settings.segmentation, encoder)
     segmentation = Segmentation(kind, settings.threshold, settings.max_words)
     encoder.context.bf16 = settings.bf16
-    plan_index(settings.index, "ip", settings.index_parameters, 10**6, encoder.dimension)  # a typing error shows now
     part = _Part(settings, encoder, segmentation, processes)
+    part.plan(10**6)  # a typing error shows now
+    if processes.first:
+        part.check_store()
     if part.published is None:
         finder = PhraseFinder(encoder.to(part.device), segmentation, pooled=part.pooled)
         processes.barrier()  # all have seen the same
         if processes.first:
             part.prepare()
         try:
-            runs = part.read_text()
-            part.find(finder, runs)
+            part.runs.read()
+            part.runs.find(finder, settings.quiet)
             processes.barrier()
             if processes.first:
-                part.join(runs)
+                part.join()
         except ConfigurationError:  # other text, or another threshold, is another build
             if processes.first:
                 part.discard()
@@ -140,9 +149,15 @@ class _Part:
                 f"--num-shards is {settings.num_shards}, but an XPR encoder makes one entry of all places of a string: "
                 "share the work with torchrun instead"
             )
-        self.lines, self.found_in, self.seconds = TextCounts(), 0, 0.0
         self.final, self.partial = settings.output / PHRASE, settings.output / f"{PHRASE}.partial"
-        self.text = TextSentences(settings.text, settings.share, self.partial)
+        self.store: KeyStore | None = None
+        if settings.store is not None:
+            self.store = KeyStore(settings.store, settings.collection, settings.output, settings.store_timeout)
+        shard, text = (
+            (settings.shard_id, settings.num_shards),
+            TextSentences(settings.text, settings.share, self.partial),
+        )
+        self.runs = PhraseRuns(text, settings.shard_sentences, shard, self.partial, processes)
         self.identity: dict[str, Any] = {
             "dimension": encoder.dimension,
             "segmentation": asdict(segmentation),
@@ -155,8 +170,12 @@ class _Part:
         has_manifest = (settings.output / MANIFEST).exists()
         self.manifest = Manifest.read(settings.output) if has_manifest else Manifest()
         self.published = self.manifest.phrase
+        if self.store is None:
+            refuse_without_store(settings.output, self.published)
         if self.published is not None:
-            refuse_differences(settings.output, asdict(self.published), self.identity)
+            found = asdict(self.published)
+            found["fingerprints"].pop(KEYS, None)  # of keys in Milvus; it follows from the others
+            refuse_differences(settings.output, found, self.identity)
             check_sizes(settings.output, self.published.files)
 
     def prepare(self) -> None:
@@ -171,80 +190,49 @@ class _Part:
         (self.partial / SHARDS).mkdir(parents=True, exist_ok=True)
         write_json(self.partial / PLAN, plan)
 
-    def read_text(self) -> range:
-        """Read the whole text; which runs of sentences are to be encoded, of all its runs."""
-        if self.processes.first:
-            self.lines = self.text.read()
-        self.processes.barrier()
-        s, runs = self.settings, -(-len(self.text) // self.settings.shard_sentences)
-        return shard_of(runs, s.num_shards, s.shard_id, "sentences")
-
-    def sentences(self, runs: range) -> Iterator[str]:
-        """Those of some runs."""
-        length = self.settings.shard_sentences
-        return islice(self.text, runs.start * length, runs.stop * length)
-
-    def find(self, finder: PhraseFinder, runs: range) -> None:
-        """Find the phrases of those of this process's runs of sentences that are not done yet."""
-        sentences, start = self.sentences(runs), time.monotonic()
-        hidden = self.settings.quiet or not self.processes.first
-        length = self.settings.shard_sentences
-        total = min(len(self.text) - runs.start * length, len(runs) * length)
-        with tqdm(desc="sentences", total=total, unit="sentence", unit_scale=True, disable=hidden) as bar:
-            for number in range(len(runs)):
-                texts = list(islice(sentences, length))
-                path = self._run_path(number)
-                if number % self.processes.world == self.processes.rank and not path.exists():
-                    found = without_repeats(finder.find(texts), texts)
-                    spans = found.spans + np.array([number * length, 0, 0], np.int32)
-                    save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
-                    save_array(path.with_suffix(f".{SPANS}.npy"), spans)
-                    write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
-                    self.found_in += len(texts)
-                bar.update(len(texts))
-        self.seconds = time.monotonic() - start
-
-    def _run_path(self, number: int) -> Path:
-        return self.partial / SHARDS / f"{number:06}.json"
-
-    def join(self, runs: range) -> None:
-        """One array out of the runs, and the text beside it."""
-        # Asked for by name: on shared storage, what another machine has written may come late to a listing.
-        shards = [self._run_path(number) for number in range(len(runs))]
-        counts = [json.loads(path.read_text(encoding="utf-8")) for path in shards]
-        size = sum(count["phrases"] for count in counts)
-        if not size:
-            raise ConfigurationError(
-                f"no phrase is left of {sum(count['sentences'] for count in counts):,} sentences "
-                f"{self.segmentation.explain_nothing()}"
-            )
+    def join(self) -> None:
+        """One part out of the runs."""
         key_width = self.encoder.context.hidden if self.pooled else self.encoder.dimension
-        check_space(self.settings.output, size * (2 * key_width + 12))
-        for name, width, dtype in ((KEYS, key_width, "float16"), (SPANS, 3, "int32")):
-            array = GrowingArray(self.partial / f"{name}.npy", (width,), dtype)
-            for path in shards:
-                array.append(np.load(path.with_suffix(f".{name}.npy"), allow_pickle=False))
-            array.close()
-        write_lines(self.partial / SENTENCES, self.partial / f"{OFFSETS}.npy", self.sentences(runs))
-        totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
+        totals = self.runs.join(key_width, self.segmentation.explain_nothing())
         if isinstance(self.encoder, XprEncoder):
             totals["phrases"] = merge_types(self.partial, totals["sentences"], self.encoder)
         write_json(self.partial / TOTALS, totals)
 
     def discard(self) -> None:
         """Remove what was begun, and the output where nothing else is in it."""
-        shutil.rmtree(self.partial)
+        rmtree(self.partial)
         if not any(self.settings.output.iterdir()):
             self.settings.output.rmdir()
 
+    def plan(self, size: int) -> IndexDescription:
+        """What the options mean for so many keys."""
+        choice, parameters = self.settings.index, self.settings.index_parameters
+        if self.store is not None:
+            return plan_milvus_index(choice, parameters, size, self.store.address.embedded)
+        if self.settings.num_shards > 1:
+            choice = "exact"
+        gpu = self.device.type == "cuda"
+        return plan_index(choice, "ip", parameters, size, self.encoder.dimension, gpu, PHRASE_PROBES)
+
+    def check_store(self) -> None:
+        """Where the keys go to Milvus: see before any work is done that they can."""
+        if self.store is not None and (self.published is None or self.published.store is None):
+            self.store.check_free(self.identity)
+
     def index(self) -> None:
         """Index the keys, unless that was done."""
+        if self.store is not None and self.published is not None and self.published.store is not None:
+            self.description = self.plan(self.published.size)
+            self.store.check_published(self.settings.output, self.published, self.description)
+            self.identity["fingerprints"] = self.published.fingerprints
+            return
         folder = self.partial if self.published is None else self.final
         keys = np.load(folder / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
-        choice, gpu = self.settings.index if self.settings.num_shards == 1 else "exact", self.device.type == "cuda"
-        self.description = plan_index(
-            choice, "ip", self.settings.index_parameters, len(keys), self.encoder.dimension, gpu, PHRASE_PROBES
-        )
+        self.description = self.plan(len(keys))
+        if self.store is not None:
+            self.identity["fingerprints"][KEYS] = fingerprint.of_file(folder / f"{KEYS}.npy")
+            self.store.fill(self._section(folder), keys, self.settings.quiet)
+            return
         path = folder / self.description.file if self.description.file else None
         if path is None or path.exists():
             return
@@ -253,15 +241,10 @@ class _Part:
 
     def publish(self) -> PhraseBuildReport:
         """Bring the part under its final name."""
-        totals_path = (self.partial if self.published is None else self.final) / TOTALS
-        totals = json.loads(totals_path.read_text(encoding="utf-8"))
         if self.published is None:
             self.partial.rename(self.final)
-        section = PhraseSection(
-            totals["phrases"], self.encoder.dimension, totals["sentences"], self.identity["segmentation"],
-            str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description, {},
-            self.settings.share, self._measure_recall(), self.pooled, self.identity["shard"],
-        )  # fmt: skip
+        section = self._section(self.final)
+        section.index_recall = self._measure_recall(section)
         old = self.published.files if self.published is not None else {}
         files = part_files(section)
         paths = [f"{PHRASE}/{name}" for name in files]
@@ -271,27 +254,31 @@ class _Part:
             self.manifest.phrase = section
             self.manifest.write(self.settings.output)
         for path in [path for path in self.final.iterdir() if path.name not in files]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return PhraseBuildReport(section, totals["too_long"], self.lines, self.found_in, self.seconds)
+            rmtree(path) if path.is_dir() else path.unlink()
+        runs = self.runs
+        return PhraseBuildReport(section, _totals(self.final)["too_long"], runs.lines, runs.found_in, runs.seconds)
 
-    def _measure_recall(self) -> float | None:
+    def _section(self, folder: Path) -> PhraseSection:
+        """What is published, the part being in `folder`; without files and recall."""
+        totals = _totals(folder)
+        return PhraseSection(
+            totals["phrases"], self.encoder.dimension, totals["sentences"], self.identity["segmentation"],
+            str(self.settings.encoder.resolve()), self.identity["fingerprints"], self.description,
+            share=self.settings.share, pooled=self.pooled, shard=self.identity["shard"],
+            store=self.store.address if self.store is not None else None,
+        )  # fmt: skip
+
+    def _measure_recall(self, section: PhraseSection) -> float | None:
         """Of the index over the keys, both in their final place."""
-        if not self.description.file:
+        if self.description.backend == "exact":
             return None
         if self.published is not None and self.published.index == self.description:
             return self.published.index_recall
         keys = np.load(self.final / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
+        if self.store is not None:
+            return recall_of_sample(self.store.open(section), keys)
         return recall_of_sample(open_index(self.description, keys, self.final), keys)
 
 
-def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
-    """The first of equal strings in a sentence stands for all of them."""
-    seen: set[tuple[int, str]] = set()
-    kept = []
-    for row, (number, start, end) in enumerate(found.spans.tolist()):
-        key = number, texts[number][start:end]
-        if key not in seen:
-            seen.add(key)
-            kept.append(row)
-    rows = torch.tensor(kept, dtype=torch.int64)
-    return FoundPhrases(found.spans[kept], found.probabilities[rows], found.vectors[rows], found.too_long)
+def _totals(folder: Path) -> dict[str, int]:
+    return json.loads((folder / TOTALS).read_text(encoding="utf-8"))

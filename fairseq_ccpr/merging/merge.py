@@ -92,6 +92,11 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
 
 def _open_phrases(name: str, directory: Path) -> Opened[PhraseDatastore]:
     store = PhraseDatastore(directory)
+    if store.section.store is not None:
+        raise ConfigurationError(
+            f"the keys of {directory} are in {store.section.store}, and only those in a folder can be merged: build it "
+            "without --store"
+        )
     if store.section.pooled:
         raise ConfigurationError(
             f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them anew "

@@ -117,6 +117,7 @@ def _write_phrases(
     spans = GrowingArray(part / f"{SPANS}.npy", (3,), "int32")
     counts, at = np.zeros(1 + members.shape[1], np.int64), 0
     for one in ordered:
+        assert one.store.keys is not None  # they are in the folder
         for start in range(0, one.store.section.size, BLOCK_ROWS):
             block = np.array(one.store.spans[start : start + BLOCK_ROWS])
             sentences = block[:, 0].astype(np.int64) + at

@@ -10,13 +10,15 @@ from torch import Tensor
 
 METRICS = ("l2", "ip")
 DISK = "disk"  # FAISS with inverted lists that stay on disk
+MILVUS = "milvus"
 
 
 @dataclass(frozen=True)
 class IndexDescription:
     """What must be stored beside the keys to search them again.
 
-    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`.
+    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`. Of `milvus` that
+    is the type of its index, which it keeps itself.
     """
 
     backend: str
@@ -26,8 +28,9 @@ class IndexDescription:
     file: str = ""
 
     def __str__(self) -> str:
-        factory = f"{DISK}:{self.factory}" if self.backend == DISK else self.factory
-        return ";".join(part for part in (factory or self.backend, self.parameters) if part)
+        named = self.backend in (DISK, MILVUS)
+        kind = f"{self.backend}:{self.factory}" if named else self.factory or self.backend
+        return ";".join(part for part in (kind, self.parameters) if part)
 
     @property
     def files(self) -> list[str]:
@@ -49,6 +52,7 @@ class Index(ABC):
     metric: str
     size: int
     dimension: int
+    remote = False  # whether a search is mostly waiting for another process
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import math
 import re
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search.base import DISK, METRICS, IndexDescription
+from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, IndexDescription
 from fairseq_ccpr.search.faiss_index import (
     can_stay_on_disk,
     default_parameters,
@@ -97,6 +97,34 @@ def _too_many_lists(choice: str, lists: int, size: int) -> ConfigurationError:
 def _file_stem(factory: str, metric: str, backend: str) -> str:
     kind = f"{factory} {metric}" + (f" {DISK}" if backend == DISK else "")
     return f"index-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
+
+
+def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -> IndexDescription:
+    """What `--index` and `--index-parameters` mean for `size` keys in Milvus, compared by inner product.
+
+    Args:
+        choice: `exact`, a type of Milvus's with its parameters, or `auto`: exact for small stores and the embedded Milvus,
+            where nothing else is faster; else what the server takes itself.
+        parameters: of the search.
+
+    >>> plan_milvus_index("HNSW,M=32", "ef=200", 10**6, False).factory
+    'HNSW,M=32'
+
+    Raises:
+        ConfigurationError: neither of these.
+    """
+    if choice in ("auto", "exact"):
+        exact = choice == "exact" or embedded or size <= EXACT_UP_TO
+        choice = "FLAT" if exact else "AUTOINDEX"
+    number = r"\w+=[0-9]*\.?[0-9]+"
+    if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
+        raise ConfigurationError(
+            f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
+            "HNSW,M=16,efConstruction=200"
+        )
+    if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
+        raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
+    return IndexDescription(MILVUS, "ip", choice, parameters)
 
 
 def automatic_factory(size: int, dimension: int) -> str:

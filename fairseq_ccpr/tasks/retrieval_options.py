@@ -11,8 +11,10 @@ from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.phrase_memory import ATTENTION_GATE, CONSENT_GATE, PhraseSettings
+from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.search.milvus_server import TIMEOUT
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +108,14 @@ class TranslationRetrievalConfig(TranslationConfig):
             "help": "which words of the source are asked for: learned, all, ngram:N, or lexicon:FILE, those that FILE names "
             "(as in the phrase datastore)"
         },
+    )
+    store_timeout: float = field(
+        default=TIMEOUT,
+        metadata={"help": "seconds that Milvus may take to answer, all attempts together, where phrases are there"},
+    )
+    store_unreachable: ChoiceEnum([STOP, SKIP]) = field(  # type: ignore[valid-type]
+        default=STOP,
+        metadata={"help": "what to do when it does not: stop, or skip the phrases of these sentences"},
     )
     retrieval_lambda_max: float = field(
         default=0.9,

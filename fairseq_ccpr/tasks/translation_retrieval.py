@@ -19,7 +19,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, TokenMemory
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Waiting, find_encoder, query_segmentation
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
@@ -155,7 +155,10 @@ class TranslationRetrievalTask(TranslationTask):
             )  # fmt: skip
         segmentation = query_segmentation(datastore, self.cfg.phrase_threshold, self.cfg.phrase_segmentation)
         settings = self.phrase_settings
-        retriever = PhraseRetriever(datastore, encoder, segmentation, settings.k, settings.min_similarity, device)
+        waiting = Waiting(self.cfg.store_timeout, str(self.cfg.store_unreachable))
+        retriever = PhraseRetriever(
+            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
+        )
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
         return PhraseMemory(candidates, settings, device)
 

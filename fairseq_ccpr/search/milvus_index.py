@@ -1,0 +1,244 @@
+"""Search through Milvus: keys and index are its own, an entry's number is its id."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.search.base import Index, IndexDescription
+from fairseq_ccpr.search.milvus_server import TIMEOUT, MilvusServer, StoreAddress
+
+ID, KEY = "entry", "key"
+PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
+METRICS = {"ip": "IP"}
+DEEPEST = 16384  # Milvus's own limit, of neighbours and of rows read
+QUERIES, RESULTS = 512, 1 << 19  # in one request, at most
+BLOCK_ROWS = 4096  # written or read at a time
+WIDENED = ("ef", "search_list")  # search parameters that may not be less than the number of neighbours
+
+
+class MilvusIndex(Index):
+    """A collection: an int64 id and a vector in fp32 for each key, of metric `ip`.
+
+    Args:
+        address: where it is.
+        description: of the index.
+        size, dimension: N and d.
+        identity: what the keys are, as JSON has it: `dimension`, `size`, `fingerprints` and whatever else must be the same.
+        timeout: seconds, see `MilvusServer`.
+        token: credentials, where the environment has none.
+    """
+
+    remote = True
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        description: IndexDescription,
+        size: int,
+        dimension: int,
+        identity: Mapping[str, Any],
+        timeout: float = TIMEOUT,
+        token: str = "",
+    ) -> None:
+        self.address, self.description, self.metric = address, description, description.metric
+        self.size, self.dimension = size, dimension
+        self.identity = json.loads(json.dumps(identity))
+        self.server = MilvusServer(address, token, timeout)
+        self.checked = False
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See `Index.search`.
+
+        Raises:
+            UnreachableError: Milvus does not answer.
+            DatastoreError: the collection is not the one that was built; see `check`.
+        """
+        if not self.checked:
+            self.check()
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        ids = np.full((len(queries), k), -1, np.int64)
+        depth = min(k, self.deepest)
+        rows = min(QUERIES, max(1, RESULTS // max(depth, 1)))
+        vectors = queries.float().cpu().numpy()
+        parameters = {"metric_type": METRICS[self.metric], "params": self._search_parameters(depth)}
+        for start in range(0, len(vectors) if depth else 0, rows):
+            found = self.server.ask(
+                "search", self.address.collection, data=list(vectors[start : start + rows]), anns_field=KEY, limit=depth,
+                search_params=parameters, consistency_level="Eventually",
+            )  # fmt: skip
+            for row, hits in enumerate(found, start):
+                scores[row, : len(hits)], ids[row, : len(hits)] = hits.distances, hits.ids
+        return torch.from_numpy(scores).to(queries.device), torch.from_numpy(ids).to(queries.device)
+
+    def _search_parameters(self, depth: int) -> dict[str, float]:
+        parameters = _parameters(self.description.parameters)
+        return parameters | {name: max(parameters[name], depth) for name in WIDENED if name in parameters}
+
+    @property
+    def deepest(self) -> int:
+        """See `Index.deepest`."""
+        return min(self.size, DEEPEST)
+
+    def to(self, device: torch.device) -> MilvusIndex:
+        """Itself."""
+        return self
+
+    def check(self) -> None:
+        """See that the collection is there, whole, and the one that was built.
+
+        Raises:
+            UnreachableError: Milvus does not answer.
+            DatastoreError: says what there is and what was expected.
+        """
+        if not self.exists():
+            raise DatastoreError(f"{self.address} is missing: build the datastore again")
+        self.refuse_foreign(self.identity)
+        self._load()
+        if (found := self.count()) != self.size:
+            fault = (
+                "is unfinished: run the command that was building it again; it"
+                if found < self.size
+                else "is damaged: it"
+            )
+            raise DatastoreError(f"{self.address} {fault} has {found:,} keys, and should have {self.size:,}")
+        self.checked = True
+
+    def exists(self) -> bool:
+        """Whether there is a collection of this name."""
+        return self._ask("has_collection")
+
+    def refuse_foreign(self, wanted: Mapping[str, Any]) -> None:
+        """Refuse the collection that is there where it is of another width, metric or making.
+
+        Args:
+            wanted: a part of the identity, or all of it.
+
+        Raises:
+            DatastoreError: names both sides.
+        """
+        described = self._ask("describe_collection")
+        widths = [field["params"].get("dim") for field in described["fields"] if field["name"] == KEY] or [None]
+        advice = "give another --collection, or drop that one"
+        if widths[0] != self.dimension:
+            was = f"has keys of width {widths[0]}" if widths[0] else f"has no keys called '{KEY}'"
+            raise DatastoreError(f"{self.address} {was}, and {self.dimension} is the width of these: {advice}")
+        if (metric := self._index_type().get("metric_type", METRICS[self.metric])) != METRICS[self.metric]:
+            raise DatastoreError(
+                f"{self.address} has an index of metric {metric}, and {METRICS[self.metric]} is that of these keys: {advice}"
+            )
+        try:
+            found = json.loads(described["properties"][PROPERTY])
+        except (KeyError, ValueError):
+            raise DatastoreError(f"{self.address} was not made by fairseq-ccpr: {advice}") from None
+        for name, value in _flat(wanted).items():
+            if (other := _flat(found).get(name)) != value:
+                raise DatastoreError(
+                    f"{self.address} was built with another {name}: {other} there, {value} now; {advice}"
+                )
+
+    def create(self) -> int:
+        """Make the collection and its index, as far as they are not there.
+
+        Returns:
+            The keys that need not be written again: the first ones.
+
+        Raises:
+            UnreachableError, DatastoreError: see `refuse_foreign`.
+        """
+        pymilvus, name = self.server.pymilvus, self.address.collection
+        if self.exists():
+            self.refuse_foreign(self.identity)
+        else:
+            schema = pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
+            schema.add_field(ID, pymilvus.DataType.INT64, is_primary=True)
+            schema.add_field(KEY, pymilvus.DataType.FLOAT_VECTOR, dim=self.dimension)
+            self._ask("create_collection", schema=schema, properties={PROPERTY: json.dumps(self.identity)})
+        if not self._index_type():  # new, or killed in between
+            kind, _, build = self.description.factory.partition(",")
+            parameters = pymilvus.MilvusClient.prepare_index_params()
+            parameters.add_index(
+                KEY, index_type=kind, metric_type=METRICS[self.metric], index_name=KEY, params=_parameters(build)
+            )
+            self.server.ask("create_index", name, parameters, slow=True)
+        self._load()
+        # Blocks are written one after another: all but the last one that came are whole.
+        return self.count() // BLOCK_ROWS * BLOCK_ROWS
+
+    def fill(self, keys: np.ndarray, progress: Callable[[int], object]) -> None:
+        """Write those of the keys [N, d] that are not there yet, and wait until they can be searched.
+
+        Args:
+            progress: told how many keys are there now.
+        """
+        done = self.create()
+        progress(done)
+        for start in range(done, len(keys), BLOCK_ROWS):
+            block = keys[start : start + BLOCK_ROWS]
+            self.write(start, block)
+            progress(len(block))
+        self.finish()
+
+    def drop(self) -> None:
+        """Remove the collection."""
+        self._ask("drop_collection", slow=True)
+
+    def write(self, first: int, keys: np.ndarray) -> None:
+        """Write keys [n, d] of the entries from `first` on; those that are there already are overwritten."""
+        rows = [{ID: first + row, KEY: key} for row, key in enumerate(keys.astype(np.float32))]
+        self._ask("upsert", rows, slow=True)
+
+    def finish(self) -> None:
+        """Wait until all that was written is searched by the index; then check."""
+        self._ask("flush", slow=True)
+        while self._index_type().get("pending_index_rows"):
+            time.sleep(1)
+        self.check()
+
+    def read(self) -> Iterator[np.ndarray]:
+        """The keys as fp16 [n, d], block by block, in their order; an entry that is missing is left out."""
+        for first in range(0, self.size, BLOCK_ROWS):
+            block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
+            rows = self._ask("query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, slow=True)
+            keys = [row[KEY] for row in sorted(rows, key=lambda row: row[ID])]
+            yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
+
+    def count(self) -> int:
+        """How many keys there are."""
+        counted = self._ask("query", output_fields=["count(*)"], consistency_level="Strong", slow=True)
+        return int(counted[0]["count(*)"])
+
+    def _index_type(self) -> dict[str, Any]:
+        """What Milvus says of the index over the keys; nothing where there is none."""
+        names = self._ask("list_indexes", field_name=KEY)
+        return self._ask("describe_index", index_name=names[0]) if names else {}
+
+    def _load(self) -> None:
+        self._ask("load_collection", slow=True)
+        self.server.loaded = True
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self.server.ask(method, self.address.collection, *args, **kwargs)
+
+
+def _parameters(text: str) -> dict[str, float]:
+    """Numbers by name.
+
+    >>> _parameters("M=16,drop=.5")
+    {'M': 16, 'drop': 0.5}
+    """
+    pairs = (pair.split("=") for pair in text.split(",") if pair)
+    return {name: int(value) if value.isdigit() else float(value) for name, value in pairs}
+
+
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Fingerprints, shortened, beside all else."""
+    rest = {name: value for name, value in identity.items() if name != "fingerprints"}
+    return {name: value[:12] for name, value in identity.get("fingerprints", {}).items()} | rest
