@@ -22,7 +22,7 @@ from unittest.mock import patch
 import pytest
 import sentencepiece
 import torch
-from fairseq import options, utils
+from fairseq import checkpoint_utils, options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models.roberta import RobertaModel
 from fairseq_cli import generate
@@ -128,6 +128,9 @@ def call(command: str, *arguments: object, check: bool = True) -> subprocess.Com
     """Run a command in this process, which spares it the imports; what it prints and its exit code are the same."""
     out, err = io.StringIO(), io.StringIO()
     words = [command, *(str(word) for word in arguments)]
+    vars(checkpoint_utils.save_checkpoint).pop(
+        "best", None
+    )  # fairseq keeps the best score of a training in its process
     code = 0
     with patch.object(sys, "argv", words), redirect_stdout(out), redirect_stderr(err):
         try:

@@ -24,9 +24,14 @@ class Guard(grpc.ServerInterceptor):
         )
 
 
-folder, port, *token = sys.argv[1:]
-server = grpc.server(ThreadPoolExecutor(4), interceptors=[Guard(*token)] if token else [])
-milvus_pb2_grpc.add_MilvusServiceServicer_to_server(MilvusServicer(MilvusLite(folder)), server)
-print(server.add_insecure_port(f"127.0.0.1:{port}"), flush=True)
-server.start()
-sys.stdin.read()
+def main() -> None:
+    folder, port, *token = sys.argv[1:]
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[Guard(*token)] if token else [])
+    milvus_pb2_grpc.add_MilvusServiceServicer_to_server(MilvusServicer(MilvusLite(folder)), server)
+    print(server.add_insecure_port(f"127.0.0.1:{port}"), flush=True)
+    server.start()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

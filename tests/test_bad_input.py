@@ -130,7 +130,7 @@ def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, t
     without = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
     refused(call("fairseq-generate", *without, check=False), "needs --datastore")
     edit_manifest(copied, format_version=99)
-    refused(generate(world, copied), "format version 99.*reads up to 3.*upgrade")
+    refused(generate(world, copied), "format version 99.*reads up to 4.*upgrade")
     (copied / "manifest.json").write_text("{")
     refused(generate(world, copied), "manifest.json is damaged")
 

@@ -391,7 +391,7 @@ def test_source_text_is_recovered(system: tuple[Any, Any]):
 def test_source_text_is_not_asked_of_the_target_dictionary():
     source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
     subwords = DecoderSubwords(None, spm(), target)
-    nothing: Any = SimpleNamespace(retrieve=lambda texts: [[QueryPhrase("", 0, 3, 1.0, [])] for _ in texts])
+    nothing: Any = SimpleNamespace(ask=lambda texts: lambda: [[QueryPhrase("", 0, 3, 1.0, [])] for _ in texts])
     candidates = PhraseCandidates(nothing, lambda: subwords, source)
     for text in verses()[:200]:
         symbols = symbols_of(None, subwords.bpe, text)
