@@ -34,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--index",
         default="auto",
-        metavar="exact|FACTORY",
+        metavar="exact|torch-ivf|FACTORY",
         help="as of build_datastore.py; disk, or disk:FACTORY, keeps inverted lists on disk",
     )
     add("--index-parameters", default="", metavar="P=V,...", help="FAISS search parameters")
