@@ -306,6 +306,18 @@ def test_two_processes_have_the_gradient_of_one(xpr: Xpr, tmp_path: Path, moment
     assert "head.0.weight" in gradient_of_two_processes(model, criterion, make_dataset(xpr), tmp_path)
 
 
+def test_head_starts_as_a_rotation(xpr: Xpr):
+    pooled = torch.randn(40, 32)
+    for width in (32, 16, 48):  # all of it, a part, more than there is
+        encoder = XprEncoder(ContextEncoder.load(xpr.context), 2, width)
+        with torch.no_grad():
+            vectors, sums = encoder.head(pooled), encoder.head(pooled[:20] + pooled[20:])
+        linear = torch.allclose(sums, vectors[:20] + vectors[20:], rtol=1e-4, atol=1e-4)
+        assert linear == (width <= 32)
+        if width == 32:
+            torch.testing.assert_close(vectors @ vectors.T, pooled @ pooled.T, rtol=1e-4, atol=1e-4)
+
+
 def test_momentum_encoder_keeps_its_precision(xpr: Xpr):
     model = make_model(xpr, momentum=0.999, queue=4).half()
     slow = list(model.momentum.encoder.parameters())

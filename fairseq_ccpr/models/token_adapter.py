@@ -14,6 +14,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.models.identity_start import start_from_the_identity
 
 HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
 WIDEST_OUTPUT = 512  # the paper's, for that decoder
@@ -46,22 +47,7 @@ class TokenAdapter(BaseFairseqModel):
         self.trained_on: dict[str, str] = {}
         self.hidden = nn.Linear(dimension, hidden)
         self.output = nn.Linear(hidden, output)
-        if hidden >= 2 * dimension and output <= dimension:
-            self._start_from_the_identity()
-
-    @torch.no_grad()
-    def _start_from_the_identity(self) -> None:
-        """Make z a rotation of h, since h = ReLU(h) - ReLU(-h): training starts from keys as good as the raw ones.
-
-        The other hidden units are random, and count for nothing yet.
-        """
-        d = self.hidden.in_features
-        rotation = nn.init.orthogonal_(torch.empty(self.output.out_features, d))
-        self.hidden.weight[: 2 * d] = torch.cat([torch.eye(d), -torch.eye(d)])
-        self.hidden.bias[: 2 * d] = 0
-        self.output.weight.zero_()
-        self.output.weight[:, : 2 * d] = torch.cat([rotation, -rotation], dim=1)
-        self.output.bias.zero_()
+        start_from_the_identity(self.hidden, self.output)
 
     @classmethod
     def build_model(cls, cfg: TokenAdapterConfig, task: Any) -> "TokenAdapter":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fairseq_ccpr.datastore.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.models.identity_start import start_from_the_identity
 from fairseq_ccpr.models.momentum_encoder import MomentumEncoder
 from fairseq_ccpr.models.span_encoder import KINDS, SpanEncoder
 
@@ -68,7 +69,9 @@ class XprEncoder(SpanEncoder):
         hidden = context.hidden
         self.head: nn.Module = nn.Identity()
         if dimension:
-            self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, dimension))
+            first, last = nn.Linear(hidden, 2 * hidden), nn.Linear(2 * hidden, dimension)
+            start_from_the_identity(first, last)
+            self.head = nn.Sequential(first, nn.ReLU(), last)
         self.momentum: Optional[MomentumEncoder] = None
         if momentum:
             encoder = nn.ModuleDict({"context": context, "head": self.head})
