@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import Index
-from fairseq_ccpr.search.selection import best_rows, largest
+from fairseq_ccpr.search.selection import best_rows, largest, search_by_blocks
 
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
 QUERIES = 1 << 12  # at a time
@@ -55,15 +55,7 @@ class ExactIndex(Index):
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`."""
-        depth = min(k, self.size)
-        if not depth or not len(queries):
-            ids = torch.full((len(queries), k), -1, dtype=torch.long, device=queries.device)
-            return torch.full_like(ids, float("-inf"), dtype=torch.float32), ids
-        parts = [self._nearest(block, depth) for block in queries.split(QUERIES)]
-        scores, ids = (torch.cat(part) for part in zip(*parts))
-        missing = 0, k - depth
-        pad = torch.nn.functional.pad
-        return pad(scores, missing, value=float("-inf")), pad(ids, missing, value=-1)
+        return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k nearest keys of a block of queries, k being N at most."""

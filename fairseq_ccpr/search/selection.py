@@ -6,6 +6,8 @@ of each run of keys will do, and the scores of k runs. Nothing here asks the dev
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -59,3 +61,28 @@ def best_rows(values: Tensor, k: int) -> Tensor:
     groups = best_rows(padded.view(-1, GROUP, columns).amax(dim=1), k)  # [H, k]
     rows = (groups.unsqueeze(2) * GROUP + torch.arange(GROUP, device=values.device)).flatten(1)  # [H, k * GROUP]
     return largest(padded.T.gather(1, rows), rows, k)[1]
+
+
+def search_by_blocks(
+    nearest: Callable[[Tensor, int], tuple[Tensor, Tensor]], queries: Tensor, rows: int, depth: int, k: int
+) -> tuple[Tensor, Tensor]:
+    """The answer to all queries out of those to blocks of them.
+
+    Args:
+        nearest: a block of queries and n -> the n nearest keys of each, fp32 and int64 [H', n].
+        queries: [H, d].
+        rows: how many are a block.
+        depth: as many keys as can be found.
+        k: as many as are wanted; what is missing is -inf and -1.
+
+    Returns:
+        fp32 and int64 [H, k].
+    """
+    depth = min(k, depth)
+    if not depth or not len(queries):
+        ids = torch.full((len(queries), k), -1, dtype=torch.long, device=queries.device)
+        return torch.full_like(ids, float("-inf"), dtype=torch.float32), ids
+    scores, ids = (torch.cat(part) for part in zip(*(nearest(block, depth) for block in queries.split(rows))))
+    missing = 0, k - depth
+    pad = torch.nn.functional.pad
+    return pad(scores, missing, value=float("-inf")), pad(ids, missing, value=-1)

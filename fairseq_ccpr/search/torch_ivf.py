@@ -24,7 +24,7 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import Index, IndexDescription
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, can_fuse
-from fairseq_ccpr.search.selection import largest
+from fairseq_ccpr.search.selection import largest, search_by_blocks
 
 ALIGN = 128  # a multiple of the runs of every way to score them
 TRAIN_ROWS_PER_LIST = 64
@@ -80,15 +80,9 @@ class TorchIvfIndex(Index):
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`."""
-        if not len(queries):
-            return torch.empty(0, k, device=queries.device), torch.empty(0, k, device=queries.device).long()
-        depth = min(k, self.most_runs * self.steps.BUCKET)
-        rows = max(1, MAXIMA_NUMBERS // max(len(self.runs), self.most_runs * self.steps.BUCKET))
-        parts = [self._nearest(block, depth) for block in queries.split(rows)]
-        scores, ids = (torch.cat(part) for part in zip(*parts))
-        missing = 0, k - depth
-        pad = torch.nn.functional.pad
-        return pad(scores, missing, value=float("-inf")), pad(ids, missing, value=-1)
+        depth = self.most_runs * self.steps.BUCKET
+        rows = max(1, MAXIMA_NUMBERS // max(len(self.runs), depth))
+        return search_by_blocks(self._nearest, queries, rows, depth, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k nearest keys of a block of queries.
