@@ -6,6 +6,7 @@ import json
 import math
 import re
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,34 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Settings):
     assert f1 >= max(score(decide(trial.answers(each), each.threshold), gold).f1 for each in tried)
 
 
+@pytest.mark.parametrize("base", [RfrSettings(), MarginSettings()])
+@pytest.mark.parametrize("apart", [True, False])
+def test_settings_are_tuned_among_all_that_is_mined(base: Settings, apart: bool, tmp_path: Path):
+    pairs = random_pairs(70)
+    labelled = read_labelled(write(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
+    sources, targets = ([pair[side] for pair in pairs[30 if apart else 5 :]] for side in (0, 1))
+    if not apart:
+        labelled = read_labelled(tmp_path / "gold.tsv", {*targets})
+    mining = Miner(sources, targets, ToyEncoder(), base, tmp_path / "work", quiet=True)
+    f1 = mining.tune(labelled, GRID)
+    numbers = {target: number for number, target in enumerate(dict.fromkeys([*labelled.targets, *targets]))}
+    everything = list(dict.fromkeys([*labelled.sources, *sources]))
+    whole = Trial.encode(LabelledText(everything, list(numbers), np.full(len(everything), -1)), ToyEncoder(), "", True)
+    known = dict(pairs)
+    there = {known[source]: source for source in labelled.sources if known[source] in numbers}
+    gold = np.array([numbers[known[source]] if known[source] in there else -1 for source in labelled.sources])
+    assert (gold >= 0).sum() == labelled.paired == (8 if apart else 16)
+
+    def f1_of(settings: Settings) -> float:
+        return score(decide(whole.answers(settings), settings.threshold)[: len(gold)], gold).f1
+
+    assert f1 == f1_of(mining.settings) > 0.5
+    others = [replace(mining.settings, threshold=threshold) for threshold in np.linspace(0, 2, 200)]
+    if isinstance(base, RfrSettings):
+        others = [RfrSettings(k, beta, 1.0, p) for k in GRID.k for beta in GRID.beta for p in GRID.threshold]
+    assert f1 >= max(map(f1_of, others))
+
+
 def test_labelled_text(tmp_path: Path):
     pairs = random_pairs(30)
     path = write(tmp_path / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs))
@@ -234,6 +263,9 @@ def test_labelled_text(tmp_path: Path):
     known = dict(pairs)
     assert all(labelled.targets[at] == known[labelled.sources[n]] for n, at in enumerate(labelled.gold) if at >= 0)
     assert not {known[labelled.sources[n]] for n in np.flatnonzero(labelled.gold < 0)} & set(labelled.targets)
+    offered = {target for _, target in pairs[8:13]}
+    labelled = read_labelled(path, offered)
+    assert len(labelled.sources) == 20 and labelled.paired == 13 and offered < set(labelled.targets)
     labelled = read_labelled(write(tmp_path / "some.tsv", "a\tA", "b\t", "\tC", "d\tA"))
     assert (
         labelled.sources == ["a", "d", "b"] and labelled.targets == ["A", "C"] and labelled.gold.tolist() == [0, 0, -1]
@@ -248,8 +280,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def mined(folder: Path, sources: list[str], targets: list[str], settings: Settings, index: str = "auto") -> list[Pair]:
-    found = Miner(targets, ToyEncoder(), settings, folder, index, quiet=True)
-    return list(found.mine(sources))
+    return list(Miner(sources, targets, ToyEncoder(), settings, folder, index, quiet=True).mine())
 
 
 @pytest.mark.parametrize("settings", [RfrSettings(k=6, beta=1000, threshold=0.7), MarginSettings(1.02)])
@@ -318,7 +349,7 @@ def command(made: Path, tmp_path: Path, *more: object) -> list[object]:
 def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: Path, method: str):
     words = command(made, tmp_path)
     shown = call(*words, "--tune", made / "gold.tsv", "--method", method).stdout
-    assert f"method:{method}|" in shown and "on 60 sources and 60 targets, 30 of them paired" in shown
+    assert f"method:{method}|" in shown and "60 sources, 30 of them paired, among 60 targets" in shown
     assert re.search(r"pairs of 100 sources and 100 different targets with [\d,]+ keys, in .* GB of memory", shown)
     first = (tmp_path / "mined.tsv").read_bytes()
     again = call(*words).stdout

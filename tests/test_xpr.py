@@ -34,6 +34,7 @@ from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.models.type_vectors import find_translations, type_means
 from fairseq_ccpr.models.xpco_criterion import XpcoConfig, XpcoCriterion, false_negatives
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, pool, span_means
+from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, draw
 from fairseq_ccpr.phrases.lexicon_dataset import LexiconDataset
 from fairseq_ccpr.phrases.lexicon_split import is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
@@ -94,6 +95,19 @@ def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]
     assert parts == split_pairs(pairs[::-1])
     strings = [{string.casefold() for pair in part for string in pair} for part in parts.values()]
     assert not any(one & two for one, two in itertools.combinations(strings, 2))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40, unique=True), st.integers(1, 30))
+def test_no_translation_is_lost_between_phrases_that_are_drawn(numbers: list[tuple[int, int]], limit: int):
+    pairs = [(f"a{p}", f"b{q}") for p, q in numbers]
+    counts = LexiconCounts()
+    chosen = draw(pairs, limit, counts)
+    sources, targets = ({pair[side] for pair in chosen} for side in (0, 1))
+    assert set(chosen) == {pair for pair in pairs if pair[0] in sources and pair[1] in targets}
+    assert min(limit, len(pairs)) <= len(chosen) == len(pairs) - counts.not_drawn
+    assert set(draw(pairs, max(1, limit // 2), LexiconCounts())) <= set(chosen)
+    assert draw(pairs, None, counts) == pairs and counts.not_drawn == 0
 
 
 @pytest.mark.parametrize(

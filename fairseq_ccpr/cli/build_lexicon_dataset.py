@@ -40,7 +40,10 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep phrases that no sentence has; they are encoded without one (they are left out, and counted)",
     )
-    add("--limit", type=int, metavar="N", help="take N of the pairs, always the same ones (all)")
+    add(
+        "--limit", type=int, metavar="N",
+        help="take N of the pairs, always the same ones, and all others between their phrases (all)",
+    )  # fmt: skip
     return parser
 
 

@@ -35,7 +35,6 @@ from fairseq_ccpr.mining.settings import (
     Settings,
     TunedSettings,
 )
-from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.mining.tuning import Grid
 
 HELP = f"""\
@@ -47,8 +46,8 @@ with its sentence, or the margin-ratio baseline, which compares sentences.
 
 Each line of the output is source, tab, target, tab, score, in the order of the source; prepare_data.py reads it. --tune
 takes labelled pairs, a hundred or so: source, tab, target, where one side is empty for a sentence without a partner; where
-none is, it parts a third of the pairs itself. The settings that suit them best go to --settings; without --tune they are
-read from there.
+none is, it parts a third of the pairs itself. They are tried among all of --source and --target, and the settings that suit
+them best go to --settings; without --tune they are read from there, for texts of about that size.
 
 --encoder is one of
 
@@ -98,51 +97,56 @@ def mine(options: argparse.Namespace) -> int:
         raise ConfigurationError("give --encoder, --settings and --output, or --list-texts")
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     encoder = load_sentence_encoder(options.encoder, device, options.bf16)
-    tuned = _tune(options, encoder) if options.tune else _read_settings(options, encoder)
+    tuned = None if options.tune else _read_settings(options, encoder)
     start = time.monotonic()
     work = options.output.with_name(options.output.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     work.mkdir()
     try:
-        miner = Miner(targets, encoder, tuned.settings, work, options.index, options.quiet)
-        found = _write(miner, sources, work / "pairs.tsv")
+        settings = tuned.settings if tuned else _untuned(options)
+        miner = Miner(sources, targets, encoder, settings, work, options.index, options.quiet)
+        tuned = tuned or _tune(options, miner)
+        found = _write(miner, work / "pairs.tsv")
         (work / "pairs.tsv").replace(options.output)
     finally:
         shutil.rmtree(work)
     seconds, memory = time.monotonic() - start, peak_bytes(torch.device("cpu")) / 1e9
     print(
         f"{options.output}: {found:,} pairs of {len(sources):,} sources and {len(miner.targets):,} different targets with "
-        f"{len(miner.side.keys):,} keys, in {seconds:,.0f} s, with at most {memory:.2f} GB of memory"
+        f"{len(miner.keys):,} keys, in {seconds:,.0f} s, with at most {memory:.2f} GB of memory"
     )
     print(f"{tuned.signature()}|index:{miner.description}")
     return 0
 
 
-def _write(miner: Miner, sources: list[str], path: Path) -> int:
+def _write(miner: Miner, path: Path) -> int:
     """Write the pairs as they come; how many there were."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as stream:
-        for pair in miner.mine(sources):
+        for pair in miner.mine():
             stream.write(f"{pair.source}\t{pair.target}\t{pair.score:.4f}\n")
             count += 1
         bring_to_disk(stream)
     return count
 
 
-def _tune(options: argparse.Namespace, encoder: SentenceEncoder) -> TunedSettings:
+def _untuned(options: argparse.Namespace) -> Settings:
+    return RfrSettings(entropy_over=options.entropy_over) if options.method == RFR else MarginSettings()
+
+
+def _tune(options: argparse.Namespace, miner: Miner) -> TunedSettings:
     """Choose settings, and write them to their file."""
-    labelled = read_labelled(options.tune)
-    base: Settings = RfrSettings(entropy_over=options.entropy_over) if options.method == RFR else MarginSettings()
-    settings, f1 = Trial.encode(labelled, encoder, "tuning", options.quiet).tune(base, Grid())
+    labelled = read_labelled(options.tune, {*miner.targets})
+    f1 = miner.tune(labelled, Grid())
     about = {
         "pairs": fingerprint.of_file(options.tune), "sources": len(labelled.sources), "targets": len(labelled.targets),
-        "paired": labelled.paired, "f1": round(f1, 4),
+        "paired": labelled.paired, "among": len(miner.targets), "f1": round(f1, 4),
     }  # fmt: skip
-    tuned = TunedSettings(settings, encoder.fingerprint, about)
+    tuned = TunedSettings(miner.settings, miner.encoder.fingerprint, about)
     tuned.write(options.settings)
     print(
-        f"{options.settings}: F1 {100 * f1:.1f} on {len(labelled.sources):,} sources and {len(labelled.targets):,} targets, "
-        f"{labelled.paired:,} of them paired"
+        f"{options.settings}: F1 {100 * f1:.1f} on {len(labelled.sources):,} sources, {labelled.paired:,} of them paired, "
+        f"among {len(labelled.targets):,} targets and those of {options.target}"
     )
     return tuned
 

@@ -138,9 +138,10 @@ class PairSample:
 Tuned = dict[str, tuple[Settings, float]]  # by system: its settings, and their F1 where they were chosen
 
 
-def tune_all(trial: Trial, systems: Sequence[str]) -> Tuned:
-    """The best settings of each system."""
-    return {s: trial.tune(BASES.get(s, RfrSettings()), GRIDS.get(s, Grid())) for s in systems}
+def tune_all(trial: Trial, systems: Sequence[str], test: Trial) -> Tuned:
+    """The best settings of each system, the labelled sentences tried among those of a test, as `mine_bitext.py` does."""
+    bases = {system: BASES.get(system, RfrSettings()) for system in systems}
+    return {s: trial.tune(base, GRIDS.get(s, Grid()), test.searched(base)) for s, base in bases.items()}
 
 
 def evaluate_pairs(
@@ -153,7 +154,7 @@ def evaluate_pairs(
     first: Tuned = {}
     for number in range(settings.tuning_sets):
         tuning = sample.tuning(encoded, number)
-        tuned = tune_all(tuning, settings.systems if number == 0 else (BASELINE, RFR))
+        tuned = tune_all(tuning, settings.systems if number == 0 else (BASELINE, RFR), test)
         first = first or tuned
         yield from _compare(test, tuned, (name, encoder_name, settings.non_pairing, number))
     for share in sorted({*settings.shares} - {settings.non_pairing}):
@@ -168,7 +169,7 @@ def evaluate_questions(
     encoded = sample.encode(encoder, f"tuning, {encoder_name}", quiet)
     tuning = sample.tuning(encoded, 0)
     trial = Trial.encode(questions, encoder, f"{QUESTIONS}, {encoder_name}", quiet)
-    tuned = tune_all(tuning, (BASELINE, RFR))
+    tuned = tune_all(tuning, (BASELINE, RFR), trial)
     yield from _compare(trial, tuned, (QUESTIONS, encoder_name, 0.0, 0))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +27,15 @@ class LabelledText:
         return int((self.gold >= 0).sum())
 
 
-def read_labelled(path: Path) -> LabelledText:
+def read_labelled(path: Path, offered: Container[str] = frozenset()) -> LabelledText:
     """Labelled sentences of a TSV: source, tab, target; one of the two is empty where a sentence has no partner.
 
     Where every line is a pair, the first third of the pairs stays, the second loses its targets, and the third its
     sources, so that half of either side has no partner.
+
+    Args:
+        path: the file.
+        offered: targets that are there besides, which no source can lose.
 
     Raises:
         ConfigurationError: the file is missing or no such TSV, or has no pair.
@@ -48,9 +52,11 @@ def read_labelled(path: Path) -> LabelledText:
         targets = [target for _, target in [*pairs, *alone] if target]
         partners = [target if target else None for source, target in [*pairs, *alone] if source]
         return label(sources, targets, partners)
-    taken, offered, gold = part(max(1, len(pairs) * 2 // 3), 0.5)
-    partners = [pairs[row][1] if partner >= 0 else None for row, partner in zip(taken, gold)]
-    return label([pairs[row][0] for row in taken], [pairs[row][1] for row in offered], partners)
+    taken, kept, gold = part(max(1, len(pairs) * 2 // 3), 0.5)
+    targets = [pairs[row][1] for row in taken]
+    partners = [target if place >= 0 or target in offered else None for target, place in zip(targets, gold)]
+    found = [target for target in partners if target is not None]
+    return label([pairs[row][0] for row in taken], [*found, *(pairs[row][1] for row in kept)], partners)
 
 
 def label(sources: Sequence[str], targets: Sequence[str], partners: Sequence[str | None]) -> LabelledText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +14,15 @@ from fairseq_ccpr.datastore.arrays import GrowingArray, check_space
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.encoded_text import DTYPE, encode_distinct, fragment_keys
 from fairseq_ccpr.mining.fragments import FragmentedText, fragment_text, fragments
+from fairseq_ccpr.mining.labelled import LabelledText
 from fairseq_ccpr.mining.margin import margin_answers, mean_of_found
-from fairseq_ccpr.mining.neighbours import Neighbours, open_neighbours
+from fairseq_ccpr.mining.neighbours import Neighbours, Side, open_neighbours
 from fairseq_ccpr.mining.pknn import Answers, rfr_answers
 from fairseq_ccpr.mining.scores import decide
 from fairseq_ccpr.mining.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
+from fairseq_ccpr.mining.trial import Trial, Unlabelled
+from fairseq_ccpr.mining.tuning import Grid
 from fairseq_ccpr.phrases.text_pairs import read_lines
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.plan import plan_index
@@ -49,27 +52,21 @@ def read_sentences(path: Path) -> list[str]:
     return lines
 
 
-@dataclass
-class Side:
-    """The keys of one side on disk: one a fragment, or one a sentence."""
-
-    keys: np.ndarray  # fp16 [N, d], memory-mapped
-    owners: np.ndarray  # int64 [N], the sentence of each
-
-
 class Miner:
     """Finds for source sentences their translations among target sentences.
 
     Args:
+        sources: their sentences.
         targets: T sentences; equal ones count as one, the first.
         encoder: of sentences and fragments.
-        settings: of RFR or of the margin baseline.
+        settings: of RFR or of the margin baseline; `tune` changes them.
         work: a folder for keys and indexes, which may be deleted in the end.
         index: `auto`, `exact`, or a FAISS factory string; see `plan_index`.
         quiet: no progress bars.
 
     Attributes:
-        side: keys of the targets: fragments, or sentences for the margin baseline.
+        keys: of the targets, fp16 [N, d], on disk: one a fragment, or one a sentence for the margin baseline.
+        side: the targets by these keys.
         description: of their index.
 
     Raises:
@@ -78,20 +75,36 @@ class Miner:
     """
 
     def __init__(
-        self, targets: Iterable[str], encoder: SentenceEncoder, settings: Settings, work: Path, index: str = "auto",
-        quiet: bool = False,
+        self, sources: list[str], targets: Iterable[str], encoder: SentenceEncoder, settings: Settings, work: Path,
+        index: str = "auto", quiet: bool = False,
     ) -> None:  # fmt: skip
         self.encoder, self.settings, self.work, self.choice, self.quiet = encoder, settings, work, index, quiet
-        self.targets = list(dict.fromkeys(targets))
-        self.side, self.neighbours, self.description = self._index(self.targets, "target")
+        self.sources, self.targets = sources, list(dict.fromkeys(targets))
+        self.keys, self.side, self.description = self._index(self.targets, "target")
 
-    def mine(self, sources: list[str]) -> Iterator[Pair]:
+    def tune(self, labelled: LabelledText, grid: Grid) -> float:
+        """Take the settings that do best on labelled sentences, tried among those to be mined; their F1."""
+        places = {target: place for place, target in enumerate(self.targets)}
+        own = [target for target in labelled.targets if target not in places]
+        numbers = {target: len(own) + place for target, place in places.items()} | {
+            target: number for number, target in enumerate(own)
+        }
+        number_of = np.array([*(numbers[target] for target in labelled.targets), -1])
+        trial = Trial.encode(
+            LabelledText(labelled.sources, own, number_of[labelled.gold]), self.encoder, "tuning", self.quiet
+        )
+        margin = isinstance(self.settings, MarginSettings)
+        among = Unlabelled(self.side, self._source_side if margin else None, {*self.sources} & {*labelled.sources})
+        self.settings, f1 = trial.tune(self.settings, grid, among)
+        return f1
+
+    def mine(self) -> Iterator[Pair]:
         """The pairs, in the order of the sources; a source without a likely partner has none."""
-        back_means = np.empty(0)
+        back_means = np.empty(0)  # m_y of each target key
         if isinstance(self.settings, MarginSettings):
-            back_means = self._back_means(list(dict.fromkeys(sources)), self.settings.k)
-        with tqdm(desc="mining", total=len(sources), unit="sentence", disable=self.quiet) as bar:
-            for block in self._blocks(sources):
+            back_means = mean_of_found(self._source_side.keys.search(self.keys, self.settings.k)[0])
+        with tqdm(desc="mining", total=len(self.sources), unit="sentence", disable=self.quiet) as bar:
+            for block in self._blocks(self.sources):
                 answers = self._answers(block, back_means)
                 for source, partner, score in zip(
                     block.sentences, decide(answers, self.settings.threshold).tolist(), answers.scores.tolist()
@@ -102,25 +115,26 @@ class Miner:
 
     def _answers(self, block: FragmentedText, back_means: np.ndarray) -> Answers:
         keys, owners = self._keys(block)
-        cosines, ids = self.neighbours.search(keys, self.settings.k)
+        cosines, ids = self.side.keys.search(keys, self.settings.k)
         if isinstance(self.settings, RfrSettings):
             return rfr_answers(cosines, ids, self.side.owners, owners, len(block.sentences), self.settings)
         return margin_answers(cosines, ids, back_means, self.side.owners).spread(owners, len(block.sentences))
 
-    def _back_means(self, sources: list[str], k: int) -> np.ndarray:
-        """m_y of each target key, [N]."""
-        _, neighbours, _ = self._index(sources, "source")
-        return mean_of_found(neighbours.search(self.side.keys, k)[0])
+    @cached_property
+    def _source_side(self) -> Side:
+        return self._index(list(dict.fromkeys(self.sources)), "source")[1]
 
-    def _index(self, sentences: list[str], name: str) -> tuple[Side, Neighbours, IndexDescription]:
+    def _index(self, sentences: list[str], name: str) -> tuple[np.ndarray, Side, IndexDescription]:
         """Encode one side to disk, and index it."""
         folder = self.work / name
         folder.mkdir(parents=True)
-        side = self._encode(sentences, name, folder)
-        description = plan_index(self.choice, "ip", "", *side.keys.shape)
-        return side, open_neighbours(side.keys, description, folder, self.quiet), description
+        keys, owners = self._encode(sentences, name, folder)
+        description = plan_index(self.choice, "ip", "", *keys.shape)
+        neighbours: Neighbours = open_neighbours(keys, description, folder, self.quiet)
+        return keys, Side(neighbours, owners, len(sentences)), description
 
-    def _encode(self, sentences: list[str], name: str, folder: Path) -> Side:
+    def _encode(self, sentences: list[str], name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+        """Keys fp16 [N, d], memory-mapped, and the sentence of each, int64 [N]."""
         path = folder / "keys.npy"
         array, owners, done = None, [np.empty(0, np.int64)], 0
         with tqdm(desc=f"encoding {name}", total=len(sentences), unit="sentence", disable=self.quiet) as bar:
@@ -134,7 +148,7 @@ class Miner:
                 bar.update(len(block.sentences))
         assert array is not None, "sentences"
         array.close()
-        return Side(np.load(path, mmap_mode="r" if array.rows else None), np.concatenate(owners))
+        return np.load(path, mmap_mode="r" if array.rows else None), np.concatenate(owners)
 
     def _keys(self, block: FragmentedText) -> tuple[np.ndarray, np.ndarray]:
         """The keys of some sentences, fp16 [n, d], and their sentences, int64 [n]."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,8 +19,29 @@ DECIMALS = 9
 BLOCK_NUMBERS = 1 << 24  # numbers of keys that are scored again at a time: 128 MB in float64
 
 
+class Searched(Protocol):
+    """Keys that are searched by inner product."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def keys_of(self, ids: np.ndarray) -> np.ndarray:
+        """Some of the keys, [n, d]."""
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest keys.
+
+        Args:
+            queries: [Q, d] of length about 1.
+            k: at least 1; may exceed N.
+
+        Returns:
+            Scores float64 [Q, k], highest first, and ids int64 [Q, k]; -inf and -1 where there are fewer.
+        """
+
+
 class Neighbours:
-    """Keys that are searched by inner product.
+    """Keys with an index.
 
     1. An index finds some more neighbours than are wanted;
     2. they are scored again in float64, and equal scores come in the order of the keys;
@@ -34,16 +58,16 @@ class Neighbours:
         self.keys = keys
         self.index = index or ExactIndex(keys, "ip")
 
+    def __len__(self) -> int:
+        """See `Searched`."""
+        return len(self.keys)
+
+    def keys_of(self, ids: np.ndarray) -> np.ndarray:
+        """See `Searched`."""
+        return self.keys[ids]
+
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest keys.
-
-        Args:
-            queries: [Q, d] of length about 1.
-            k: at least 1; may exceed N.
-
-        Returns:
-            Scores float64 [Q, k], highest first, and ids int64 [Q, k]; -inf and -1 where there are fewer.
-        """
+        """See `Searched`."""
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
         pending, wide = np.arange(len(queries)), k + SPARE
         while len(pending) and len(self.keys):
@@ -69,8 +93,62 @@ def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[n
     chosen = keys[np.maximum(ids, 0)].astype(np.float64)  # [Q, k, d]
     scores = np.einsum("qkd,qd->qk", chosen, queries.astype(np.float64)).round(DECIMALS)
     scores[ids < 0] = -np.inf
+    return _sorted(scores, ids)
+
+
+def _sorted(scores: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each row by falling score, of equal ones by rising id."""
     order = np.lexsort((ids, -scores), axis=1)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+
+
+class JoinedNeighbours:
+    """Several sets of keys that are searched as one, those of the second numbered after those of the first, and so on.
+
+    Args:
+        parts: of equal width.
+    """
+
+    def __init__(self, parts: Sequence[Searched]) -> None:
+        self.parts = parts
+        self.starts = np.cumsum([0, *(len(part) for part in parts)])
+
+    def __len__(self) -> int:
+        """See `Searched`."""
+        return int(self.starts[-1])
+
+    def keys_of(self, ids: np.ndarray) -> np.ndarray:
+        """See `Searched`; the ids ascend."""
+        bounds = np.searchsorted(ids, self.starts)
+        rows = [ids[first:end] - start for first, end, start in zip(bounds, bounds[1:], self.starts)]
+        return np.concatenate([part.keys_of(of_part) for part, of_part in zip(self.parts, rows)])
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Searched`."""
+        found = [part.search(queries, k) for part in self.parts]
+        ids = [np.where(names < 0, -1, names + start) for (_, names), start in zip(found, self.starts)]
+        scores, names = _sorted(np.concatenate([of_part for of_part, _ in found], axis=1), np.concatenate(ids, axis=1))
+        return scores[:, :k], names[:, :k]
+
+
+@dataclass
+class Side:
+    """Sentences that are searched, by their fragments or as they are.
+
+    Attributes:
+        keys: N of them, one a fragment, or one a sentence.
+        owners: int64 [N], the sentence of each; ascending.
+        sentences: S.
+    """
+
+    keys: Searched
+    owners: np.ndarray
+    sentences: int
+
+    def join(self, other: Side) -> Side:
+        """These sentences, then those of another side."""
+        owners = np.concatenate([self.owners, other.owners + self.sentences])
+        return Side(JoinedNeighbours([self.keys, other.keys]), owners, self.sentences + other.sentences)
 
 
 def open_neighbours(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> Neighbours:

@@ -128,10 +128,15 @@ def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
 
 
 def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pair]:
-    """At most `limit` pairs, always the same ones; a smaller limit takes some of a larger one's."""
+    """About `limit` pairs, always the same ones; a smaller limit takes some of a larger one's.
+
+    They are so many, and all others between their phrases: a translation that is left out would count as a wrong one.
+    """
     chosen = pairs if limit is None else sorted(pairs, key=lambda pair: digest_of("\t".join(pair)))[:limit]
-    counts.not_drawn = len(pairs) - len(chosen)
-    return chosen
+    sources, targets = ({pair[side] for pair in chosen} for side in (0, 1))
+    closed = [(source, target) for source, target in pairs if source in sources and target in targets]
+    counts.not_drawn = len(pairs) - len(closed)
+    return closed
 
 
 def _nothing_left(path: Path, split: str, counts: LexiconCounts, chosen: int) -> str:
