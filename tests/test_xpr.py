@@ -245,11 +245,7 @@ def reference_loss(queries, candidates, scale, own, others):
     total = 0.0
     for i, x in enumerate(queries.double().numpy()):
         scores = scale * (candidates.double().numpy() @ x)
-        rows = [
-            j
-            for j in range(len(scores))
-            if j == i or not {(0, own[i][0]), (1, own[i][1])} & {(0, others[j][0]), (1, others[j][1])}
-        ]
+        rows = [j for j in range(len(scores)) if j == i or not {*own[i]} & {*others[j]}]
         total += np.logaddexp.reduce(scores[rows]) - scores[i]
     return total
 

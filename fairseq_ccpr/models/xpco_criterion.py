@@ -80,10 +80,11 @@ class XpcoCriterion(FairseqCriterion):
 def false_negatives(own: Tensor, candidates: Tensor) -> Tensor:
     """Which candidates are no negatives of a pair, since one of their strings is its own, bool [K, C].
 
-    An equal string on the candidates' side is the right answer itself, one on the other side another translation.
+    An equal string on the candidates' side is the right answer itself, one on the other side another translation. Where
+    language pairs are mixed, what is a source in one may be a target in another.
 
     Args:
         own: int64 [K, 2], numbers of source and target string.
         candidates: int64 [C, 2].
     """
-    return (own.unsqueeze(1) == candidates.unsqueeze(0)).any(dim=2)
+    return (own[:, None, :, None] == candidates[None, :, None, :]).flatten(2).any(dim=2)
