@@ -141,10 +141,19 @@ def test_what_does_not_go_together_is_refused(world: World, ccpr: Ccpr, tokens: 
     shutil.copytree(tokens / "shard0", tmp_path / "again")
     shards = tokens / "shard0", tmp_path / "again", tokens / "shard1"
     refused(merge(*shards, *out, check=False), r"shard0 and .*again hold the same text \(shard 0\)")
+    short = build(world, tmp_path / "short", *SMALL, "--shard-tokens", 200, "--num-shards", 2, "--shard-id", 1)
+    assert short.returncode == 0
+    unlike = merge(tokens / "shard0", tmp_path / "short", *out, check=False)
+    refused(
+        unlike, "shard0 is one of 2 shards of runs of 300, and .*short one of 2 of runs of 200: build all with the same"
+    )
     refused(merge(tokens / "both", tokens / "test", *out, check=False), "hold the same text: give each once")
     refused(merge(tokens / "valid", "--output", tmp_path / "o", check=False), "alone cannot be merged")
+    shutil.copytree(tokens / "valid", tokens / "again.partial")
     twice = merge(tokens / "valid", tokens / "test", "--output", tokens / "valid", check=False)
     refused(twice, "is, or is in, .*valid, which is read")
+    within = merge(tokens / "again.partial", tokens / "test", "--output", tokens / "again", check=False)
+    refused(within, "is, or is in, .*again.partial, which is read")
     refused(merge(tokens / "both", "--remove", "laws", *out, check=False), "the texts of .*both are valid, test")
     refused(merge(tokens / "both", "--remove", "test", "valid", *out, check=False), "nothing would be left")
     refused(merge(tokens / "test", tokens / "valid", "--output", phrases / "one", check=False), "exists")

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,31 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
         index.check()
 
 
+def test_what_does_not_end_is_told(stored: Path):
+    index = PhraseDatastore(stored).open_index()
+    assert isinstance(index, MilvusIndex)
+    index.check()  # a connection
+    for found, seconds in (({"state": "Failed"}, LONG), ({"state": "InProgress"}, 0.05)):
+        index.server.timeout = seconds
+        with (
+            patch.object(MilvusIndex, "_ask", lambda *arguments, **others: None),
+            patch.object(MilvusIndex, "_index_type", lambda self, found=found: found | {"pending_index_rows": 5}),
+            pytest.raises(DatastoreError, match=rf"does not finish: 5 keys .*\(state {found['state']}\)"),
+        ):
+            index.finish()
+
+    def too_long(*arguments: Any, timeout: float, **others: Any) -> None:
+        time.sleep(timeout)
+        raise index.server.pymilvus.MilvusException(message="wait for loading collection timeout")
+
+    index.server.timeout = 0.2
+    with (
+        patch.object(index.server._client, "load_collection", too_long),
+        pytest.raises(UnreachableError, match="does not answer"),
+    ):
+        index.server.ask("load_collection", "stored")
+
+
 def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path):
     call(*ccpr.training(tmp_path / "other", 1, "--disable-validation"))
     words = [stored, "--encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
@@ -373,6 +399,13 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
     refused(fails("--store", "http://127.0.0.1:9", "--store-timeout", 0.5), "http://127.0.0.1:9 does not answer: asked")
     refused(fails("--store", "ftp://me:s3cret@host/"), "--store ftp://host/ is neither a server")
     refused(fails("--store", "http://me:s3/s3cret@host"), "--store has an @ beyond its host")
+    for uri in (
+        "http://me:s3cret[@host:19530",
+        "http://me:s3cret@host:1953O",
+        "http://me:s3cret\uff03x@host",
+        "http://h:195300",
+    ):
+        refused(fails("--store", uri), "--store is no URI such as .*: its host or port cannot be read")
     refused(fails("--store", tmp_path / "phrases"), "neither a server, .* nor a file that ends in .db")
     refused(fails("--store", tmp_path / "no/p.db"), "there is no folder .*no")
     refused(fails("--store", tmp_path / "p.db", "--collection", "a-b"), "--collection is 'a-b'")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 import shutil
@@ -49,6 +51,9 @@ class ArrayWriter:
         for name, (shape, dtype) in self.shapes.items():
             block = np.ascontiguousarray(rows[name], dtype=dtype)
             with self._path(name).open("r+b") as stream:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    # NFS writes whole pages, and without a lock what is old of a neighbour's rows.
+                    fcntl.lockf(stream, fcntl.LOCK_EX)
                 npy.read_magic(stream)
                 npy.read_array_header_1_0(stream)
                 stream.seek(first_row * math.prod(shape[1:]) * block.itemsize, os.SEEK_CUR)

@@ -52,7 +52,7 @@ class TokenSection:
     index_recall: float | None = (
         None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
     )
-    shard: list[int] | None = None  # its number, from 0, and of how many, where it is a part of a corpus
+    shard: list[int] | None = None  # where it is a part of a corpus: its number, of how many, tokens of a run
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
 
     @classmethod
@@ -86,7 +86,7 @@ class PhraseSection:
         None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
     )
     pooled: bool = False  # one entry a string, the mean over all its places
-    shard: list[int] | None = None  # its number, from 0, and of how many, where it is a part of a text
+    shard: list[int] | None = None  # where it is a part of a text: its number, of how many, sentences of a run
     sources: list[Source] = field(default_factory=list)  # of several texts that were merged
     store: StoreAddress | None = None  # where the keys are, if in Milvus
 

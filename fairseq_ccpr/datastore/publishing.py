@@ -19,7 +19,7 @@ def appearing(output: Path) -> Iterator[Path]:
     """
     if output.exists():
         raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
-    partial = output.with_name(output.name + ".partial")
+    partial = unfinished(output)
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     partial.mkdir(parents=True)
     try:
@@ -28,3 +28,8 @@ def appearing(output: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def unfinished(output: Path) -> Path:
+    """Where a folder is written before it appears."""
+    return output.with_name(output.name + ".partial")

@@ -81,6 +81,11 @@ def check_shard(num_shards: int, shard_id: int, index: str) -> None:
         )
 
 
+def place_of_shard(num_shards: int, shard_id: int, length: int) -> list[int] | None:
+    """What a manifest says of a shard: its number, of how many, and of how long runs, which all must have in common."""
+    return [shard_id, num_shards, length] if num_shards > 1 else None
+
+
 def shard_of(total: int, num_shards: int, shard_id: int, unit: str) -> range:
     """Which of `total` runs of sentences a shard has: neighbours, so that shards are joined by appending.
 

@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.datastore import fingerprint
+from fairseq_ccpr.datastore.arrays import check_space
 from fairseq_ccpr.datastore.manifest import (
     MANIFEST,
     PLAN,
@@ -23,7 +24,7 @@ from fairseq_ccpr.datastore.manifest import (
 )
 from fairseq_ccpr.datastore.phrase import KEYS, PHRASE, TOTALS, part_files
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.corpus import check_shard, check_share
+from fairseq_ccpr.extraction.corpus import check_shard, check_share, place_of_shard
 from fairseq_ccpr.extraction.phrase_runs import SHARDS, PhraseRuns
 from fairseq_ccpr.extraction.phrase_store import KeyStore, refuse_without_store
 from fairseq_ccpr.extraction.processes import Processes
@@ -35,7 +36,7 @@ from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.search import IndexDescription, build_index, open_index
 from fairseq_ccpr.search.milvus_server import TIMEOUT
-from fairseq_ccpr.search.plan import PHRASE_PROBES, plan_index, plan_milvus_index
+from fairseq_ccpr.search.plan import PHRASE_PROBES, index_bytes, plan_index, plan_milvus_index
 from fairseq_ccpr.search.recall import recall_of_sample
 
 
@@ -130,10 +131,12 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
             if processes.first:
                 part.discard()
             raise
-    if not processes.first:
-        return None
-    part.index()
-    return part.publish()
+    report = None
+    if processes.first:
+        part.index()
+        report = part.publish()
+    processes.barrier()  # torchrun ends soon after a process does
+    return report
 
 
 class _Part:
@@ -162,7 +165,7 @@ class _Part:
             "dimension": encoder.dimension,
             "segmentation": asdict(segmentation),
             "share": settings.share,
-            "shard": [settings.shard_id, settings.num_shards] if settings.num_shards > 1 else None,
+            "shard": place_of_shard(settings.num_shards, settings.shard_id, settings.shard_sentences),
             "fingerprints": {"encoder": encoder.fingerprint(), "corpus": fingerprint.of_files(settings.text)},
         }
         if segmentation.lexicon and segmentation.lexicon.is_file():  # what is not there is told by who reads it
@@ -236,6 +239,7 @@ class _Part:
         path = folder / self.description.file if self.description.file else None
         if path is None or path.exists():
             return
+        check_space(folder, index_bytes(self.description, *keys.shape))
         with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=self.settings.quiet) as bar:
             build_index(keys, self.description, path, bar.update)
 

@@ -12,7 +12,14 @@ import numpy as np
 from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.corpus import Corpus, check_shard, check_share, has_subset, read_corpus
+from fairseq_ccpr.extraction.corpus import (
+    Corpus,
+    check_shard,
+    check_share,
+    has_subset,
+    place_of_shard,
+    read_corpus,
+)
 from fairseq_ccpr.extraction.force_decoding import force_decode
 from fairseq_ccpr.extraction.loading import load_model, load_task
 from fairseq_ccpr.extraction.processes import Processes
@@ -131,7 +138,7 @@ class Extraction:
             },
             index=index,
             share=self.corpus.share,
-            shard=[self.settings.shard_id, self.settings.num_shards] if self.settings.num_shards > 1 else None,
+            shard=place_of_shard(self.settings.num_shards, self.settings.shard_id, self.settings.shard_tokens),
         )
 
     def fill(self, part: TokenPart) -> None:

@@ -93,18 +93,25 @@ def in_order(opened: list[Opened[Store]]) -> list[Opened[Store]]:
 def _check_shards(group: list[Opened[Store]]) -> None:
     """See that what has one corpus is one datastore, or all shards of one."""
     by_number: dict[int, Path] = {}
-    counts = {tuple(one.store.section.shard[1:]) if one.store.section.shard else () for one in group}
+    first = group[0].store.section.shard
     shares = {one.store.section.share for one in group}
     for one in group:
-        number = one.store.section.shard[0] if one.store.section.shard else 0
-        if number in by_number or len(counts | shares) > 2:
+        shard = one.store.section.shard
+        if first and shard and first[1:] != shard[1:]:
+            raise ConfigurationError(
+                f"{group[0].directory} is one of {first[1]} shards of runs of {first[2]:,}, and {one.directory} one of "
+                f"{shard[1]} of runs of {shard[2]:,}: build all with the same --num-shards and --shard-sentences or "
+                "--shard-tokens, else they do not meet"
+            )
+        number = shard[0] if shard else 0
+        if number in by_number or (first is None) != (shard is None) or len(shares) > 1:
             before = by_number.get(number, group[0].directory)
             raise ConfigurationError(
-                f"{before} and {one.directory} hold the same text{f' (shard {number})' if one.store.section.shard else ''}: "
+                f"{before} and {one.directory} hold the same text{f' (shard {number})' if shard else ''}: "
                 "give each once"
             )
         by_number[number] = one.directory
-    wanted = group[0].store.section.shard[1] if group[0].store.section.shard else 1
+    wanted = first[1] if first else 1
     if missing := [str(number) for number in range(wanted) if number not in by_number]:
         raise ConfigurationError(
             f"{group[0].directory} is one of {wanted} shards, and these are missing: {', '.join(missing)}; give all of them"

@@ -15,7 +15,7 @@ from fairseq_ccpr.datastore import phrase, token
 from fairseq_ccpr.datastore.arrays import check_space, open_array
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Source, TokenSection, describe_files
 from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
-from fairseq_ccpr.datastore.publishing import appearing
+from fairseq_ccpr.datastore.publishing import appearing, unfinished
 from fairseq_ccpr.datastore.token import TOKEN, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.merging.compatible import Opened, check_alike, in_order, sources_of
@@ -44,8 +44,10 @@ class MergeSettings:
     def check(self) -> None:
         """Raise a ConfigurationError where the options do not go together."""
         paths = list(self.datastores.values())
+        output = self.output.resolve()
+        written = {output, unfinished(output), *output.parents}
         for path in paths:
-            if path.resolve() == self.output.resolve() or path.resolve() in self.output.resolve().parents:
+            if path.resolve() in written:
                 raise ConfigurationError(
                     f"--output {self.output} is, or is in, {path}, which is read: give another folder"
                 )

@@ -247,8 +247,8 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
         _add(block, keys[start : start + rows], progress, start)
         names.append(str(partial / str(len(names))))
         _write(block, Path(names[-1]))
-    with _silence():
-        merge_ondisk(index, names, str(partial / lists_file(path.name)))
+    with _silence(), _written(lists := partial / lists_file(path.name)):
+        merge_ondisk(index, names, str(lists))
     _write(index, partial / path.name)
     for name in (lists_file(path.name), path.name):  # the index last: once it is there, all is
         (partial / name).replace(path.with_name(name))
@@ -283,8 +283,15 @@ def _add(index: Any, keys: np.ndarray, progress: Callable[[int], object], first_
 
 
 def _write(index: Any, path: Path) -> None:
-    try:
+    with _written(path):
         import_faiss().write_index(index, str(path))
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Say in a sentence where FAISS cannot write a file, of which nothing stays."""
+    try:
+        yield
     except RuntimeError as error:
         path.unlink(missing_ok=True)
         raise DatastoreError(

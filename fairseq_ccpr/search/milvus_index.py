@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.base import Index, IndexDescription
-from fairseq_ccpr.search.milvus_server import TIMEOUT, MilvusServer, StoreAddress
+from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, MilvusServer, StoreAddress
 
 ID, KEY = "entry", "key"
 PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
@@ -113,6 +114,8 @@ class MilvusIndex(Index):
 
     def exists(self) -> bool:
         """Whether there is a collection of this name."""
+        if self.address.embedded and not Path(self.address.uri).exists():
+            return False  # asking would make the file
         return self._ask("has_collection")
 
     def refuse_foreign(self, wanted: Mapping[str, Any]) -> None:
@@ -196,9 +199,22 @@ class MilvusIndex(Index):
         self._ask("upsert", rows, slow=True)
 
     def finish(self) -> None:
-        """Wait until all that was written is searched by the index; then check."""
+        """Wait until all that was written is searched by the index; then check.
+
+        Raises:
+            DatastoreError: Milvus fails to make its index, or does not go on with it.
+        """
         self._ask("flush", slow=True)
-        while self._index_type().get("pending_index_rows"):
+        fewest, patience = float("inf"), SLOW * self.server.timeout
+        give_up = time.monotonic() + patience
+        while pending := (index := self._index_type()).get("pending_index_rows"):
+            if pending < fewest:
+                fewest, give_up = pending, time.monotonic() + patience
+            if index.get("state") == "Failed" or time.monotonic() > give_up:
+                raise DatastoreError(
+                    f"{self.address} has an index that Milvus does not finish: {pending:,} keys are not in it yet "
+                    f"(state {index.get('state')}); see the server's log, then run the same command again"
+                )
             time.sleep(1)
         self.check()
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnreachableError
 
@@ -58,7 +58,7 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
         raise ConfigurationError(
             f"--collection is '{collection}': Milvus takes letters, digits and _, and no digit in front"
         )
-    parts = urlsplit(store)
+    parts = _split(store)
     credentials, _, host = parts.netloc.rpartition("@")
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise ConfigurationError(
@@ -66,7 +66,8 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
             f"(%2F %23 %3F %40), or put user:password in the environment variable {TOKEN}"
         )
     if parts.scheme in SCHEMES and host:
-        return StoreAddress(parts._replace(netloc=host).geturl(), collection), unquote(credentials)
+        address = parts._replace(netloc=host, path=parts.path.rstrip("/")).geturl()
+        return StoreAddress(address, collection), unquote(credentials)
     path = Path(store)
     if parts.scheme or path.suffix != ".db":
         raise ConfigurationError(
@@ -76,6 +77,19 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
     if not path.parent.is_dir():
         raise ConfigurationError(f"--store {store}: there is no folder {path.parent}")
     return StoreAddress(str(path.resolve()), collection), ""
+
+
+def _split(store: str) -> SplitResult:
+    try:
+        parts = urlsplit(store)
+        if "@" not in parts.path:
+            _ = parts.port  # raises where it is none
+    except ValueError:  # its message may have the password in it
+        raise ConfigurationError(
+            "--store is no URI such as http://localhost:19530: its host or port cannot be read; user:password can also be "
+            f"in the environment variable {TOKEN}"
+        ) from None
+    return parts
 
 
 class MilvusServer:
@@ -90,11 +104,11 @@ class MilvusServer:
         loaded: whether the collection can be searched, and must be so again after a break.
 
     Raises:
-        ConfigurationError: pymilvus is not installed.
+        ConfigurationError: pymilvus is not installed, or the embedded Milvus is not.
     """
 
     def __init__(self, address: StoreAddress, token: str, timeout: float) -> None:
-        self.pymilvus = import_pymilvus()
+        self.pymilvus = import_pymilvus(address.embedded)
         self.address, self.timeout = address, timeout
         self._token = token or os.environ.get(TOKEN, "")
         self._client: Any = None
@@ -120,7 +134,8 @@ class MilvusServer:
                     self._connect(left)
                 return getattr(self._client, method)(*args, timeout=left, **kwargs)
             except (self.pymilvus.MilvusException, self.pymilvus.grpc.RpcError) as error:
-                self._refuse(error)
+                if time.monotonic() < give_up:  # afterwards it may say no more than that it took too long
+                    self._refuse(error)
             if time.monotonic() + pause >= give_up:
                 raise UnreachableError(
                     f"Milvus at {self.address.uri} does not answer: asked {attempts} times in {seconds:g} s; see that it "
@@ -165,8 +180,12 @@ class MilvusServer:
         raise DatastoreError(f"Milvus at {self.address.uri} refuses: {reason}") from None
 
 
-def import_pymilvus() -> Any:
-    """pymilvus, or a `ConfigurationError` that says how to get it."""
+def import_pymilvus(embedded: bool) -> Any:
+    """pymilvus, or a `ConfigurationError` that says how to get it.
+
+    Args:
+        embedded: whether Milvus itself is needed here as well.
+    """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # fairseq forks to load data: those do not ask
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("pymilvus", "milvus_lite", "grpc"):
@@ -174,9 +193,12 @@ def import_pymilvus() -> Any:
     try:
         import grpc
         import pymilvus
-    except ImportError:
+
+        if embedded:
+            import milvus_lite  # noqa: F401
+    except ImportError as error:
         raise ConfigurationError(
-            "these keys are in Milvus, and pymilvus is not installed: pip install pymilvus (and milvus-lite for the "
+            f"these keys are in Milvus, and {error.name} is not installed: pip install pymilvus (and milvus-lite for the "
             "embedded one), or the extra [milvus]"
         ) from None
     pymilvus.grpc = grpc
