@@ -18,6 +18,7 @@ from scipy.stats import binomtest
 from test_bad_input import refused
 from test_subwords import sentencepiece_tokenizer
 
+from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.experiments.config import read_config
 from fairseq_ccpr.experiments.plan import Plan
 from fairseq_ccpr.mining import encoded_text, miner, neighbours
@@ -263,6 +264,13 @@ def test_labelled_text(tmp_path: Path):
     known = dict(pairs)
     assert all(labelled.targets[at] == known[labelled.sources[n]] for n, at in enumerate(labelled.gold) if at >= 0)
     assert not {known[labelled.sources[n]] for n in np.flatnonzero(labelled.gold < 0)} & set(labelled.targets)
+    twice = read_labelled(write(tmp_path / "twice.tsv", "a\tA", "b\tB", "c\tC", "d\tA", "e\tE", "f\tB"))
+    assert twice.sources == ["a", "b", "c", "d"] and [twice.targets[at] for at in twice.gold[[0, 1, 3]]] == [
+        "A",
+        "B",
+        "A",
+    ]
+    assert twice.gold[2] == -1 and sorted(twice.targets) == ["A", "B", "E"]
     offered = {target for _, target in pairs[8:13]}
     labelled = read_labelled(path, offered)
     assert len(labelled.sources) == 20 and labelled.paired == 13 and offered < set(labelled.targets)
@@ -473,7 +481,6 @@ def all_vectors(made: Path) -> Path:
         write(made / side, *(row[number] for row in read_pairs(made / "pairs.tsv")))
     words = ["--source", made / "s.txt", "--target", made / "t.txt", "--list-texts", made / "every.txt"]
     call("mine_bitext", *words)
-    (made / "every.txt").write_text("\n" + (made / "every.txt").read_text(encoding="utf-8"), encoding="utf-8")
     return vectors_folder(made / "all", made / "every.txt")
 
 
@@ -538,6 +545,12 @@ def test_bad_input(made: Path, tmp_path: Path):
     )
     TunedSettings(RfrSettings(keep=2.0), "x").write(tmp_path / "s.json")
     refused(call(*words, check=False), "keep is 2.0, and must be above 0 and at most 1")
+    for beta in ("75", math.nan):
+        TunedSettings(RfrSettings(beta=beta), "x").write(tmp_path / "s.json")  # type: ignore[arg-type]
+        refused(call(*words, check=False), "beta is ('75'|nan), and must be a float")
+    refused(call(*words, "--method", "margin", check=False), "--method margin is for --tune")
+    refused(call(*words, "--output", tmp_path, check=False), "--output .*: give a file for plain text")
+    refused(call(*words, "--output", tmp_path / "m.tsv.gz", check=False), "m.tsv.gz: give a file for plain text")
     TunedSettings(RfrSettings(), "elsewhere").write(tmp_path / "s.json")
     refused(call(*words, check=False), "was tuned with the encoder elsewhere, and --encoder .*vectors is")
     (tmp_path / "s.json").unlink()
@@ -551,6 +564,8 @@ def test_bad_input(made: Path, tmp_path: Path):
     (tmp_path / "bytes.txt").write_bytes(b"good\n\xff\xfe\n")
     refused(call(*words, "--source", tmp_path / "bytes.txt", check=False), "bytes.txt, line 2: the bytes are not UTF-8")
     refused(call(*words, "--tune", empty, check=False), "empty.txt has no pair")
+    both = "--method", "margin", "--entropy-over", "neighbours"
+    refused(call(*words, *both, check=False), "--entropy-over neighbours is of rfr, and --method is margin")
     refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the directory")
     refused(call(*words, "--index", "Hexagon", check=False), "FAISS cannot make an index 'Hexagon'")
     refused(call(*words, "--output", tmp_path / "no" / "x.tsv", check=False), "--output .*x.tsv: there is no folder")
@@ -576,3 +591,9 @@ def test_vectors_that_do_not_fit(made: Path, tmp_path: Path):
         )
     (folder / "vectors.npy").write_bytes(b"no array")
     refused(call(*command(made, tmp_path, "--encoder", folder), check=False), "vectors.npy is no .npy file of numbers")
+    vectors = np.ones((2, 4), np.float32)
+    vectors[1, 2] = np.nan
+    np.save(folder / "vectors.npy", vectors)
+    assert StoredVectors(folder).encode(["a"]).shape == (1, 4)
+    with pytest.raises(DatastoreError, match="row 1, has NaN or an infinity in the vector of 'b'"):
+        StoredVectors(folder).encode(["a", "b"])

@@ -100,7 +100,10 @@ def evaluate(options: argparse.Namespace) -> int:
     words = named(options.encoder, "encoders")
     encoders = {name: load_sentence_encoder(word, device, options.bf16) for name, word in words.items()}
     results = list(_evaluate_all(samples, encoders, questions, options.quiet))
-    signature = _signature(settings, files, encoders)
+    asked = {"questions": options.questions, "paragraphs": options.paragraphs} if options.questions else {}
+    signature = _signature(
+        settings, {**{f"set {name}": path for name, path in files.items()}, **asked}, encoders, options.bf16
+    )
     _print(results, settings, questions is not None)
     print(signature)
     if options.plot:
@@ -121,11 +124,15 @@ def _evaluate_all(
             yield from evaluate_questions(questions, next(iter(samples.values())), encoder_name, encoder, quiet)
 
 
-def _signature(settings: MiningBenchmarkSettings, files: dict[str, Path], encoders: dict[str, SentenceEncoder]) -> str:
+def _signature(
+    settings: MiningBenchmarkSettings, files: dict[str, Path], encoders: dict[str, SentenceEncoder], bf16: bool
+) -> str:
     """All that decides the numbers."""
     parts = {
-        **{f"set {name}": fingerprint.short(fingerprint.of_file(path)) for name, path in files.items()},
+        **{name: fingerprint.short(fingerprint.of_file(path)) for name, path in files.items()},
         "size": settings.size,
+        "non-pairing": ",".join(f"{share:g}" for share in (settings.non_pairing, *settings.shares)),
+        "bf16": "yes" if bf16 else "no",
         "tuning": f"{settings.tuning_sets}x{settings.tuning_size}",
         "seed": settings.seed,
         **{f"encoder {name}": fingerprint.short(encoder.fingerprint) for name, encoder in encoders.items()},

@@ -27,6 +27,7 @@ from fairseq_ccpr.mining.sentence_encoders import (
 )
 from fairseq_ccpr.mining.settings import (
     ENTROPIES,
+    MARGIN,
     METHODS,
     OVER_SENTENCES,
     RFR,
@@ -73,10 +74,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--settings", type=Path, metavar="JSON", help="tuned settings, read, or with --tune written")
     add("--output", type=Path, metavar="TSV", help="where the pairs go")
     add("--tune", type=Path, metavar="TSV", help="labelled pairs to choose the settings by")
-    add("--method", choices=METHODS, default=RFR, help="what to tune; otherwise the settings say")
+    add("--method", choices=METHODS, help=f"what to tune ({RFR}); otherwise the settings say")
     add(
-        "--entropy-over", choices=ENTROPIES, default=OVER_SENTENCES,
-        help="what a fragment must be sure of to count: which sentence it is in, or which neighbour is its own; for --tune",
+        "--entropy-over", choices=ENTROPIES,
+        help="what a fragment must be sure of to count: which sentence it is in, or which neighbour is its own; for --tune "
+        f"({OVER_SENTENCES})",
     )  # fmt: skip
     add("--index", default="auto", metavar="auto|exact|FACTORY", help="auto, exact, or a FAISS factory string")
     add("--list-texts", type=Path, metavar="FILE", help="write the texts that need a vector, and do no more")
@@ -88,8 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def mine(options: argparse.Namespace) -> int:
     """Read, tune or read the settings, mine, say what was found."""
-    for name in ("output", "settings", "list_texts"):
-        check_folder(f"--{name.replace('_', '-')}", getattr(options, name))
+    _check(options)
     sources, targets = read_sentences(options.source), read_sentences(options.target)
     if options.list_texts:
         return _list_texts(options, [*sources, *targets])
@@ -119,6 +120,21 @@ def mine(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together, before any work."""
+    for name in ("output", "settings", "list_texts"):
+        check_folder(f"--{name.replace('_', '-')}", getattr(options, name))
+    if options.output and (options.output.is_dir() or options.output.suffix in (".gz", ".xz")):
+        raise ConfigurationError(f"--output {options.output}: give a file for plain text, such as mined.tsv")
+    for name in ("method", "entropy_over"):
+        if (word := getattr(options, name)) and not options.tune:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} {word} is for --tune; without it the file of --settings says how to mine"
+            )
+    if options.entropy_over and options.method == MARGIN:
+        raise ConfigurationError(f"--entropy-over {options.entropy_over} is of {RFR}, and --method is {MARGIN}")
+
+
 def _write(miner: Miner, path: Path) -> int:
     """Write the pairs as they come; how many there were."""
     count = 0
@@ -131,7 +147,11 @@ def _write(miner: Miner, path: Path) -> int:
 
 
 def _untuned(options: argparse.Namespace) -> Settings:
-    return RfrSettings(entropy_over=options.entropy_over) if options.method == RFR else MarginSettings()
+    return (
+        MarginSettings()
+        if options.method == MARGIN
+        else RfrSettings(entropy_over=options.entropy_over or OVER_SENTENCES)
+    )
 
 
 def _tune(options: argparse.Namespace, miner: Miner) -> TunedSettings:
@@ -166,7 +186,7 @@ def _list_texts(options: argparse.Namespace, sentences: list[str]) -> int:
     if options.tune:
         labelled = read_labelled(options.tune)
         sentences = [*sentences, *labelled.sources, *labelled.targets]
-    texts = dict.fromkeys(text for sentence in sentences for text in (sentence, *fragments(sentence)))
+    texts = dict.fromkeys(text for sentence in sentences if sentence for text in (sentence, *fragments(sentence)))
     partial = options.list_texts.with_name(options.list_texts.name + ".partial")
     partial.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
     partial.replace(options.list_texts)

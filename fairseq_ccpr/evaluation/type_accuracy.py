@@ -61,14 +61,14 @@ def evaluate_types(
 def setting_of(trained_on: Sequence[str] | None, language_pair: str) -> str:
     """Which of the paper's settings it is to ask a system for a language pair.
 
-    >>> [setting_of(pairs, "de-en") for pairs in ([], ["de-en"], ["fr-en"], ["de-en", "fr-en"], None)]
+    >>> [setting_of(pairs, "de-en") for pairs in ([], ["en-de"], ["fr-en"], ["de-en", "fr-en"], None)]
     ['unsupervised', 'supervised', 'zero-shot', 'multilingual', 'other']
     """
     if trained_on is None:
         return "other"
     if not trained_on:
         return "unsupervised"
-    if language_pair not in trained_on:
+    if sorted(language_pair.split("-")) not in [sorted(pair.split("-")) for pair in trained_on]:
         return "zero-shot"
     return "supervised" if len(trained_on) == 1 else "multilingual"
 

@@ -52,15 +52,17 @@ def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bo
 
 
 def encode_distinct(texts: Sequence[str], encoder: SentenceEncoder, bar: tqdm | None = None) -> np.ndarray:
-    """Vectors of texts, each distinct one encoded once, fp16 [n, d].
+    """Vectors of texts, each distinct one encoded once, fp16 [n, d]; zeros for an empty one.
 
     Args:
         bar: told how many were done.
     """
     numbers: dict[str, int] = {}
     rows = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
-    distinct = sorted(numbers, key=len)  # texts of like length together, whatever the encoder does with a block
-    vectors = np.empty((len(distinct), encoder.dimension), DTYPE)
+    distinct = sorted(
+        filter(None, numbers), key=len
+    )  # texts of like length together, whatever the encoder does with them
+    vectors = np.zeros((len(numbers), encoder.dimension), DTYPE)
     for start in range(0, len(distinct), BLOCK_TEXTS):
         block = distinct[start : start + BLOCK_TEXTS]
         vectors[[numbers[text] for text in block]] = encoder.encode(block)

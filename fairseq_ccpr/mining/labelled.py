@@ -52,9 +52,10 @@ def read_labelled(path: Path, offered: Container[str] = frozenset()) -> Labelled
         targets = [target for _, target in [*pairs, *alone] if target]
         partners = [target if target else None for source, target in [*pairs, *alone] if source]
         return label(sources, targets, partners)
-    taken, kept, gold = part(max(1, len(pairs) * 2 // 3), 0.5)
+    taken, kept, _ = part(max(1, len(pairs) * 2 // 3), 0.5)
+    there = {pairs[row][1] for row in kept}
     targets = [pairs[row][1] for row in taken]
-    partners = [target if place >= 0 or target in offered else None for target, place in zip(targets, gold)]
+    partners = [target if target in there or target in offered else None for target in targets]
     found = [target for target in partners if target is not None]
     return label([pairs[row][0] for row in taken], [*found, *(pairs[row][1] for row in kept)], partners)
 

@@ -70,14 +70,16 @@ class Neighbours:
         """See `Searched`."""
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
         pending, wide = np.arange(len(queries)), k + SPARE
+        # Where very many are equally near, memory is worth more than their order.
+        deepest = min(self.index.deepest, max(wide, BLOCK_NUMBERS // self.keys.shape[1]))
         while len(pending) and len(self.keys):
-            wide = min(wide, self.index.deepest)
+            wide = min(wide, deepest)
             rows = max(1, BLOCK_NUMBERS // (wide * self.keys.shape[1]))
             tied = []
             for block in (pending[start : start + rows] for start in range(0, len(pending), rows)):
                 found, names = self._find(queries[block], wide)
                 scores[block, :wide], ids[block, :wide] = found[:, :k], names[:, :k]
-                if wide < self.index.deepest:
+                if wide < deepest:
                     tied.append(block[found[:, k - 1] - found[:, -1] < NEAR])
             pending, wide = np.concatenate(tied) if tied else pending[:0], 4 * wide
         return scores, ids

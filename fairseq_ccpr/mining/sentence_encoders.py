@@ -131,6 +131,7 @@ class StoredVectors:
 
         Raises:
             ConfigurationError: a text has no vector.
+            DatastoreError: a vector has something in it that is no number.
         """
         missing = next((text for text in texts if text not in self._rows), None)
         if missing is not None:
@@ -139,6 +140,12 @@ class StoredVectors:
                 "need one"
             )
         vectors = np.asarray(self._vectors[[self._rows[text] for text in texts]], np.float32)
+        if not (finite := np.isfinite(vectors).all(axis=1)).all():
+            broken = texts[int(finite.argmin())]
+            raise DatastoreError(
+                f"{self.folder / VECTORS}, row {self._rows[broken]:,}, has NaN or an infinity in the vector of "
+                f"'{broken[:80]}': encode it again"
+            )
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Union
@@ -24,7 +25,7 @@ class RfrSettings:
     """Robust fragment-level retrieval."""
 
     k: int = 10  # neighbours of a fragment
-    beta: float = 75  # how much the nearest of them count
+    beta: float = 75.0  # how much the nearest of them count
     keep: float = 0.5  # p, the share of a sentence's fragments that count, those of the lowest entropies
     threshold: float = 0.5  # P, the probability below which there is no pair
     window: int = WINDOW  # n, words of a fragment
@@ -98,6 +99,12 @@ def _plain(value: Any) -> Any:
 
 
 def _check(settings: Settings) -> None:
+    for name, value in asdict(settings).items():
+        kind = type(getattr(type(settings)(), name))
+        if not isinstance(value, (int, float) if kind is float else kind) or (
+            kind is float and not math.isfinite(value)
+        ):
+            raise ValueError(f"{name} is {value!r}, and must be a {kind.__name__}")
     if settings.k < 1:
         raise ValueError(f"k is {settings.k}, and must be at least 1")
     if isinstance(settings, RfrSettings):

@@ -57,6 +57,10 @@ class PhraseLexiconTask(PhraseTask):
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """See `FairseqTask.load_dataset`."""
+        if split not in ("train", "valid"):
+            raise ConfigurationError(
+                f"--valid-subset is {split}: give valid; evaluate_phrases.py --task xpr tests on others"
+            )
         lexicons = list(self.open_folders(split, Lexicon))
         self.datasets[split] = LexiconDataset(
             lexicons, self.tokenizer, self.cfg.sentences, self.cfg.max_subwords, self.cfg.seed
