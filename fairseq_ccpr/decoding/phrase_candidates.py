@@ -86,10 +86,9 @@ class PhraseCandidates:
             seen: set[tuple[int, ...]] = set()
             for rank, phrase in enumerate(query.retrieved):
                 tokens = self.subwords.slice(self.subwords.split(phrase.sentence), phrase.start, phrase.end)
-                if tokens is None or len(tokens) > MAX_SUBWORDS or tuple(tokens) in seen:
-                    continue
-                seen.add(tuple(tokens))
-                found.candidates.append(Candidate(tokens, number, rank))
+                if tokens is not None and len(tokens) <= MAX_SUBWORDS and (written := tuple(tokens)) not in seen:
+                    seen.add(written)
+                    found.candidates.append(Candidate(tokens, number, rank))
         return found
 
     def table(self, batch: list[SentencePhrases], source_length: int) -> PhraseTable:
@@ -120,6 +119,9 @@ class PhraseCandidates:
             torch.from_numpy(tokens), lengths, entered, of_query, torch.from_numpy(scores), ranks, torch.from_numpy(attended)
         )  # fmt: skip
 
+    @cached_property
+    def _has_letter(self) -> list[bool]:
+        return [any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols]
+
     def _entered(self, tokens: list[int]) -> int:
-        symbols = self.subwords.dictionary.symbols
-        return next((n for n, i in enumerate(tokens, 1) if any(map(str.isalnum, symbols[i]))), len(tokens))
+        return next((n for n, i in enumerate(tokens, 1) if self._has_letter[i]), len(tokens))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -38,6 +38,9 @@ _KINDS_OF_SYMBOLS = {
     "tokenised before",
     "": "whole words, so leave out --bpe",
 }
+
+
+Placed = tuple[str, int, int]  # a symbol, and the characters of the text that it stands for, end exclusive
 
 
 @dataclass(frozen=True)
@@ -120,14 +123,11 @@ class DecoderSubwords:
         return self.tokenizer.decode(text) if self.tokenizer is not None else text
 
     def _split(self, text: str) -> Pieces:
-        ids: list[int] = []
-        starts, ends = [0], [0]
-        index, unknown = self.dictionary.indices, self.dictionary.unk()
-        for symbol, start, end in self._place(text):
-            found = index.get(symbol, unknown)
-            ids.append(found if found >= self.dictionary.nspecial else unknown)  # a word "</s>" is no marker
-            starts.append(max(start, starts[-1]))
-            ends.append(max(end, ends[-1]))
+        index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
+        placed = self._place(text)
+        symbols, starts, ends = zip(*placed) if placed else ((), (), ())
+        found = (index.get(symbol, unknown) for symbol in symbols)
+        ids = [number if number >= first else unknown for number in found]  # a word "</s>" is no marker
         self.pieces += len(ids)
         self.unknown += ids.count(unknown)
         if self.pieces >= ENOUGH_PIECES and self.unknown > MAX_UNKNOWN * self.pieces:
@@ -136,36 +136,29 @@ class DecoderSubwords:
                 "the subword model of --bpe does not match it; give the --sentencepiece-model or --bpe-codes, and the "
                 "--tokenizer, of the model's training data"
             )
-        return Pieces(tuple(ids), tuple(starts[1:]), tuple(ends[1:]))
+        return Pieces(tuple(ids), tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
 
-    def _place(self, text: str) -> Iterator[tuple[str, int, int]]:
+    def _place(self, text: str) -> list[Placed]:
         """The symbols of a text, with the characters each stands for."""
         if self.tokenizer is None:
-            yield from self._place_pieces(text)
-            return
+            return self._place_pieces(text)
         tokenised = self.tokenizer.encode(text)
         units = _MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
         origins = _Origins.trace(units, text)
-        for symbol, start, end in self._place_pieces(tokenised):
-            yield symbol, *origins.span(start, end)
+        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
 
-    def _place_pieces(self, text: str) -> Iterator[tuple[str, int, int]]:
+    def _place_pieces(self, text: str) -> list[Placed]:
         """The symbols of tokenised text; like fairseq, white space of any kind parts them."""
         if self.mark == BLANK:
-            for piece, start, end in piece_spans(self.bpe.sp, text):
-                for symbol in piece.split():
-                    yield symbol, start, end
-            return
+            pieces = piece_spans(self.bpe.sp, text)
+            return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
         symbols = (text if self.bpe is None else self.bpe.encode(text)).split()
         if self.mark and self.mark in text:  # which pieces go on cannot be told
-            yield from ((symbol, 0, len(text) + 1) for symbol in symbols)
-            return
+            return [(symbol, 0, len(text) + 1) for symbol in symbols]
         surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
         origins = _Origins.trace("".join(surfaces), text)
-        at = 0
-        for symbol, surface in zip(symbols, surfaces):
-            yield symbol, *origins.span(at, at + len(surface))
-            at += len(surface)
+        ends = [*accumulate(map(len, surfaces))]
+        return [(symbol, *origins.span(end - len(s), end)) for symbol, s, end in zip(symbols, surfaces, ends)]
 
     def _check_mark(self, dictionary: Dictionary, trouble: str, example: str) -> None:
         """Refuse a dictionary whose symbols are not what the BPE makes; words are fine where they need no joining."""

@@ -68,9 +68,10 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
     them stands for it.
     """
     _, origins = processor.normalize(text, with_offsets=True)  # one more than characters
+    kinds = kinds_of(text)
     at = 0
     for piece in processor.encode(text, out_type=str):
-        byte = _byte(processor, piece)
+        byte = _byte(processor, piece) if piece.startswith("<0x") else None
         if byte is None:
             begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
         else:
@@ -79,14 +80,12 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
         start, end = origins[begin], origins[after]
         if begin < after:
             end = max(end, min(origins[after - 1] + 1, len(text)))  # the blank of a last word comes from no character
-            while end > start + 1 and kinds_of(text[end - 1]) == SPACE:  # at the end of the text
+            while end > start + 1 and kinds[end - 1] == SPACE:  # at the end of the text
                 end -= 1
         yield piece, start, end
         at = after
 
 
 def _byte(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
-    """The byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None for all others."""
-    if piece.startswith("<0x") and processor.is_byte(processor.piece_to_id(piece)):
-        return int(piece[1:-1], 16)
-    return None
+    """The byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
+    return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None
