@@ -36,7 +36,7 @@ def make_table(batch: list[list[tuple[list[int], int, float]]], source_length: i
             better = sum(q == query and (s, -i) > (score, -lane) for i, (_, q, s) in enumerate(sentence))
             ranks[row, lane] = better
     attended = torch.rand(size, 3, source_length) < 0.5
-    return PhraseTable(tokens, lengths, entered, queries, scores, ranks, attended)
+    return PhraseTable.of(tokens, lengths, entered, queries, scores, ranks, attended)
 
 
 def begun_after(phrase: list[int]) -> int:

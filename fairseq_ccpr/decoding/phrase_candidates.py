@@ -115,7 +115,7 @@ class PhraseCandidates:
             for query, (first, end) in enumerate(found.attended):
                 attended[row, query, offset + first : offset + end] = True
         lengths, entered, of_query, ranks = torch.from_numpy(numbers)
-        return PhraseTable(
+        return PhraseTable.of(
             torch.from_numpy(tokens), lengths, entered, of_query, torch.from_numpy(scores), ranks, torch.from_numpy(attended)
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 Pure tensor maths, the same on CPU and GPU, without a loop over hypotheses or phrases and without a host round trip.
 Letters: B sentences, H hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, L subwords of the
-longest phrase, V target vocabulary.
+longest phrase, W subwords of all phrases of a sentence, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -29,6 +29,26 @@ class PhraseTable:
     scores: Tensor  # fp32 [B, A], similarities
     ranks: Tensor  # int64 [B, A], 0 is the best of its source phrase
     attended: Tensor  # bool [B, Q, S], source subwords of each source phrase
+    # The same tokens without the gaps after short phrases, W a sentence, NO_TOKEN after the last: most phrases are short.
+    dense: Tensor  # int32 [B, W]
+    dense_lanes: Tensor  # int64 [B, W], the phrase of each
+    dense_bits: Tensor  # int64 [B, W], 2^m of the m-th subword of its phrase
+
+    @classmethod
+    def of(
+        cls, tokens: Tensor, lengths: Tensor, entered: Tensor, queries: Tensor, scores: Tensor, ranks: Tensor,
+        attended: Tensor,
+    ) -> PhraseTable:  # fmt: skip
+        """A table on the CPU, of the tensors described above."""
+        sentences, lanes, places = (tokens != NO_TOKEN).nonzero().unbind(dim=1)
+        counts = torch.bincount(sentences, minlength=len(tokens))
+        columns = torch.arange(len(sentences)) - (counts.cumsum(0) - counts)[sentences]
+        size = len(tokens), max(1, int(counts.max()))
+        dense = tokens.new_full(size, NO_TOKEN).index_put((sentences, columns), tokens[sentences, lanes, places])
+        dense_lanes, dense_bits = (
+            lanes.new_zeros(size).index_put((sentences, columns), values) for values in (lanes, 1 << places)
+        )
+        return cls(tokens, lengths, entered, queries, scores, ranks, attended, dense, dense_lanes, dense_bits)
 
     def to(self, device: torch.device) -> PhraseTable:
         """The same on another device."""
@@ -119,7 +139,6 @@ class PhraseState:
     def __init__(self, table: PhraseTable, rows: Tensor, coverage: bool = True) -> None:
         self.table, self.rows, self.coverage = table, rows, coverage
         hypotheses, phrases = len(rows), table.lengths.size(1)
-        self.bits = (1 << torch.arange(table.tokens.size(2), device=rows.device)).double()  # [L], 2^m
         self.matched = rows.new_zeros(hypotheses, phrases)  # bit m: the last m + 1 tokens are the phrase's first
         self.covered = rows.new_full((hypotheses, table.attended.size(1)), NEVER)  # rank of the best one written
 
@@ -135,7 +154,8 @@ class PhraseState:
         All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet).
         """
         table, lengths = self.table, self.table.lengths[self.rows]
-        here = ((table.tokens[self.rows] == written[:, None, None]).double() @ self.bits).long()  # [H, A]
+        bits = table.dense_bits[self.rows].masked_fill(table.dense[self.rows] != written[:, None], 0)  # [H, W]
+        here = torch.zeros_like(self.matched).scatter_add(1, table.dense_lanes[self.rows], bits)  # [H, A]
         self.matched = ((self.matched << 1) | 1) & here
         if self.coverage:
             complete = (self.matched >> (lengths - 1).clamp_min(0) & 1).bool() & (lengths > 0)
