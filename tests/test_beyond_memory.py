@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -181,12 +182,16 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(wor
 
 def test_a_plan_says_what_each_way_to_search_needs(world: World):
     words = ("--plan", "--size", 10**9, "--queries", 5, "--speeds", "host=10", "device=1000", "disk=2")
-    lines = call("inspect_datastore", world.datastore, *words).stdout.splitlines()
+    *lines, room = call("inspect_datastore", world.datastore, *words).stdout.splitlines()
+    assert re.fullmatch(r"free on this machine: [\d,]+ GB on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room)
     rows = {(cells[1], cells[2]): cells[3:-1] for line in lines[3:] for cells in [[c.strip() for c in line.split("|")]]}
     width = TokenDatastore(world.datastore).section.dimension
     disk = f"{(2 * width + 12):,.4g} GB"
     assert rows["exact", "from disk, mapped"] == [disk, "0 GB", "0 GB", "64 GB", "32 s"]
-    assert rows["exact", "on GPUs"] == [disk, "0 GB", "72 GB", "64 GB", "64 ms"]
+    assert rows["exact", "on one GPU"] == [disk, "0 GB", "72 GB", "64 GB", "64 ms"]
+    torch_lists = next(cells for (index, _), cells in rows.items() if index.startswith("torch-ivf131072;nprobe=64"))
+    read = 5 * 64 / 131072 * 1e9 * 2 * width + 131072 * 4 * width
+    assert torch_lists[3:] == [f"{read / 1e9:,.4g} GB", f"{read / 1e12 * 1e3:,.3g} ms"]
     lists = next(cells for (index, _), cells in rows.items() if index.startswith("disk:IVF32768,SQ8;nprobe=16"))
     read = 5 * 16 / 32768 * 1e9 * (width + 8)
     assert lists[3:] == [f"{read / 1e9:,.4g} GB", f"{read / 2e9 * 1e3:,.3g} ms"]

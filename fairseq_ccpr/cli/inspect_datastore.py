@@ -16,10 +16,15 @@ from fairseq_ccpr.decoding.phrase_prompt import marked
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.machine import Limits
-from fairseq_ccpr.evaluation.planning import measure_speeds, needs, parse_speeds
+from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
 
-SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on GPUs"}
+SEARCHED = {
+    "disk": "from disk, mapped",
+    "host": "in memory, on the CPU",
+    "device": "on one GPU",
+    "devices": "on GPUs",
+}
 
 HELP = """\
 Show what a datastore holds and was built from, and read every byte of it to see that it is whole: its tokens, its phrases,
@@ -89,6 +94,7 @@ def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, floa
             counts = [_gigabytes(n) for n in (need.disk, need.host, need.device, need.read)]
             rows.append([need.index, SEARCHED[need.place], *counts, _seconds(need.seconds)])
         print(markdown_table(rows))
+    print(f"free on this machine: {describe_room(directory)}")
     return 0
 
 

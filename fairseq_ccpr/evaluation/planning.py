@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from fairseq_ccpr.evaluation.machine import Limits, measure_limits
 from fairseq_ccpr.search.base import DISK
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
 from fairseq_ccpr.search.faiss_index import inverted_lists, make_index
-from fairseq_ccpr.search.plan import PHRASE_PROBES, automatic_factory, list_count, plan_index
+from fairseq_ccpr.search.plan import PHRASE_PROBES, TORCH_IVF, automatic_factory, index_bytes, list_count, plan_index
 
 SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
 LEAST_BYTES = 1 << 26
@@ -27,7 +29,7 @@ class Need:
 
     Attributes:
         index: as `--index` has it.
-        place: where it is searched: `host`, `device` or `disk`.
+        place: where it is searched: `host`, `device`, which is one GPU, `devices`, or `disk`.
         disk: all files of the part.
         host, device: held in memory, of one machine and of its GPUs together.
         read: of keys or codes, a step, from the place.
@@ -73,6 +75,15 @@ def needs(
         limits = speeds.get(place)
         return Need("exact", place, stored, host, device, keys, limits.floor(size, d, queries) if limits else None)
 
+    def torch_lists() -> Need:
+        planned = plan_index(TORCH_IVF, metric, "", size, d, probes=probes)
+        count, probed = (int(re.sub(r"\D", "", word)) for word in (planned.factory, planned.parameters))
+        whole, coarse = index_bytes(planned, size, d), 4 * count * d
+        read = queries * min(probed, count) / count * keys + coarse
+        limits = speeds.get("device")
+        seconds = read / limits.bytes_per_second if limits else None
+        return Need(str(planned), "device", stored + whole, 0, whole + values, read, seconds)
+
     def lists(choice: str, place: str) -> Need:
         planned = plan_index(choice, metric, "", size, d, probes=probes)
         index = make_index(d, planned.factory, metric)
@@ -84,10 +95,10 @@ def needs(
         again = index.refine_index.sa_code_size() if hasattr(index, "refine_index") else 0  # for the best few
         whole = size * (entry + again) + coarse
         read = queries * probed / ivf.nlist * size * entry + coarse
-        held = {"host": (whole, 0), "device": (0, whole + values), "disk": (coarse, 0)}[place]
+        held = {"host": (whole, 0), "devices": (0, whole + values), "disk": (coarse, 0)}[place]
         if place == "disk":
             read = min(read - coarse, size * entry)  # a list that several queries want is read once
-        limits = speeds.get(place)
+        limits = speeds.get(place.removesuffix("s"))
         seconds = read / limits.bytes_per_second if limits else None
         return Need(str(planned), place, stored + whole, *held, read, seconds)
 
@@ -98,7 +109,8 @@ def needs(
         exact("device", 0, keys + norms + values),
         lists(DISK, "disk"),
         lists(automatic_factory(size, d), "host"),
-        lists(f"IVF{list_count(size)},SQfp16", "device"),  # which FAISS has for GPUs, and shares among them
+        torch_lists(),
+        lists(f"IVF{list_count(size)},SQfp16", "devices"),  # which FAISS has for GPUs, and shares among them
         *(lists(choice, "disk" if choice.partition(":")[0] == DISK else "host") for choice in others),
     ]
 
@@ -118,6 +130,14 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
     if "disk" not in speeds and file.is_file() and file.stat().st_size >= LEAST_BYTES:
         speeds["disk"] = Limits(_reading(file), speeds["host"].operations_per_second)
     return speeds
+
+
+def describe_room(folder: Path) -> str:
+    """What this machine has for it: space on the disk of a folder, memory that is free, and the memory of its GPUs."""
+    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    devices = f"GPUs of {', '.join(f'{size / 1e9:,.0f} GB' for size in gpus)}" if gpus else "no GPU"
+    return f"{shutil.disk_usage(folder).free / 1e9:,.0f} GB on disk, {memory / 1e9:,.0f} GB of memory, {devices}"
 
 
 def _reading(file: Path) -> float:
