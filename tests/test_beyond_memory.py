@@ -183,7 +183,7 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(wor
 def test_a_plan_says_what_each_way_to_search_needs(world: World):
     words = ("--plan", "--size", 10**9, "--queries", 5, "--speeds", "host=10", "device=1000", "disk=2")
     *lines, room = call("inspect_datastore", world.datastore, *words).stdout.splitlines()
-    assert re.fullmatch(r"free on this machine: [\d,]+ GB on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room)
+    assert re.fullmatch(r"this machine: [\d,]+ GB free on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room)
     rows = {(cells[1], cells[2]): cells[3:-1] for line in lines[3:] for cells in [[c.strip() for c in line.split("|")]]}
     width = TokenDatastore(world.datastore).section.dimension
     disk = f"{(2 * width + 12):,.4g} GB"

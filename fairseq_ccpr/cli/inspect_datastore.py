@@ -94,7 +94,7 @@ def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, floa
             counts = [_gigabytes(n) for n in (need.disk, need.host, need.device, need.read)]
             rows.append([need.index, SEARCHED[need.place], *counts, _seconds(need.seconds)])
         print(markdown_table(rows))
-    print(f"free on this machine: {describe_room(directory)}")
+    print(f"this machine: {describe_room(directory)}")
     return 0
 
 

@@ -133,11 +133,11 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
 
 
 def describe_room(folder: Path) -> str:
-    """What this machine has for it: space on the disk of a folder, memory that is free, and the memory of its GPUs."""
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """What this machine has for it: space on the disk of a folder, memory, and the memory of its GPUs."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpus = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
     devices = f"GPUs of {', '.join(f'{size / 1e9:,.0f} GB' for size in gpus)}" if gpus else "no GPU"
-    return f"{shutil.disk_usage(folder).free / 1e9:,.0f} GB on disk, {memory / 1e9:,.0f} GB of memory, {devices}"
+    return f"{shutil.disk_usage(folder).free / 1e9:,.0f} GB free on disk, {memory / 1e9:,.0f} GB of memory, {devices}"
 
 
 def _reading(file: Path) -> float:
