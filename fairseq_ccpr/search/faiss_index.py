@@ -249,6 +249,8 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
         _write(block, Path(names[-1]))
     with _silence(), _written(lists := partial / lists_file(path.name)):
         merge_ondisk(index, names, str(lists))
+    # Where the lists are is found out when they are read: the index is the same wherever it was made.
+    faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).filename = lists.name
     _write(index, partial / path.name)
     for name in (lists_file(path.name), path.name):  # the index last: once it is there, all is
         (partial / name).replace(path.with_name(name))
