@@ -26,7 +26,7 @@ class TextLines:
         # Not as `np.memmap`, each slice of which costs as much as the line.
         self.offsets = np.asarray(open_array(offsets, (count + 1,), "int64"))
         # An empty file cannot be mapped.
-        self._bytes = memoryview(np.memmap(text, np.uint8, "r") if count else b"")
+        self._bytes = (np.memmap(text, np.uint8, "r") if count else np.empty(0, np.uint8)).data
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
