@@ -167,7 +167,7 @@ class MilvusServer:
                 f"Milvus at {self.address.uri} refuses these credentials: give user:password in the environment variable "
                 f"{TOKEN}, or in the URI of --store"
             ) from None
-        if status in (code.UNAVAILABLE, code.DEADLINE_EXCEEDED, code.CANCELLED, code.UNKNOWN):
+        if status in (code.UNAVAILABLE, code.DEADLINE_EXCEEDED, code.CANCELLED, code.UNKNOWN, code.INTERNAL):
             return
         if isinstance(error, self.pymilvus.MilvusException):
             if self.address.embedded and self._client is None:

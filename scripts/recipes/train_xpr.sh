@@ -5,7 +5,7 @@
 #   scripts/recipes/train_xpr.sh OUTPUT_DIR LEXICON_DIR [LEXICON_DIR ...] [-- option of fairseq-train ...]
 #
 # Each LEXICON_DIR is one of build_lexicon_dataset.py, of any language pair; the best checkpoint is that with the highest
-# acc@1 on the phrases of their valid parts. ENCODER=DIR is where to start from (else multilingual-e5-small, its vocabulary
+# acc@1 on the phrases of their valid parts. --lr is 1e-4 for so few updates; the paper's 2e-5 is for tens of thousands. ENCODER=DIR is where to start from (else multilingual-e5-small, its vocabulary
 # cut down to that of the lexicons). PAIRS (256) is how many phrase pairs are a batch, UPDATES (1000) how long to train.
 # OUTPUT_DIR/phrase-encoder/xpr.pt, in its folder, is what --encoder of the other commands takes: the best checkpoint in
 # fp16, without its optimizer and momentum encoder.
