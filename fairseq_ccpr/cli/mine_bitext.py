@@ -15,7 +15,7 @@ from fairseq_ccpr.datastore.arrays import bring_to_disk
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.machine import peak_bytes
 from fairseq_ccpr.mining.fragments import WINDOW, fragments
-from fairseq_ccpr.mining.labelled import read_labelled
+from fairseq_ccpr.mining.labelled import LabelledText, read_labelled
 from fairseq_ccpr.mining.miner import Miner, read_sentences
 from fairseq_ccpr.mining.sentence_encoders import (
     E5,
@@ -98,15 +98,16 @@ def mine(options: argparse.Namespace) -> int:
         raise ConfigurationError("give --encoder, --settings and --output, or --list-texts")
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     encoder = load_sentence_encoder(options.encoder, device, options.bf16)
-    tuned = None if options.tune else _read_settings(options, encoder)
+    labelled = read_labelled(options.tune, {*targets}) if options.tune else None
+    tuned = TunedSettings(_untuned(options), encoder.fingerprint) if labelled else _read_settings(options, encoder)
     start = time.monotonic()
     work = options.output.with_name(options.output.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     work.mkdir()
     try:
-        settings = tuned.settings if tuned else _untuned(options)
-        miner = Miner(sources, targets, encoder, settings, work, options.index, options.quiet)
-        tuned = tuned or _tune(options, miner)
+        miner = Miner(sources, targets, encoder, tuned.settings, work, options.index, options.quiet)
+        if labelled:
+            tuned = _tune(options, miner, labelled)
         found = _write(miner, work / "pairs.tsv")
         (work / "pairs.tsv").replace(options.output)
     finally:
@@ -147,16 +148,13 @@ def _write(miner: Miner, path: Path) -> int:
 
 
 def _untuned(options: argparse.Namespace) -> Settings:
-    return (
-        MarginSettings()
-        if options.method == MARGIN
-        else RfrSettings(entropy_over=options.entropy_over or OVER_SENTENCES)
-    )
+    if options.method == MARGIN:
+        return MarginSettings()
+    return RfrSettings(entropy_over=options.entropy_over or OVER_SENTENCES)
 
 
-def _tune(options: argparse.Namespace, miner: Miner) -> TunedSettings:
+def _tune(options: argparse.Namespace, miner: Miner, labelled: LabelledText) -> TunedSettings:
     """Choose settings, and write them to their file."""
-    labelled = read_labelled(options.tune, {*miner.targets})
     f1 = miner.tune(labelled, Grid())
     about = {
         "pairs": fingerprint.of_file(options.tune), "sources": len(labelled.sources), "targets": len(labelled.targets),

@@ -59,9 +59,8 @@ def encode_distinct(texts: Sequence[str], encoder: SentenceEncoder, bar: tqdm | 
     """
     numbers: dict[str, int] = {}
     rows = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
-    distinct = sorted(
-        filter(None, numbers), key=len
-    )  # texts of like length together, whatever the encoder does with them
+    # Texts of like length together, whatever the encoder does with a block.
+    distinct = sorted(filter(None, numbers), key=len)
     vectors = np.zeros((len(numbers), encoder.dimension), DTYPE)
     for start in range(0, len(distinct), BLOCK_TEXTS):
         block = distinct[start : start + BLOCK_TEXTS]

@@ -84,15 +84,12 @@ class Miner:
 
     def tune(self, labelled: LabelledText, grid: Grid) -> float:
         """Take the settings that do best on labelled sentences, tried among those to be mined; their F1."""
-        places = {target: place for place, target in enumerate(self.targets)}
-        own = [target for target in labelled.targets if target not in places]
-        numbers = {target: len(own) + place for target, place in places.items()} | {
-            target: number for number, target in enumerate(own)
-        }
+        known = {*self.targets}
+        own = [target for target in labelled.targets if target not in known]
+        numbers = {target: number for number, target in enumerate([*own, *self.targets])}
         number_of = np.array([*(numbers[target] for target in labelled.targets), -1])
-        trial = Trial.encode(
-            LabelledText(labelled.sources, own, number_of[labelled.gold]), self.encoder, "tuning", self.quiet
-        )
+        apart = LabelledText(labelled.sources, own, number_of[labelled.gold])
+        trial = Trial.encode(apart, self.encoder, "tuning", self.quiet)
         margin = isinstance(self.settings, MarginSettings)
         among = Unlabelled(self.side, self._source_side if margin else None, {*self.sources} & {*labelled.sources})
         self.settings, f1 = trial.tune(self.settings, grid, among)
