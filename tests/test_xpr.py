@@ -33,7 +33,7 @@ from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.models.type_vectors import find_translations, type_means
 from fairseq_ccpr.models.xpco_criterion import XpcoConfig, XpcoCriterion, false_negatives
-from fairseq_ccpr.models.xpr_encoder import XprEncoder, pool, span_means
+from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig, pool, span_means
 from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, draw
 from fairseq_ccpr.phrases.lexicon_dataset import LexiconDataset
 from fairseq_ccpr.phrases.lexicon_split import is_near_copy, split_pairs
@@ -324,7 +324,8 @@ def test_head_starts_as_a_rotation(xpr: Xpr):
             vectors, sums = encoder.head(pooled), encoder.head(pooled[:20] + pooled[20:])
         linear = torch.allclose(sums, vectors[:20] + vectors[20:], rtol=1e-4, atol=1e-4)
         assert linear == (width <= 32)
-        if width == 32:
+        if width == 32:  # the default
+            assert len(XprEncoder.build_model(XprEncoderConfig(encoder=str(xpr.context)), None).head[2].bias) == width
             torch.testing.assert_close(vectors @ vectors.T, pooled @ pooled.T, rtol=1e-4, atol=1e-4)
 
 

@@ -30,8 +30,9 @@ class XprEncoderConfig(FairseqDataclass):
         default="", metadata={"help": "the pretrained context encoder, made by convert_encoder.py; must be given"}
     )
     layer: Optional[int] = field(default=None, metadata={"help": "the layer whose states are pooled (the last)"})
-    phrase_dim: int = field(
-        default=128, metadata={"help": "o, width of a phrase vector; 0: no projection head (an ablation)"}
+    phrase_dim: Optional[int] = field(
+        default=None,
+        metadata={"help": "o, width of a phrase vector (that of the states); 0: no projection head (an ablation)"},
     )
     encoder_momentum: float = field(
         default=0.999,
@@ -80,7 +81,7 @@ class XprEncoder(SpanEncoder):
     @classmethod
     def build_model(cls, cfg: XprEncoderConfig, task: Any) -> "XprEncoder":
         """See `BaseFairseqModel.build_model`."""
-        if cfg.phrase_dim < 0:
+        if cfg.phrase_dim is not None and cfg.phrase_dim < 0:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1, or 0 for no projection head")
         if not 0 <= cfg.encoder_momentum < 1:
             raise ConfigurationError(
@@ -94,7 +95,8 @@ class XprEncoder(SpanEncoder):
             raise ConfigurationError(
                 f"--layer is {layer}, but the encoder {cfg.encoder} has {context.layers} layers: give 0 to that"
             )
-        return cls(context, layer, cfg.phrase_dim, cfg.encoder_momentum, cfg.queue)
+        dimension = context.hidden if cfg.phrase_dim is None else cfg.phrase_dim
+        return cls(context, layer, dimension, cfg.encoder_momentum, cfg.queue)
 
     @classmethod
     def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "XprEncoder":
