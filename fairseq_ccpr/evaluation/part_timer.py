@@ -28,7 +28,8 @@ METHODS: dict[tuple[Any, str], str] = {
     (TorchIvfIndex, "search"): SEARCH,
     (TokenRetriever, "look_up"): MERGE,  # less what it calls of the above: values, probabilities, lambda
     (RetrievalEnsemble, "mix"): MERGE,
-    (PhraseMemory, "start"): PHRASES,
+    (PhraseMemory, "ask"): PHRASES,
+    (PhraseMemory, "take"): PHRASES,
     (PhraseMemory, "begin"): PHRASES,
     (PhraseMemory, "step"): PHRASES,
     (PhraseState, "advance"): PHRASES,
