@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -18,10 +19,12 @@ from conftest import PAIRS, Ccpr, World, call, equal, subword_options
 from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.decoding.trace import trace
 from fairseq_ccpr.evaluation.decoding import batches, load, parse_generation
+from fairseq_ccpr.evaluation.part_timer import DECODER, PHRASES, PartTimer
 from fairseq_ccpr.evaluation.phrase_grid import References
 from fairseq_ccpr.evaluation.tuning import fill_caches, with_all_phrases
 from fairseq_ccpr.phrases.text_pairs import read_pairs
@@ -216,6 +219,19 @@ def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]):
     with patch.object(PhraseRetriever, "ask", watched):
         decode(*phrases, "--batch-size", 8)
     assert len(asked) == PAIRS["test"]
+
+
+def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]):
+    timer, running = PartTimer(torch.device("cpu")), []
+    real = PhraseCandidates.__call__
+
+    def watched(self: PhraseCandidates, *arguments: Any) -> Any:
+        running.append(timer._running[-1])
+        return real(self, *arguments)
+
+    with timer, patch.object(PhraseCandidates, "__call__", watched):
+        decode(*phrases)
+    assert {*running} == {PHRASES} and timer.seconds[PHRASES] > 0 and timer.calls[PHRASES] > timer.calls[DECODER]
 
 
 def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path):
