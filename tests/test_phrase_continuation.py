@@ -14,8 +14,10 @@ from torch import Tensor
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, interpolate_, limit_shares
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseState, PhraseTable
 
-VOCABULARY = 7  # so few that phrases repeat tokens, begin alike and overlap
-phrases = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5)
+VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
+SPECIAL = 0  # a token that no phrase has, and that none may ask for
+MARK = 1  # stands for one without a letter
+phrases = st.lists(st.integers(MARK, VOCABULARY - 1), min_size=1, max_size=5)
 sentences = st.lists(
     st.tuples(phrases, st.integers(0, 2), st.floats(-1, 1, width=32)), min_size=0, max_size=6
 )  # phrase, source phrase, score
@@ -40,8 +42,7 @@ def make_table(batch: list[list[tuple[list[int], int, float]]], source_length: i
 
 
 def begun_after(phrase: list[int]) -> int:
-    """Token 0 stands for one without a letter."""
-    return next((n for n, token in enumerate(phrase, 1) if token), len(phrase))
+    return next((n for n, token in enumerate(phrase, 1) if token != MARK), len(phrase))
 
 
 def longest_proper_prefix(phrase: list[int], written: list[int]) -> int:
@@ -141,6 +142,7 @@ def check_row(values: Tensor, probs: Tensor, mass: float, expected: dict[int, fl
         if prob > 1e-9:
             merged.setdefault(value, set()).add(round(prob, 5))
     assert all(len(of_value) == 1 for of_value in merged.values())  # all lanes of a token have its whole probability
+    assert SPECIAL not in merged
     for token, of_token in expected.items():
         if of_token / sum(expected.values()) > 1e-5:
             assert merged[token].pop() == pytest.approx(of_token / sum(expected.values()), abs=2e-5)

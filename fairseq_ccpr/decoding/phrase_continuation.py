@@ -2,13 +2,14 @@
 
 Pure tensor maths, the same on CPU and GPU, without a loop over hypotheses or phrases and without a host round trip.
 Letters: B sentences, H hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, L subwords of the
-longest phrase, W subwords of all phrases of a sentence, V target vocabulary.
+longest phrase, P different pairs of a subword and a source phrase, R equal subwords, V target vocabulary. Rows of a table are
+taken with `index_select`, which copies them whole; `[rows]` would look up each number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 MAX_SUBWORDS = 48  # of a phrase: the prefixes that match are bits of a number, and float64 must hold it exactly
 NO_TOKEN = -1
 NEVER = 2**31  # a rank that no phrase has
+SENTENCE = 2**32  # more than any token
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,15 @@ class PhraseTable:
     scores: Tensor  # fp32 [B, A], similarities
     ranks: Tensor  # int64 [B, A], 0 is the best of its source phrase
     attended: Tensor  # bool [B, Q, S], source subwords of each source phrase
-    # The same tokens without the gaps after short phrases, W a sentence, NO_TOKEN after the last: most phrases are short.
-    dense: Tensor  # int32 [B, W]
-    dense_lanes: Tensor  # int64 [B, W], the phrase of each
-    dense_bits: Tensor  # int64 [B, W], 2^m of the m-th subword of its phrase
+    types: Tensor  # int32 [B, A, L], which of the sentence's different tokens it is, from 1; 0 after the phrase's end
+    pairs: Tensor  # int32 [B, A, L], which of its different pairs of a token and a source phrase, the same way, up to P
+    # All M subwords, sorted so that those that equal a written token are neighbours; a last one equals none.
+    places: Tensor  # int64 [M + 1], ascending: sentence * SENTENCE + token
+    at_place: (
+        Tensor  # int64 [M + 1, 4]: its phrase; 2^m, of the m-th subword; rank of the phrase if it ends here; its query
+    )
+    most_alike: int  # R, of the subwords of a sentence
+    most_pairs: int  # P, of a sentence
 
     @classmethod
     def of(
@@ -40,19 +47,28 @@ class PhraseTable:
         attended: Tensor,
     ) -> PhraseTable:  # fmt: skip
         """A table on the CPU, of the tensors described above."""
-        sentences, lanes, places = (tokens != NO_TOKEN).nonzero().unbind(dim=1)
-        counts = torch.bincount(sentences, minlength=len(tokens))
-        columns = torch.arange(len(sentences)) - (counts.cumsum(0) - counts)[sentences]
-        size = len(tokens), max(1, int(counts.max()))
-        dense = tokens.new_full(size, NO_TOKEN).index_put((sentences, columns), tokens[sentences, lanes, places])
-        dense_lanes, dense_bits = (
-            lanes.new_zeros(size).index_put((sentences, columns), values) for values in (lanes, 1 << places)
-        )
-        return cls(tokens, lengths, entered, queries, scores, ranks, attended, dense, dense_lanes, dense_bits)
+        subwords = (tokens != NO_TOKEN).nonzero()  # [M, 3]: sentence, phrase, place in it
+        of_each = subwords[:, 0] * SENTENCE + tokens[subwords.unbind(dim=1)]
+        by_query, order = (of_each * attended.size(1) + queries[subwords[:, :2].unbind(dim=1)]).sort()
+        places, (sentences, lanes, subword) = of_each[order], subwords[order].T.contiguous()
+        types, pairs = _number(places, sentences), _number(by_query, sentences)
+        rank_at_end = ranks[sentences, lanes].masked_fill(subword + 1 < lengths[sentences, lanes], NEVER)
+        at_place = torch.stack([lanes, 1 << subword, rank_at_end, queries[sentences, lanes]], dim=1)
+        return cls(
+            tokens, lengths, entered, queries, scores, ranks, attended,
+            torch.zeros_like(tokens).index_put((sentences, lanes, subword), types),
+            torch.zeros_like(tokens).index_put((sentences, lanes, subword), pairs),
+            torch.cat([places, places.new_tensor([len(tokens) * SENTENCE])]),
+            torch.cat([at_place, at_place.new_tensor([[0, 0, NEVER, 0]])]),
+            max(places.unique_consecutive(return_counts=True)[1].tolist(), default=1),
+            int(pairs.max()) if len(pairs) else 0,
+        )  # fmt: skip
 
     def to(self, device: torch.device) -> PhraseTable:
         """The same on another device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in vars(self).items()})
+        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return replace(self, **moved)
 
     def weights(self, k: int, temperature: float, min_similarity: float) -> Tensor:
         """c_q w(a|q) of each phrase, fp32 [B, A]: softmax over the k best of its source phrase, times their confidence.
@@ -88,9 +104,8 @@ class Outlook(NamedTuple):
     begun: Tensor  # bool, the phrase goes on; or else it would begin
     willing: Tensor  # fp32 in [0, 1], how far the model lets it
     covered: Tensor  # int64, rank of the best phrase of its source phrase that was written in full; NEVER without one
-    order: Tensor  # int64, which puts the lanes in the order of token and source phrase
-    pairs: Tensor  # int64, in that order: the number of the run of equal (token, source phrase)
-    tokens: Tensor  # int64, in that order: the number of the run of equal tokens
+    types: Tensor  # int64, which of the sentence's different tokens that is
+    pairs: Tensor  # int64, and which of its pairs of a token and a source phrase
 
     def votes(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Tensor:
         """What each phrase gives to its token, fp32 [H, A]: c_q w'(a|q) gamma.
@@ -106,7 +121,7 @@ class Outlook(NamedTuple):
             k: kappa_q is 1 once one of the k best of q was written in full. What has begun may still end: it often holds the
                 shorter one.
         """
-        queries, weights = table.queries[rows], weights[rows]
+        queries, weights = table.queries.index_select(0, rows), weights.index_select(0, rows)
         size = len(rows), table.attended.size(1)
         going = weights * self.begun
         totals = (weights.new_zeros(size).scatter_add(1, queries, part).gather(1, queries) for part in (weights, going))
@@ -117,14 +132,15 @@ class Outlook(NamedTuple):
 
     def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Continuation:
         """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z; see `votes`."""
-        votes = self.votes(table, rows, weights, enter, k).gather(1, self.order)
-        sums = torch.zeros_like(votes).scatter_add(1, self.pairs, votes).gather(1, self.pairs)
-        largest = torch.zeros_like(votes).scatter_reduce(1, self.tokens, sums, "amax")  # each token's M, once
+        votes = self.votes(table, rows, weights, enter, k)
+        nothing = votes.new_zeros(len(votes), 1 + table.most_pairs)
+        sums = nothing.scatter_add(1, self.pairs, votes).gather(1, self.pairs)
+        largest = nothing.scatter_reduce(1, self.types, sums, "amax")  # each token's M, once
         mass = largest.sum(dim=1)
-        merged = torch.empty_like(votes).scatter(1, self.order, largest.gather(1, self.tokens))
-        return Continuation(
-            self.values, (merged / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(1)).log(), mass
-        )
+        tiny = torch.finfo(mass.dtype).tiny
+        merged = largest.gather(1, self.types) / mass.clamp_min(tiny).unsqueeze(1)
+        log_probs = merged.clamp_min(tiny).log().masked_fill(merged == 0, float("-inf"))  # a CPU's log of 0 is slow
+        return Continuation(self.values, log_probs, mass)
 
 
 class PhraseState:
@@ -153,19 +169,23 @@ class PhraseState:
 
         All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet).
         """
-        table, lengths = self.table, self.table.lengths[self.rows]
-        bits = table.dense_bits[self.rows].masked_fill(table.dense[self.rows] != written[:, None], 0)  # [H, W]
-        here = torch.zeros_like(self.matched).scatter_add(1, table.dense_lanes[self.rows], bits)  # [H, A]
+        table = self.table
+        place = (self.rows * SENTENCE + written).unsqueeze(1)  # [H, 1]
+        alike = torch.searchsorted(table.places, place) + torch.arange(table.most_alike, device=place.device)
+        alike.clamp_max_(len(table.places) - 1)  # [H, R]
+        which = alike.view(-1)
+        lanes, bits, ranks, queries = table.at_place.index_select(0, which).view(*alike.shape, -1).unbind(dim=2)
+        bits = bits.masked_fill(table.places.index_select(0, which).view(alike.shape) != place, 0)
+        here = torch.zeros_like(self.matched).scatter_add(1, lanes, bits)  # [H, A]
         self.matched = ((self.matched << 1) | 1) & here
         if self.coverage:
-            complete = (self.matched >> (lengths - 1).clamp_min(0) & 1).bool() & (lengths > 0)
-            ranks = table.ranks[self.rows].masked_fill(~complete, NEVER)
-            self.covered.scatter_reduce_(1, table.queries[self.rows], ranks, "amin")
+            ranks = ranks.masked_fill(self.matched.gather(1, lanes) & bits == 0, NEVER)
+            self.covered.scatter_reduce_(1, queries, ranks, "amin")
 
     def prefixes(self) -> Tensor:
         """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A]."""
-        proper = self.matched & ((1 << (self.table.lengths[self.rows] - 1).clamp_min(0)) - 1)
-        return torch.frexp(proper.double()).exponent.long()  # the number of binary digits
+        ends = (1 << (self.table.lengths - 1).clamp_min(0)).index_select(0, self.rows)
+        return torch.frexp((self.matched & (ends - 1)).double()).exponent.long()  # the number of binary digits
 
     def outlook(self, log_probs: Tensor, attention: Tensor | None = None) -> Outlook:
         """What each phrase would write next, and whether it may.
@@ -174,22 +194,28 @@ class PhraseState:
             log_probs: fp32 [H, V], log p_NMT. The model lets a phrase go on with v as far as sqrt(p_NMT(v) / max p_NMT).
             attention: fp32 [H, S], of the decoder to the source: then a phrase may begin as far as that is on q.
         """
-        table, queries = self.table, self.table.queries[self.rows]
+        table, queries = self.table, self.table.queries.index_select(0, self.rows)
         length = self.prefixes()
-        lanes = torch.arange(length.size(1), device=length.device)
-        values = table.tokens[self.rows[:, None], lanes, length].clamp_min(0).long()  # [H, A]
-        begun = length >= table.entered[self.rows]
+        phrases, longest = table.tokens.shape[1:]
+        lanes = self.rows.unsqueeze(1) * phrases + torch.arange(phrases, device=length.device)  # of all sentences
+        next_ones = (lanes * longest + length).view(-1)
+        values, types, pairs = (
+            numbers.view(-1).index_select(0, next_ones).view(length.shape).long()
+            for numbers in (table.tokens, table.types, table.pairs)
+        )  # [H, A] each
+        values.clamp_min_(0)
+        begun = length >= table.entered.index_select(0, self.rows)
         willing = ((log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)) / 2).exp()
         if attention is not None:
-            spans = table.attended[self.rows].to(attention.dtype)
+            spans = table.attended.index_select(0, self.rows).to(attention.dtype)
             attended = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
             willing = torch.where(begun, willing, attended)
         covered = self.covered.gather(1, queries)
-        ordered, order = (values * table.attended.size(1) + queries).sort(dim=1)
-        pairs, tokens = _runs(ordered), _runs(ordered // table.attended.size(1))
-        return Outlook(values, begun, willing, covered, order, pairs, tokens)
+        return Outlook(values, begun, willing, covered, types, pairs)
 
 
-def _runs(ordered: Tensor) -> Tensor:
-    """The number of the run of equal values that each of sorted rows [H, A] is in."""
-    return torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).long().cumsum(dim=1)
+def _number(ordered: Tensor, sentences: Tensor) -> Tensor:
+    """Different values of sorted M, counted from 1 in each sentence, int32 [M]."""
+    changes = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (1, 0)).long().cumsum(dim=0)
+    first = torch.searchsorted(sentences, sentences)
+    return (1 + changes - changes[first]).int()
