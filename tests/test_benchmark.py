@@ -81,6 +81,18 @@ def test_recall_of_a_sample_leaves_out_the_keys_themselves():
     assert recall_of_sample(OnlyItself(keys, "l2"), keys) == 0
     assert recall_of_sample(ExactIndex(keys[:5], "l2"), keys[:5]) is None
 
+    class Late(ExactIndex):
+        """Finds the neighbours after as many others."""
+
+        def search(self, queries, k):
+            scores, ids = super().search(queries, k)
+            return scores, torch.cat([ids[:, k // 2 :], ids[:, : k // 2]], dim=1) if k > 32 else ids.new_full(
+                ids.shape, -1
+            )
+
+    assert recall_of_sample(Late(keys, "l2"), keys) == 0
+    assert recall_of_sample(Late(keys, "l2"), keys, 64) == recall_of_sample(ExactIndex(keys, "l2"), keys, 64) == 1
+
 
 def test_recall_is_stored_and_shown(world: World, tmp_path: Path):
     build(world, tmp_path / "store", "--index", "IVF16,PQ8x4", "--index-parameters", "nprobe=1", "--subset", "test")

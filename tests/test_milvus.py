@@ -159,7 +159,7 @@ def test_same_translations_as_from_a_folder(
 ):
     options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2", "--phrase-enter", 1]
     options += ["--store-timeout", LONG]
-    with patch.object(phrase_retriever, "FIRST_ENTRIES", 4):  # each entry found takes the embedded one its time
+    with patch.object(phrase_retriever, "PHRASE_DEPTH", 4):  # each entry found takes the embedded one its time
         found = [decode("--datastore", store, *options) for store in (local, stored)]
     assert equal(*found, tolerance=1e-3)
     assert not equal(found[1], decode(base=True), tolerance=1e-2)

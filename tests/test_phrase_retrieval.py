@@ -371,7 +371,7 @@ def test_search_goes_as_deep_as_it_must(size: int, words: int, k: int, min_simil
     strings = [f"w{n}" for n in rng.geometric(0.5, size) % words]
     keys, queries = (torch.from_numpy(rng.integers(-2, 3, (n, 3))).float() for n in (size, 4))
     retriever = small_retriever(strings, ExactIndex(keys, "ip"), k, min_similarity)
-    with patch("fairseq_ccpr.decoding.phrase_retriever.FIRST_ENTRIES", first):
+    with patch("fairseq_ccpr.decoding.phrase_retriever.PHRASE_DEPTH", first):
         found = retriever.nearest_strings(queries)
     for query, of_query in zip(queries, found, strict=True):
         scores, best = (keys @ query).tolist(), {}
@@ -421,10 +421,32 @@ class ShallowIndex(ExactIndex):
         return super().search(queries, k)
 
 
+def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, store: Path):
+    def by_query(*extra: object) -> dict[tuple[int, int, int], dict[str, float]]:
+        lines = retrieve(ccpr, store, "\n".join(queries_of(ccpr)), "--format", "json", *extra).stdout.splitlines()
+        return {
+            (row, query["start"], query["end"]): {found["string"]: found["score"] for found in query["retrieved"]}
+            for row, line in enumerate(lines)
+            for query in json.loads(line)["phrases"]
+        }
+
+    whole, half = by_query("--threshold", 0), by_query("--threshold", 0, "--bf16")
+    assert whole.keys() == half.keys()
+    pairs = [
+        (whole[at][string], score)
+        for at, found in half.items()
+        for string, score in found.items()
+        if string in whole[at]
+    ]
+    assert len(pairs) > 0.8 * sum(map(len, whole.values()))
+    assert max(abs(a - b) for a, b in pairs) < 0.05
+    assert pairs != [(a, a) for a, _ in pairs]  # it is in effect
+
+
 def test_search_ends_where_the_index_does():
     keys = torch.arange(100, 0, -1).float()[:, None]
     retriever = small_retriever(["often"] * 8 + ["rare", "x"] * 46, ShallowIndex(keys, "ip"), 3, 0.0)
-    with patch("fairseq_ccpr.decoding.phrase_retriever.FIRST_ENTRIES", 3):
+    with patch("fairseq_ccpr.decoding.phrase_retriever.PHRASE_DEPTH", 3):
         (found,) = retriever.nearest_strings(torch.ones(1, 1))
         assert [(r.string, r.entry) for r in found] == [("often", 0), ("rare", 8), ("x", 9)]
         retriever.k = 4
@@ -487,11 +509,12 @@ def test_every_setting_is_in_the_signature(ccpr: Ccpr, store: Path, mono: Path, 
     )
     changes: list[list[object]] = [
         ["--k", 3], ["--min-similarity", 0.1], ["--segmentation", "all"], ["--threshold", 0.4], ["--max-words", 6],
+        ["--bf16"],
     ]  # fmt: skip
     build(ccpr, mono, tmp_path / "other", "--threshold", 0.4)
     build(ccpr, mono, tmp_path / "exact")
     others = [signature(folder=tmp_path / name) for name in ("other", "exact")]
-    assert len({signature(), *others, *(signature(*change) for change in changes)}) == 8
+    assert len({signature(), *others, *(signature(*change) for change in changes)}) == 9
 
 
 SENTENCE = "In the beginning God created the heavens and the earth. | Now the earth was formless and empty."

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, tiled
-from fairseq_ccpr.search.plan import plan_index
+from fairseq_ccpr.search.plan import Effort, plan_index
 
 
 def brute_force(keys, queries, k, metric):
@@ -167,8 +167,9 @@ def test_damaged_index_file_is_refused(tmp_path):
 
 def test_automatic_index_is_exact_where_that_is_fastest():
     assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
-    assert plan_index("auto", "ip", "", 10**6, 16, probes=64).parameters.startswith("nprobe=64,")
-    assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, probes=64).parameters == "nprobe=3"
+    assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=24,k_factor_rf=8"
+    assert plan_index("auto", "ip", "", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=64,k_factor_rf=2"
+    assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=3"
     assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
     for odd in (7, 129, 200):  # the codes must share the width out evenly
         plan_index("auto", "ip", "", 10**6, odd)

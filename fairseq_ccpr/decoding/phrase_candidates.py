@@ -97,31 +97,39 @@ class PhraseCandidates:
         Args:
             source_length: S, with the padding on the left.
         """
-        size = len(batch)
-        phrases = max(1, *(len(found.candidates) for found in batch))
-        queries = max(1, *(len(found.queries) for found in batch))
-        longest = max([len(c.tokens) for found in batch for c in found.candidates], default=1)
-        tokens = np.full((size, phrases, longest), NO_TOKEN, np.int32)
-        numbers = np.zeros((4, size, phrases), np.int64)  # lengths, entered, queries, ranks
-        scores = np.zeros((size, phrases), np.float32)
-        attended = np.zeros((size, queries, source_length), bool)
+        of_each = [(row, found, candidate) for row, found in enumerate(batch) for candidate in found.candidates]
+        counts = np.array([len(found.candidates) for found in batch])
+        size, phrases = len(batch), max(1, int(counts.max()))
+        rows = np.repeat(np.arange(size), counts)  # [C], of each candidate
+        lanes = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
+        lengths = np.array([len(candidate.tokens) for _, _, candidate in of_each], np.int64)
+        tokens = np.full((len(rows), int(lengths.max(initial=1))), NO_TOKEN, np.int32)  # [C, L]
+        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = [
+            t for _, _, candidate in of_each for t in candidate.tokens
+        ]
+        letters = self._has_letter[tokens] & (tokens != NO_TOKEN)
+        entered = np.where(letters.any(axis=1), letters.argmax(axis=1) + 1, lengths)
+        queries = np.array([candidate.query for _, _, candidate in of_each], np.int64)
+        ranks = np.array([candidate.rank for _, _, candidate in of_each], np.int64)
+        scores = np.array([f.queries[c.query].retrieved[c.rank].score for _, f, c in of_each], np.float32)
+        attended = np.zeros((size, max(1, *(len(found.queries) for found in batch)), source_length), bool)
         for row, found in enumerate(batch):
-            for lane, candidate in enumerate(found.candidates):
-                length = len(candidate.tokens)
-                tokens[row, lane, :length] = candidate.tokens
-                numbers[:, row, lane] = length, self._entered(candidate.tokens), candidate.query, candidate.rank
-                scores[row, lane] = found.queries[candidate.query].retrieved[candidate.rank].score
             offset = source_length - found.length
             for query, (first, end) in enumerate(found.attended):
                 attended[row, query, offset + first : offset + end] = True
-        lengths, entered, of_query, ranks = torch.from_numpy(numbers)
+
+        def by_lane(of_candidates: np.ndarray, nothing: int = 0) -> Tensor:
+            """[C, ...] -> [B, A, ...]"""
+            placed = np.full((size, phrases, *of_candidates.shape[1:]), nothing, of_candidates.dtype)
+            placed[rows, lanes] = of_candidates
+            return torch.from_numpy(placed)
+
         return PhraseTable.of(
-            torch.from_numpy(tokens), lengths, entered, of_query, torch.from_numpy(scores), ranks, torch.from_numpy(attended)
+            by_lane(tokens, NO_TOKEN), by_lane(lengths), by_lane(entered), by_lane(queries), by_lane(scores),
+            by_lane(ranks), torch.from_numpy(attended),
         )  # fmt: skip
 
     @cached_property
-    def _has_letter(self) -> list[bool]:
-        return [any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols]
-
-    def _entered(self, tokens: list[int]) -> int:
-        return next((n for n, i in enumerate(tokens, 1) if self._has_letter[i]), len(tokens))
+    def _has_letter(self) -> np.ndarray:
+        """Of each token, bool [V]: whether it has a letter or digit."""
+        return np.array([any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols])

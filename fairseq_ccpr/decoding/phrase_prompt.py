@@ -22,7 +22,8 @@ def as_table(sentence: str, queries: list[QueryPhrase]) -> str:
 
 def as_json(sentence: str, queries: list[QueryPhrase]) -> str:
     """One line of JSON: the sentence, and all that is known of its phrases."""
-    return json.dumps({"sentence": sentence, "phrases": [asdict(query) for query in queries]}, ensure_ascii=False)
+    phrases = [asdict(query) | {"retrieved": [found._asdict() for found in query.retrieved]} for query in queries]
+    return json.dumps({"sentence": sentence, "phrases": phrases}, ensure_ascii=False)
 
 
 def as_prompt(sentence: str, queries: list[QueryPhrase], source_language: str, target_language: str) -> str:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,14 +24,13 @@ from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmen
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search.plan import PHRASE_DEPTH
 from fairseq_ccpr.version import __version__
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP, SKIP = "stop", "skip"
-
-FIRST_ENTRIES = 64  # searched for a phrase, whatever k: fewer strings are then the head of more, of any index
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ class Waiting:
             raise ConfigurationError(f"--store-timeout is {self.timeout}: give seconds")
 
 
-@dataclass(frozen=True)
-class RetrievedPhrase:
+class RetrievedPhrase(NamedTuple):  # some ten thousand a batch: a dataclass takes five times as long to make
     """An entry of the phrase datastore."""
 
     entry: int
@@ -198,7 +196,7 @@ class PhraseRetriever:
     def nearest_strings(self, vectors: Tensor) -> list[list[RetrievedPhrase]]:
         """The k nearest strings, each by the best of its entries, of which the first counts where several are equal.
 
-        1. Search for the best entries of each vector.
+        1. Search for the `PHRASE_DEPTH` best entries of each vector, whatever k: fewer strings are then the head of more.
         2. Take them one by one, without those that score as the last does: more of these may be left.
         3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find.
 
@@ -212,7 +210,7 @@ class PhraseRetriever:
         """
         kept: list[dict[str, RetrievedPhrase]] = [{} for _ in vectors]
         read_sentence = cache(self.datastore.sentence)  # of all vectors together
-        rows, depth = list(range(len(vectors))), FIRST_ENTRIES
+        rows, depth = list(range(len(vectors))), PHRASE_DEPTH
         while rows:
             scores, entries = _by_score(*self.index.search(vectors[rows], min(depth, self.index.deepest)))  # [R, depth]
             places = self.datastore.spans[entries.clip(0)]  # [R, depth, 3]

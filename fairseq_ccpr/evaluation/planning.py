@@ -17,7 +17,15 @@ from fairseq_ccpr.evaluation.machine import Limits, measure_limits
 from fairseq_ccpr.search.base import DISK
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
 from fairseq_ccpr.search.faiss_index import inverted_lists, make_index
-from fairseq_ccpr.search.plan import PHRASE_PROBES, TORCH_IVF, automatic_factory, index_bytes, list_count, plan_index
+from fairseq_ccpr.search.plan import (
+    PHRASE_EFFORT,
+    TOKEN_EFFORT,
+    TORCH_IVF,
+    automatic_factory,
+    index_bytes,
+    list_count,
+    plan_index,
+)
 
 SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
 LEAST_BYTES = 1 << 26
@@ -69,14 +77,14 @@ def needs(
     stored = size * _stored_bytes(section)
     values = 4 * size if isinstance(section, TokenSection) else 0
     norms = 4 * size if metric == "l2" else 0
-    probes = PHRASE_PROBES if isinstance(section, PhraseSection) else None
+    effort = PHRASE_EFFORT if isinstance(section, PhraseSection) else TOKEN_EFFORT
 
     def exact(place: str, host: int, device: int) -> Need:
         limits = speeds.get(place)
         return Need("exact", place, stored, host, device, keys, limits.floor(size, d, queries) if limits else None)
 
     def torch_lists() -> Need:
-        planned = plan_index(TORCH_IVF, metric, "", size, d, probes=probes)
+        planned = plan_index(TORCH_IVF, metric, "", size, d, effort=effort)
         count, probed = (int(re.sub(r"\D", "", word)) for word in (planned.factory, planned.parameters))
         whole, coarse = index_bytes(planned, size, d), 4 * count * d
         read = queries * min(probed, count) / count * keys + coarse
@@ -85,7 +93,7 @@ def needs(
         return Need(str(planned), "device", stored + whole, 0, whole + values, read, seconds)
 
     def lists(choice: str, place: str) -> Need:
-        planned = plan_index(choice, metric, "", size, d, probes=probes)
+        planned = plan_index(choice, metric, "", size, d, effort=effort)
         index = make_index(d, planned.factory, metric)
         if (ivf := inverted_lists(index)) is None:
             raise ConfigurationError(f"--index {choice} has no inverted lists, and nothing else can be planned for")

@@ -36,7 +36,7 @@ from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.search import IndexDescription, build_index, open_index
 from fairseq_ccpr.search.milvus_server import TIMEOUT
-from fairseq_ccpr.search.plan import PHRASE_PROBES, index_bytes, plan_index, plan_milvus_index
+from fairseq_ccpr.search.plan import PHRASE_DEPTH, PHRASE_EFFORT, index_bytes, plan_index, plan_milvus_index
 from fairseq_ccpr.search.recall import recall_of_sample
 
 
@@ -215,7 +215,7 @@ class _Part:
         if self.settings.num_shards > 1:
             choice = "exact"
         gpu = self.device.type == "cuda"
-        return plan_index(choice, "ip", parameters, size, self.encoder.dimension, gpu, PHRASE_PROBES)
+        return plan_index(choice, "ip", parameters, size, self.encoder.dimension, gpu, PHRASE_EFFORT)
 
     def check_store(self) -> None:
         """Where the keys go to Milvus: see before any work is done that they can."""
@@ -280,8 +280,8 @@ class _Part:
             return self.published.index_recall
         keys = np.load(self.final / f"{KEYS}.npy", mmap_mode="r", allow_pickle=False)
         if self.store is not None:
-            return recall_of_sample(self.store.open(section), keys)
-        return recall_of_sample(open_index(self.description, keys, self.final), keys)
+            return recall_of_sample(self.store.open(section), keys, PHRASE_DEPTH)
+        return recall_of_sample(open_index(self.description, keys, self.final), keys, PHRASE_DEPTH)
 
 
 def _totals(folder: Path) -> dict[str, int]:

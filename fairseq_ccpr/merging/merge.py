@@ -22,8 +22,8 @@ from fairseq_ccpr.merging.compatible import Opened, check_alike, in_order, sourc
 from fairseq_ccpr.merging.phrases import merge_phrases
 from fairseq_ccpr.merging.tokens import merge_tokens
 from fairseq_ccpr.search import build_index, open_index
-from fairseq_ccpr.search.plan import PHRASE_PROBES, index_bytes, plan_index
-from fairseq_ccpr.search.recall import recall_of_sample
+from fairseq_ccpr.search.plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes, plan_index
+from fairseq_ccpr.search.recall import DEPTH, recall_of_sample
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 Store = TypeVar("Store", TokenDatastore, PhraseDatastore)
@@ -79,13 +79,13 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
         if token_plan is not None:
             with _bar("tokens", token_plan[0], settings) as bar:
                 merged.token = merge_tokens(*token_plan, folder, bar.update)
-            _index(merged.token, folder / TOKEN, None, settings)
+            _index(merged.token, folder / TOKEN, TOKEN_EFFORT, DEPTH + 1, settings)
             merged.token.files = describe_files(folder, [f"{TOKEN}/{name}" for name in token.part_files(merged.token)])
         if phrase_plan is not None:
             with _bar("phrases", phrase_plan[0], settings) as bar:
                 merged.phrase = merge_phrases(*phrase_plan, folder, bar.update)
             shutil.rmtree(folder / PHRASE / "scratch")
-            _index(merged.phrase, folder / PHRASE, PHRASE_PROBES, settings)
+            _index(merged.phrase, folder / PHRASE, PHRASE_EFFORT, PHRASE_DEPTH, settings)
             names = phrase.part_files(merged.phrase)
             merged.phrase.files = describe_files(folder, [f"{PHRASE}/{name}" for name in names])
         merged.write(folder)
@@ -142,12 +142,14 @@ def _bar(what: str, ordered: list[Opened[Store]], settings: MergeSettings) -> tq
     return tqdm(desc=what, total=total, unit="entry", unit_scale=True, disable=settings.quiet)
 
 
-def _index(section: TokenSection | PhraseSection, part: Path, probes: int | None, settings: MergeSettings) -> None:
-    """Index the keys of a part."""
+def _index(
+    section: TokenSection | PhraseSection, part: Path, effort: Effort, asked: int, settings: MergeSettings
+) -> None:
+    """Index the keys of a part, of which a search asks for so many at least."""
     gpu = torch.cuda.is_available() and not settings.cpu
     metric, section.index_recall = section.index.metric, None
     section.index = plan_index(
-        settings.index, metric, settings.index_parameters, section.size, section.dimension, gpu, probes
+        settings.index, metric, settings.index_parameters, section.size, section.dimension, gpu, effort
     )
     if not section.index.file:
         return
@@ -155,4 +157,4 @@ def _index(section: TokenSection | PhraseSection, part: Path, probes: int | None
     keys = open_array(part / f"{phrase.KEYS}.npy", (section.size, section.dimension), "float16")
     with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=settings.quiet) as bar:
         build_index(keys, section.index, part / section.index.file, bar.update)
-    section.index_recall = recall_of_sample(open_index(section.index, keys, part), keys)
+    section.index_recall = recall_of_sample(open_index(section.index, keys, part), keys, asked)

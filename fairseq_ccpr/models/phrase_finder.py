@@ -107,10 +107,10 @@ class PhraseFinder:
 
     @property
     def description(self) -> str:
-        """All that decides which spans are phrases, beside the encoder."""
+        """All that decides which spans are phrases and what their vectors are, beside the encoder."""
         of = self.segmentation
         kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
-        return f"{kind}>{of.threshold}<={of.max_words}words"
+        return f"{kind}>{of.threshold}<={of.max_words}words" + (",bf16" if self.encoder.context.bf16 else "")
 
     @torch.inference_mode()
     def find(self, texts: list[str]) -> FoundPhrases:

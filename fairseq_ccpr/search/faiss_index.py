@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -132,20 +132,23 @@ def set_parameters(index: Any, parameters: str) -> None:
         ) from None
 
 
-def default_parameters(index: Any, probes: int | None = None) -> str:
-    """Search parameters that give good recall, where FAISS's own defaults favour speed above all.
+class Effort(NamedTuple):
+    """What a search may cost."""
 
-    Args:
-        probes: lists to search, of an index that has them; 24 or, by distance, 16 if not given.
-    """
+    probes: int | None = None  # inverted lists that it looks through; 24 or, by distance, 16 if not given
+    candidates: int = 8  # scored again for each neighbour that is asked for
+
+
+def default_parameters(index: Any, effort: Effort) -> str:
+    """Search parameters that give good recall, where FAISS's own defaults favour speed above all."""
     faiss = import_faiss()
     parameters = []
     if (ivf := inverted_lists(index)) is not None:
         # By angle, the nearest keys are spread over more lists.
-        probes = probes or (24 if ivf.metric_type == faiss.METRIC_INNER_PRODUCT else 16)
+        probes = effort.probes or (24 if ivf.metric_type == faiss.METRIC_INNER_PRODUCT else 16)
         parameters.append(f"nprobe={min(probes, ivf.nlist)}")
     if isinstance(index, faiss.IndexRefine):
-        parameters.append("k_factor_rf=8")
+        parameters.append(f"k_factor_rf={effort.candidates}")
     if isinstance(index, faiss.IndexHNSW):
         parameters.append("efSearch=64")
     return ",".join(parameters)

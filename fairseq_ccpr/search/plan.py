@@ -10,6 +10,7 @@ import re
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, IndexDescription
 from fairseq_ccpr.search.faiss_index import (
+    Effort,
     can_stay_on_disk,
     default_parameters,
     inverted_lists,
@@ -19,14 +20,24 @@ from fairseq_ccpr.search.faiss_index import (
 from fairseq_ccpr.search.torch_ivf import ALIGN, number_of_lists
 
 NARROW = 128  # dimensions, each of which then has a code of its own
-PHRASE_PROBES = 64  # inverted lists to search: more than a step of decoding could afford, but this is once a sentence
+TOKEN_EFFORT = Effort()
+# Once a sentence more inverted lists can be searched than at each step; and where many neighbours are asked for anyway, as
+# of phrases, two candidates scored again for each find nearly all that eight do.
+PHRASE_EFFORT = Effort(probes=64, candidates=2)
+PHRASE_DEPTH = 64  # neighbours that are asked for, at least
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
 TORCH_IVF = "torch-ivf"
 TORCH_IVF_PROBES = 64
 
 
 def plan_index(
-    choice: str, metric: str, parameters: str, size: int, dimension: int, gpu: bool = False, probes: int | None = None
+    choice: str,
+    metric: str,
+    parameters: str,
+    size: int,
+    dimension: int,
+    gpu: bool = False,
+    effort: Effort = TOKEN_EFFORT,
 ) -> IndexDescription:
     """What `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
 
@@ -36,7 +47,7 @@ def plan_index(
             keep the inverted lists on disk; `disk` alone takes `disk_factory`.
         parameters: FAISS search parameters, or `nprobe=` of `torch-ivf`; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
-        probes: inverted lists to search, where `parameters` do not say; see `default_parameters`.
+        effort: of a search, where `parameters` do not say.
 
     Raises:
         ConfigurationError: a metric, factory or parameters that do not exist, or an index too large for the store.
@@ -51,7 +62,7 @@ def plan_index(
             raise ConfigurationError(f"--index-parameters '{parameters}' are for FAISS, and exact search has none")
         return IndexDescription("exact", metric)
     if choice.startswith(TORCH_IVF):
-        return _plan_torch_ivf(choice, metric, parameters, size, probes)
+        return _plan_torch_ivf(choice, metric, parameters, size, effort.probes)
     backend, choice = ("faiss", choice) if choice.partition(":")[0] != DISK else (DISK, choice.partition(":")[2])
     choice = choice or disk_factory(size)
     index = make_index(dimension, choice, metric)
@@ -64,7 +75,7 @@ def plan_index(
         raise _too_many_lists(choice, ivf.nlist, size)
     set_parameters(index, parameters)
     name = f"{_file_stem(choice, metric, backend)}.faiss"
-    return IndexDescription(backend, metric, choice, parameters or default_parameters(index, probes), name)
+    return IndexDescription(backend, metric, choice, parameters or default_parameters(index, effort), name)
 
 
 def _plan_torch_ivf(choice: str, metric: str, parameters: str, size: int, probes: int | None) -> IndexDescription:

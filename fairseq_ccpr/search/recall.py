@@ -23,15 +23,16 @@ def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
         queries: [H, d], any float dtype, on the device of `exact`.
         k: at most N.
     """
-    return float(_found(index, exact, queries, k).float().mean())
+    return float(_found(index, exact, queries, k, k).float().mean())
 
 
-def recall_of_sample(index: Index, keys: np.ndarray) -> float | None:
+def recall_of_sample(index: Index, keys: np.ndarray, asked: int = DEPTH + 1) -> float | None:
     """The share of the `DEPTH` nearest keys that an index finds for random ones of its own keys, which do not count.
 
     Args:
         index: of `keys`, on the CPU.
         keys: [N, d]; may be memory-mapped.
+        asked: neighbours that a search asks for, at least `DEPTH` + 1.
 
     Returns:
         None where there are too few keys.
@@ -41,13 +42,13 @@ def recall_of_sample(index: Index, keys: np.ndarray) -> float | None:
     rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(SAMPLE, len(keys)), replace=False))
     exact, queries = ExactIndex(keys, index.metric), torch.from_numpy(keys[rows]).float()
     # A key is its own nearest, or one of those as near: it is among those found, but for what the index misses.
-    found = _found(index, exact, queries, DEPTH + 1).sum(dim=1) - 1
-    return float((found.clamp_min(0) / DEPTH).mean())
+    found = _found(index, exact, queries, DEPTH + 1, min(asked, len(keys))).sum(dim=1) - 1
+    return float((found.clamp(0, DEPTH) / DEPTH).mean())
 
 
-def _found(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> Tensor:
-    """Which of the k keys that `index` finds are as near as the k nearest, bool [H, k]."""
-    wanted, found = exact.search(queries, k)[1], index.search(queries, k)[1]
+def _found(index: Index, exact: ExactIndex, queries: Tensor, k: int, asked: int) -> Tensor:
+    """Which of the keys that `index` finds when it is asked for so many are as near as the k nearest, bool [H, asked]."""
+    wanted, found = exact.search(queries, k)[1], index.search(queries, asked)[1]
     least = scores_of(exact.keys, queries, wanted, exact.metric)[:, -1:]
     scores = scores_of(exact.keys, queries, found.clamp_min(0), exact.metric)
     return (scores >= least) & (found >= 0)
