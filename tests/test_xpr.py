@@ -1,31 +1,23 @@
-"""XPR: example sentences, what it is trained on, its momentum encoder and loss, against plain references."""
+"""XPR: what it is trained on, its momentum encoder and loss, against plain references."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Ccpr, World, Xpr, call, run, run_two_processes
+from conftest import Xpr, call, run, run_two_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
 from test_ccpr import gradient_of_two_processes
 from torch import nn
 
-from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.errors import CheckpointError, DatastoreError
-from fairseq_ccpr.evaluation import type_systems
-from fairseq_ccpr.evaluation.phrase_systems import SentenceSystem
-from fairseq_ccpr.evaluation.type_systems import OrthogonalTypes, TransformerTypes, load_type_system
+from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models import type_vectors
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses
@@ -34,146 +26,13 @@ from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.models.type_vectors import find_translations, type_means
 from fairseq_ccpr.models.xpco_criterion import XpcoConfig, XpcoCriterion, false_negatives
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig, pool, span_means
-from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, draw
 from fairseq_ccpr.phrases.lexicon_dataset import LexiconDataset
-from fairseq_ccpr.phrases.lexicon_split import is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
 from fairseq_ccpr.phrases.subwords import subword_bounds
-from fairseq_ccpr.phrases.text_pairs import read_lines, read_pairs
-from fairseq_ccpr.phrases.text_samples import digest_of
+from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.tokenizers import load_tokenizer
-from fairseq_ccpr.phrases.words import word_spans
 
-SPLITS = "train", "valid", "test"
 CPU = torch.device("cpu")
-
-
-def plain_examples(lines: list[str], phrase: str, most: int) -> list[tuple[str, int, int]]:
-    """Every sentence against the phrase: whole words, ten characters more, those of lowest digest, the first place."""
-    found = {}
-    for line in lines:
-        starts, ends = zip(*word_spans(line)) if line.strip() else ((), ())
-        places = [
-            (a, a + len(phrase)) for a in starts if a + len(phrase) in ends and line[a : a + len(phrase)] == phrase
-        ]
-        if places and len(line) >= len(phrase) + 10:
-            found[line] = places[0]
-    return [(line, *found[line]) for line in sorted(found, key=digest_of)[:most]]
-
-
-def test_examples_equal_a_brute_force_search(xpr: Xpr):
-    for split, side in itertools.product(SPLITS, (0, 1)):
-        types, lines = Lexicon(xpr.lexicon / split).sides[side], list(read_lines(xpr.texts[side]))
-        for number in range(0, len(types), 7):
-            stored = [types.example(number, place) for place in range(types.counts[number])]
-            assert stored and stored == plain_examples(lines, types.phrases[number], 6)
-
-
-def test_pairs_are_those_with_examples_and_no_string_is_in_two_splits(xpr: Xpr):
-    lines = [list(read_lines(path)) for path in xpr.texts]
-    wanted = {
-        pair
-        for pair in read_pairs(xpr.pairs)
-        if not is_near_copy(*pair) and all(plain_examples(lines[side], pair[side], 1) for side in (0, 1))
-    }
-    found, strings = [], []
-    for split in SPLITS:
-        lexicon = Lexicon(xpr.lexicon / split)
-        lexicon.check()
-        found.append({(lexicon.sides[0].phrases[p], lexicon.sides[1].phrases[q]) for p, q in lexicon.pairs.tolist()})
-        strings.append({string.casefold() for pair in found[-1] for string in pair})
-    assert set().union(*found) == wanted and sum(map(len, found)) == len(wanted)
-    assert not any(one & two for one, two in itertools.combinations(strings, 2))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60, unique=True))
-def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]):
-    pairs = [(f"a{p}", f"{'A' if q < 3 else 'b'}{q}") for p, q in numbers]  # the case of a letter makes no other string
-    parts = split_pairs(pairs)
-    assert sorted(pair for part in parts.values() for pair in part) == sorted(pairs)
-    assert parts == split_pairs(pairs[::-1])
-    strings = [{string.casefold() for pair in part for string in pair} for part in parts.values()]
-    assert not any(one & two for one, two in itertools.combinations(strings, 2))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40, unique=True), st.integers(1, 30))
-def test_no_translation_is_lost_between_phrases_that_are_drawn(numbers: list[tuple[int, int]], limit: int):
-    pairs = [(f"a{p}", f"b{q}") for p, q in numbers]
-    counts = LexiconCounts()
-    chosen = draw(pairs, limit, counts)
-    sources, targets = ({pair[side] for pair in chosen} for side in (0, 1))
-    assert set(chosen) == {pair for pair in pairs if pair[0] in sources and pair[1] in targets}
-    assert min(limit, len(pairs)) <= len(chosen) == len(pairs) - counts.not_drawn
-    assert set(draw(pairs, max(1, limit // 2), LexiconCounts())) <= set(chosen)
-    assert draw(pairs, None, counts) == pairs and counts.not_drawn == 0
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "copy"),
-    [
-        ("a b c", "A b c", True),
-        ("a b", "a c", False),
-        ("a b c", "b c", True),
-        ("a b", "b a", False),
-        ("x", "y z", False),
-    ],
-)
-def test_near_copies(source: str, target: str, copy: bool):
-    assert is_near_copy(source, target) is copy
-
-
-def build(
-    xpr: Xpr, output: Path, pairs: str, text: str | None = None, *extra: object
-) -> subprocess.CompletedProcess[str]:
-    """Build a lexicon of other pairs, or other text on both sides."""
-    table, other = output.with_suffix(".tsv"), output.with_suffix(".txt")
-    table.write_text(pairs, encoding="utf-8")
-    other.write_text(text or "", encoding="utf-8")
-    texts = xpr.texts if text is None else (other, other)
-    words = ["--pairs", table, "--source-text", texts[0], "--target-text", texts[1], "--output", output, *extra]
-    return call("build_lexicon_dataset", *words, check=False)
-
-
-TEXT = "\n".join(f"the quick {w} is here today" for w in "abcdefghijklmno") + "\n\n"
-PAIRS = "".join(f"quick {w}\t{w} is\n" for w in "abcdefghijklmno")
-
-
-def test_bad_pairs_are_counted(xpr: Xpr, tmp_path: Path):
-    extra = "quick a\ta is\n\n...\tx\nquick Zebra\tquick zebra\nno such\ta is\nquick a\tis here\n"
-    done = build(xpr, tmp_path / "one", PAIRS + extra, TEXT)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "21 phrase pairs: 2 without letters, 1 repeated and 1 near-copies left out; 1 without an example" in done.stdout
-    )
-    lexicons = [Lexicon(tmp_path / "one" / split) for split in SPLITS]
-    assert sum(len(lexicon.pairs) for lexicon in lexicons) == 16  # one to many is kept
-    kept = build(xpr, tmp_path / "two", PAIRS + extra, TEXT, "--keep-phrases-alone", "--limit", 17, "--examples", 40)
-    assert kept.returncode == 0, kept.stderr
-    sides = [side for split in SPLITS for side in Lexicon(tmp_path / "two" / split).sides]
-    assert sorted({int(count) for side in sides for count in side.counts}) == [0, 1, 15]  # fewer than asked for
-
-
-def test_builds_that_are_refused_leave_nothing(xpr: Xpr, tmp_path: Path):
-    refused(
-        build(xpr, tmp_path / "a", PAIRS, "\n\n"), "leaves no phrase pair for 'train': 15 read.*15 without an example"
-    )
-    refused(build(xpr, tmp_path / "b", "a\tb\tc\n", TEXT), "3 columns")
-    refused(build(xpr, tmp_path / "c", PAIRS, TEXT, "--examples", 0), "--examples is 0")
-    refused(build(xpr, xpr.lexicon, PAIRS, TEXT), "--output .* exists")
-    refused(build(xpr, tmp_path / "d", "", TEXT), "0 read")
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-    refused(build(xpr, tmp_path / "e", PAIRS, TEXT, "--source-text", tmp_path / "no"), "there is no file .*no")
-
-
-def test_a_lexicon_is_checked(xpr: Xpr, tmp_path: Path):
-    with pytest.raises(
-        DatastoreError, match=r"there are no lexicon phrases at .*give one of its folders, such as train"
-    ):
-        Lexicon(xpr.lexicon)
-    with pytest.raises(DatastoreError, match="holds no lexicon phrases"):
-        Lexicon(xpr.context.parent / "phrases" / "train")
 
 
 def test_pooled_vectors_equal_a_plain_loop(xpr: Xpr):
@@ -499,222 +358,3 @@ def test_training_refuses_bad_input(xpr: Xpr, tmp_path: Path):
     line = xpr.training(tmp_path / "run", 1)
     line[1] = xpr.lexicon / "train"
     refused(call(*line, check=False), "there are no lexicon phrases at")
-
-
-def evaluate(xpr: Xpr, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    words = ["--task", "xpr", "--data", f"mine={xpr.lexicon / 'test'}", "--cpu", "--quiet", *extra]
-    return call("evaluate_phrases", *words, check=check)
-
-
-def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path):
-    done = evaluate(
-        xpr, "--encoder", f"raw={xpr.context}", f"map=orthogonal:{xpr.context}", f"xpr={xpr.checkpoint}",
-        f"ccpr={ccpr.checkpoint}", "--train", xpr.lexicon / "train", "--sentences", 0, 2, 4, "--layers", 1, 2,
-        "--json", tmp_path / "found.json", "--plot", tmp_path / "found.png",
-    )  # fmt: skip
-    found = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert len(found) == 3 * (2 + 2 + 2 + 1)
-    settings = {one["system"]: one["training"] for one in found}
-    assert settings == {"raw": "unsupervised", "map": "supervised", "xpr": "supervised", "ccpr": "other"}
-    assert done.stdout.count("| mine |") == len(found) and "data mine:" in done.stdout
-    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
-    encoder, lexicon = XprEncoder.load(xpr.checkpoint), Lexicon(xpr.lexicon / "test")
-    (own,) = (one for one in found if (one["system"], one["layer"], one["sentences"]) == ("xpr", 2, 4))
-    assert own["forward"] == pytest.approx(forward_accuracy(encoder, lexicon, 4), abs=0.01)
-    again = evaluate(xpr, "--encoder", f"xpr={xpr.checkpoint}", "--sentences", 4)  # the layer it was trained on
-    assert f"| {own['forward']:.1f} | {own['backward']:.1f} |" in again.stdout
-
-
-@torch.no_grad()
-def forward_accuracy(encoder: XprEncoder, lexicon: Lexicon, count: int) -> float:
-    """acc@1 of the source phrases, one by one, each of their first sentences by itself."""
-    sides = []
-    for types in lexicon.sides:
-        vectors = []
-        for number in range(len(types)):
-            means = []
-            for place in range(types.counts[number]):
-                text, start, end = types.example(number, place)
-                subwords = encoder.context.tokenizer.encode(text)
-                if len(means) < count and (bounds := subword_bounds(subwords, start, end)) is not None:
-                    states = encoder.states(torch.tensor([subwords.ids]))
-                    means.append(states[0, bounds[0] : bounds[1] + 1].mean(0))
-            assert means
-            vectors.append(encoder.project(torch.stack(means).mean(0, keepdim=True))[0])
-        sides.append(torch.stack(vectors))
-    gold = {(p, q) for p, q in lexicon.pairs.tolist()}
-    nearest = (sides[0] @ sides[1].T).argmax(1).tolist()
-    return 100 * sum((p, q) in gold for p, q in enumerate(nearest)) / len(nearest)
-
-
-def test_orthogonal_mapping_undoes_a_rotation(xpr: Xpr):
-    rotation, _ = torch.linalg.qr(torch.randn(32, 32))
-
-    class Rotated(TransformerTypes):
-        def __init__(self) -> None:
-            self.fingerprint = "x"
-
-        def encode(self, lexicon, counts, show):
-            generator = torch.Generator().manual_seed(1)
-            y = nn.functional.normalize(torch.randn(len(lexicon.sides[1]), 32, generator=generator), dim=1)
-            x = torch.zeros(len(lexicon.sides[0]), 32)
-            rows = torch.from_numpy(lexicon.pairs.astype(np.int64))
-            x[rows[:, 0]] = y[rows[:, 1]] @ rotation
-            return {(1, 4): (x, y)}
-
-    lexicon = Lexicon(xpr.lexicon / "valid")
-    source, target = OrthogonalTypes(Rotated(), [Lexicon(xpr.lexicon / "train")]).encode(lexicon, [4], False)[1, 4]
-    last = dict(lexicon.pairs.tolist())
-    assert all(float(source[p] @ target[q]) > 0.7 for p, q in last.items())
-
-
-def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(xpr: Xpr, monkeypatch: pytest.MonkeyPatch):
-    def encode(texts: list[str]) -> np.ndarray:
-        assert len(texts) <= 64
-        return np.array([[len(text), ord(text[0]), text.count("e")] for text in texts])
-
-    monkeypatch.setattr(type_systems, "load_muse", lambda device: SentenceSystem(encode, "fake", device))
-    lexicon = Lexicon(xpr.lexicon / "valid")
-    found = load_type_system("muse", None, [], CPU, False).encode(lexicon, [0, 1, 3], False)
-    types = lexicon.sides[0]
-    for number in range(0, len(types), 5):
-        texts = [types.example(number, place)[0] for place in range(types.counts[number])]
-        for count in (0, 1, 3):
-            wanted = encode(texts[:count] or [types.phrases[number]]).sum(axis=0)
-            np.testing.assert_allclose(found[0, count][0][number], wanted / np.linalg.norm(wanted), rtol=1e-5)
-
-
-def test_evaluation_refuses_bad_input(xpr: Xpr, tmp_path: Path):
-    def fails(*extra: object) -> subprocess.CompletedProcess[str]:
-        return evaluate(xpr, *extra, check=False)
-
-    refused(fails("--encoder", tmp_path / "no"), "there is no encoder '.*no': give a checkpoint")
-    refused(fails("--encoder", f"orthogonal:{xpr.context}"), "learns from phrase pairs: give --train")
-    refused(fails("--encoder", xpr.context, "--sentences", -1), "--sentences has -1")
-    refused(fails("--encoder", xpr.context, "--layers", 3), "layer 3 of an encoder of 2 layers")
-    refused(fails("--encoder", xpr.context, "--json", tmp_path / "no" / "a.json"), "--json .*there is no folder")
-    refused(fails("--encoder", xpr.context, "--train", xpr.lexicon), "give one of its folders, such as train")
-
-
-@pytest.fixture(scope="module")
-def dictionary(xpr: Xpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Phrases of both languages."""
-    path = tmp_path_factory.mktemp("dictionary") / "pairs.tsv"
-    path.write_bytes(xpr.pairs.read_bytes())
-    return path
-
-
-@pytest.fixture(scope="module")
-def store(xpr: Xpr, dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("types") / "store"
-    call(
-        "build_datastore", "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", output, "--segmentation",
-        f"lexicon:{dictionary}", "--cpu", "--quiet", "--shard-sentences", 64,
-    )  # fmt: skip
-    return output
-
-
-@torch.no_grad()
-def test_store_has_one_entry_a_string(xpr: Xpr, dictionary: Path, store: Path):
-    datastore, encoder = PhraseDatastore(store), XprEncoder.load(xpr.checkpoint)
-    wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
-    means, first = defaultdict(list), {}
-    for text in dict.fromkeys(read_lines(xpr.texts[1])):
-        subwords = encoder.context.tokenizer.encode(text)
-        states, seen = encoder.states(torch.tensor([subwords.ids]))[0], set()
-        words = word_spans(text)
-        for i, j in itertools.combinations_with_replacement(range(len(words)), 2):
-            start, end = words[i][0], words[j][1]
-            bounds = subword_bounds(subwords, start, end)
-            if j - i < 7 and (string := text[start:end]) in wanted - seen and bounds is not None:
-                seen.add(string)
-                means[string].append(states[bounds[0] : bounds[1] + 1].mean(0))
-                first.setdefault(string, (string, text, start, end))
-    entries = [datastore.phrase(row) for row in range(datastore.section.size)]
-    assert {entry[0] for entry in entries} == set(means) and len(entries) == len(means) > 100
-    assert all(entry == first[entry[0]] for entry in entries)
-    assert max(map(len, means.values())) > 5
-    for row, (string, *_) in enumerate(entries):
-        vector = encoder.project(torch.stack(means[string]).mean(0, keepdim=True))[0]
-        torch.testing.assert_close(torch.from_numpy(datastore.keys[row]).float(), vector, rtol=0, atol=3e-3)
-    assert not datastore.find_damage()
-
-
-def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
-    text = "\n".join(list(read_lines(xpr.texts[0]))[:8])
-    words = ["scripts/retrieve_phrases.py", store, "--encoder", xpr.checkpoint, "--cpu", *extra]
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        input=text,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
-def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store: Path, tmp_path: Path):
-    out = "--output", tmp_path / "new"
-    words = "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, *out, "--num-shards", 2, "--shard-id", 0, "--cpu"
-    refused(call("build_datastore", *words, check=False), "makes one entry of all places of a string")
-    refused(call("merge_datastores", store, store, *out, check=False), "two datastores are called 'store'")
-    refused(call("merge_datastores", store, f"again={store}", *out, check=False), "one entry a string")
-    assert not (tmp_path / "new").exists()
-
-
-def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path, store: Path):
-    wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
-    done = retrieve(xpr, store, "--format", "json")
-    queries = [query for line in done.splitlines() if line.startswith("{") for query in json.loads(line)["phrases"]]
-    assert queries and {query["string"] for query in queries} <= wanted
-    assert re.search(r"query:lexicon:[0-9a-f]{12}>", done) and str(dictionary) not in done
-
-
-def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path):
-    words = [
-        world.data_bin,
-        "--user-dir",
-        "fairseq_ccpr",
-        "--task",
-        "translation_retrieval",
-        "-s",
-        "de",
-        "-t",
-        "en",
-        "--path",
-    ]
-    words += [world.model, "--datastore", store, "--cpu", "--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
-    done = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2)
-    other = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2, "--phrase-segmentation", "all")
-    assert other.stdout != done.stdout
-    refused(
-        call("fairseq-generate", *words, "--phrase-segmentation", "learned", check=False),
-        "--segmentation learned asks for an encoder that has learnt what a phrase is",
-    )
-
-
-def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path):
-    def fails(kind: str) -> subprocess.CompletedProcess[str]:
-        words = ["phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", tmp_path / "out", "--cpu", "--quiet"]
-        return call("build_datastore", *words, "--segmentation", kind, check=False)
-
-    refused(fails("learned"), "has not: give lexicon:FILE, all or ngram:N")
-    refused(fails(f"lexicon:{tmp_path / 'no'}"), "there is no lexicon .*no")
-    (tmp_path / "empty").write_text("\n\t\n")
-    refused(fails(f"lexicon:{tmp_path / 'empty'}"), "is empty: give a file of one phrase a line")
-    (tmp_path / "other").write_text("xyzzy\n")
-    refused(fails(f"lexicon:{tmp_path / 'other'}"), "no phrase is left .*give a lexicon of its language")
-    refused(fails("lexicon:"), "give learned, all, ngram:N such as ngram:5, or lexicon:FILE")
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_recipe(xpr: Xpr, tmp_path: Path):
-    where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(xpr.context)}
-    words = ["/bin/bash", ROOT / "scripts" / "recipes" / "train_xpr.sh", tmp_path / "out", xpr.lexicon, "--"]
-    options = "--max-subwords", 60, "--phrase-dim", 8, "--sentences", 2
-    run(*words, *options, UPDATES="2", PAIRS="32", **where)
-    trained = XprEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt")
-    kept = XprEncoder.load(tmp_path / "out" / "phrase-encoder" / "xpr.pt")
-    assert kept.dimension == 8 and kept.fingerprint() == trained.fingerprint() and kept.trained_on == ["de-en"]

@@ -21,6 +21,8 @@ from fairseq_ccpr.evaluation.type_accuracy import TypeResult
 
 COLOURS = matplotlib.colormaps["tab10"]
 DPI = 130
+STYLES = "-", "--", ":", "-."
+SENTENCES, LAYER = "sentences", "layer"  # fields of a `TypeResult`
 
 
 def draw_grids(
@@ -136,26 +138,38 @@ def draw_f1(curves: Mapping[str, Mapping[float, float]], path: Path, title: str)
 def draw_types(results: Sequence[TypeResult], path: Path) -> None:
     """acc@1 of both directions by number of example sentences, and by layer: figure 2 and table 4 of the XPR paper.
 
-    A line is a system on a set of data; on the left each has the layer, on the right the number of sentences, that is best.
+    A line is a system on a set of data; by sentences each has the layer, by layers the number of sentences, that is best.
+    Of these two only those are drawn in which some system varies.
     """
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for number, key in enumerate(dict.fromkeys((one.data, one.system) for one in results)):
-        rows = [one for one in results if (one.data, one.system) == key]
+    sets, systems = (list(dict.fromkeys(getattr(one, name) for one in results)) for name in ("data", "system"))
+    drawn = [
+        name for name in (SENTENCES, LAYER) if len({(one.system, getattr(one, name)) for one in results}) > len(systems)
+    ]
+    drawn = drawn or [SENTENCES]
+    figure = Figure(figsize=(6 * len(drawn), 4.2), layout="constrained")
+    panels = dict(zip(drawn, figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]))
+    for data, system in dict.fromkeys((one.data, one.system) for one in results):
+        rows = [one for one in results if (one.data, one.system) == (data, system)]
         best = max(rows, key=lambda one: one.mean)
-        look = {"marker": "o", "label": ", ".join(key), "color": COLOURS(number % 10)}
-        by_sentences = [one for one in rows if one.layer == best.layer]
-        left.plot([one.sentences for one in by_sentences], [one.mean for one in by_sentences], **look)
-        by_layer = [one for one in rows if one.sentences == best.sentences]
-        right.plot([one.layer for one in by_layer], [one.mean for one in by_layer], **look)
-    counts = sorted({one.sentences for one in results})
-    left.set_xscale("symlog", base=2, linthresh=1)
-    left.set_xticks(counts, [str(count) for count in counts])
-    left.set(xlabel="example sentences", ylabel="acc@1, per cent")
-    right.set(xlabel="layer")
-    for axes in (left, right):
+        look = {
+            "marker": "o", "label": f"{data}, {system}", "color": COLOURS(systems.index(system) % 10),
+            "linestyle": STYLES[sets.index(data) % len(STYLES)],
+        }  # fmt: skip
+        for name, axes in panels.items():
+            same = LAYER if name == SENTENCES else SENTENCES
+            line = [one for one in rows if getattr(one, same) == getattr(best, same)]
+            axes.plot([getattr(one, name) for one in line], [one.mean for one in line], **look)
+    if SENTENCES in panels:
+        counts = sorted({one.sentences for one in results})
+        panels[SENTENCES].set_xscale("symlog", base=2, linthresh=1)
+        panels[SENTENCES].set_xticks(counts, [str(count) for count in counts])
+        panels[SENTENCES].set(xlabel="example sentences")
+    if LAYER in panels:
+        panels[LAYER].set(xlabel="layer")
+    for axes in panels.values():
         axes.grid(alpha=0.3)
-    left.legend(fontsize=8)
+    panels[drawn[0]].set(ylabel="acc@1, per cent")
+    figure.legend(*panels[drawn[0]].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=DPI, format="png")
 
 
