@@ -28,7 +28,12 @@ def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="merge_datastores.py", description=HELP, formatter_class=HelpFormatter)
     add = parser.add_argument
-    add("datastores", nargs="+", metavar="[NAME=]DIR", help="datastores, or shards; NAME is the folder's if not given")
+    add(
+        "datastores",
+        nargs="+",
+        metavar="[NAME=]DIR",
+        help="datastores, or shards; NAME, of its text, is the folder's if not given; texts that were merged keep theirs",
+    )
     add("--output", required=True, type=Path, metavar="DIR", help="the new datastore: a folder that does not exist")
     add("--remove", nargs="+", default=[], metavar="NAME", help="texts that the output shall not hold")
     add(
