@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import json
 import logging
 import random
@@ -10,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,12 +21,13 @@ from conftest import PAIRS, Ccpr, World, call, equal, subword_options
 from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
-from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
+from fairseq_ccpr.decoding.phrase_candidates import Candidate, PhraseCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.decoding.trace import trace
 from fairseq_ccpr.evaluation.decoding import batches, load, parse_generation
-from fairseq_ccpr.evaluation.part_timer import DECODER, PHRASES, PartTimer
+from fairseq_ccpr.evaluation.part_timer import DECODER, FINDING, PHRASES, PartTimer
 from fairseq_ccpr.evaluation.phrase_grid import References
 from fairseq_ccpr.evaluation.tuning import fill_caches, with_all_phrases
 from fairseq_ccpr.phrases.text_pairs import read_pairs
@@ -231,7 +234,73 @@ def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]):
 
     with timer, patch.object(PhraseCandidates, "__call__", watched):
         decode(*phrases)
-    assert {*running} == {PHRASES} and timer.seconds[PHRASES] > 0 and timer.calls[PHRASES] > timer.calls[DECODER]
+    assert {*running} == {FINDING} and timer.seconds[FINDING] > 0
+    assert timer.seconds[PHRASES] > 0 and timer.calls[PHRASES] > timer.calls[DECODER]
+
+
+def test_bf16_is_said_and_changes_little(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    whole = decode(*phrases)
+    assert ",bf16|" not in caplog.text
+    half = decode(*phrases, "--phrase-bf16")
+    assert ",bf16|" in caplog.text
+    assert not equal(half, whole)
+    best = [(whole[number][0]["tokens"].tolist(), half[number][0]["tokens"].tolist()) for number in whole]
+    assert sum(one == other for one, other in best) > 0.7 * len(best)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool):
+    seen: list[bool] = []
+
+    def make(*_: object) -> None:
+        seen.append(gc.isenabled())
+        if len(seen) == 2:
+            raise ZeroDivisionError
+
+    memory = PhraseMemory.__new__(PhraseMemory)
+    memory.candidates, memory.warned = SimpleNamespace(table=make), True
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            memory.take(make, torch.ones(1, 1))
+        assert seen == [False, False] and gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]):
+    """Against a plain loop: sentences with no, few and many phrases, with letters and without, padded on the left."""
+    cfg = parse_generation([*world.options(), *map(str, joint)])
+    task, models = load(cfg)
+    task.build_tokenizer(cfg.tokenizer)
+    task.build_bpe(cfg.bpe)
+    candidates = task.build_generator(models, cfg.generation).model.phrases.candidates
+    letters = [any(map(str.isalnum, symbol)) for symbol in task.target_dictionary.symbols]
+    rng = random.Random()
+    batch = []
+    for length, queries in ((9, 3), (4, 1), (7, 0)):
+        retrieved = [[RetrievedPhrase(0, "", "", 0, 0, rng.random()) for _ in range(5)] for _ in range(queries)]
+        found = SentencePhrases([QueryPhrase("", 0, 0, 1.0, of) for of in retrieved], length=length)
+        found.attended = [(number, number + 2) for number in range(queries)]
+        found.candidates = [
+            Candidate(rng.sample(range(4, len(letters)), rng.randint(1, 6)), number, rank)
+            for number in range(queries) for rank in rng.sample(range(5), 3)
+        ]  # fmt: skip
+        batch.append(found)
+    table = candidates.table(batch, 11)
+    for row, found in enumerate(batch):
+        assert table.lengths[row].tolist() == [len(c.tokens) for c in found.candidates] + [0] * (
+            9 - len(found.candidates)
+        )
+        for lane, (tokens, query, rank) in enumerate(found.candidates):
+            assert table.tokens[row, lane].tolist() == tokens + [NO_TOKEN] * (table.tokens.size(2) - len(tokens))
+            assert (int(table.queries[row, lane]), int(table.ranks[row, lane])) == (query, rank)
+            assert float(table.scores[row, lane]) == pytest.approx(found.queries[query].retrieved[rank].score)
+            assert table.entered[row, lane] == next((n for n, t in enumerate(tokens, 1) if letters[t]), len(tokens))
+        for query in range(table.attended.size(1)):
+            wanted = {11 - found.length + query + i for i in range(2)} if query < len(found.queries) else set()
+            assert {*table.attended[row, query].nonzero().flatten().tolist()} == wanted
 
 
 def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path):

@@ -10,17 +10,21 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Ccpr, World, Xpr, call, run
+from matplotlib.figure import Figure
 from test_bad_input import refused
 from torch import nn
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.evaluation import type_systems
 from fairseq_ccpr.evaluation.phrase_systems import SentenceSystem
+from fairseq_ccpr.evaluation.plots import draw_types
+from fairseq_ccpr.evaluation.type_accuracy import TypeResult
 from fairseq_ccpr.evaluation.type_systems import OrthogonalTypes, TransformerTypes, load_type_system
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
@@ -51,6 +55,23 @@ def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path
     assert own["forward"] == pytest.approx(forward_accuracy(encoder, lexicon, 4), abs=0.01)
     again = evaluate(xpr, "--encoder", f"xpr={xpr.checkpoint}", "--sentences", 4)  # the layer it was trained on
     assert f"| {own['forward']:.1f} | {own['backward']:.1f} |" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [
+        ([(2, 0), (2, 4)], ["example sentences"]), ([(1, 4), (2, 4)], ["layer"]), ([(2, 4)], ["example sentences"]),
+        ([(1, 0), (1, 4), (2, 0), (2, 4)], ["example sentences", "layer"]),
+    ],
+)  # fmt: skip
+def test_the_picture_shows_what_varies(settings: list[tuple[int, int]], drawn: list[str], tmp_path: Path):
+    results = [TypeResult("de-en", "raw", "unsupervised", *setting, 50.0, 60.0) for setting in settings]
+    results.append(TypeResult("de-en", "muse", "other", 0, settings[0][1], 40.0, 50.0))
+    with patch.object(Figure, "savefig", autospec=True) as saved:
+        draw_types(results, tmp_path / "types.png")
+    figure = saved.call_args.args[0]
+    assert [axes.get_xlabel() for axes in figure.axes] == drawn
+    assert [line.get_label() for line in figure.axes[0].lines] == ["de-en, raw", "de-en, muse"]
 
 
 @torch.no_grad()

@@ -97,21 +97,21 @@ class PhraseCandidates:
         Args:
             source_length: S, with the padding on the left.
         """
-        of_each = [(row, found, candidate) for row, found in enumerate(batch) for candidate in found.candidates]
+        candidates = [candidate for found in batch for candidate in found.candidates]  # C of all sentences
         counts = np.array([len(found.candidates) for found in batch])
         size, phrases = len(batch), max(1, int(counts.max()))
-        rows = np.repeat(np.arange(size), counts)  # [C], of each candidate
+        rows = np.repeat(np.arange(size), counts)  # [C], the sentence of each
         lanes = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
-        lengths = np.array([len(candidate.tokens) for _, _, candidate in of_each], np.int64)
+        lengths = np.array([len(candidate.tokens) for candidate in candidates], np.int64)
         tokens = np.full((len(rows), int(lengths.max(initial=1))), NO_TOKEN, np.int32)  # [C, L]
         tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = [
-            t for _, _, candidate in of_each for t in candidate.tokens
+            t for candidate in candidates for t in candidate.tokens
         ]
         letters = self._has_letter[tokens] & (tokens != NO_TOKEN)
         entered = np.where(letters.any(axis=1), letters.argmax(axis=1) + 1, lengths)
-        queries = np.array([candidate.query for _, _, candidate in of_each], np.int64)
-        ranks = np.array([candidate.rank for _, _, candidate in of_each], np.int64)
-        scores = np.array([f.queries[c.query].retrieved[c.rank].score for _, f, c in of_each], np.float32)
+        queries = np.array([candidate.query for candidate in candidates], np.int64)
+        ranks = np.array([candidate.rank for candidate in candidates], np.int64)
+        scores = np.array([f.queries[c.query].retrieved[c.rank].score for f in batch for c in f.candidates], np.float32)
         attended = np.zeros((size, max(1, *(len(found.queries) for found in batch)), source_length), bool)
         for row, found in enumerate(batch):
             offset = source_length - found.length

@@ -2,8 +2,9 @@
 
 Pure tensor maths, the same on CPU and GPU, without a loop over hypotheses or phrases and without a host round trip.
 Letters: B sentences, H hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, L subwords of the
-longest phrase, P different pairs of a subword and a source phrase, R equal subwords, V target vocabulary. Rows of a table are
-taken with `index_select`, which copies them whole; `[rows]` would look up each number.
+longest phrase, N subwords of all phrases, P different pairs of a subword and a source phrase in a sentence (at least as many
+as different subwords), R equal subwords, V target vocabulary. Rows of a table are taken with `index_select`, which copies
+them whole; `[rows]` would look up each number.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SENTENCE = 2**32  # more than any token
 class PhraseTable:
     """The candidate phrases of B sentences; where a sentence has fewer than A, the rest have length 0."""
 
-    tokens: Tensor  # int32 [B, A, L], NO_TOKEN after the phrase's end
+    tokens: Tensor  # int32 [B, A, L], above 0, which is a special one; NO_TOKEN after the phrase's end
     lengths: Tensor  # int64 [B, A]
     entered: Tensor  # int64 [B, A], subwords up to and with the first that has a letter or digit: then it has begun
     queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
@@ -33,11 +34,11 @@ class PhraseTable:
     attended: Tensor  # bool [B, Q, S], source subwords of each source phrase
     types: Tensor  # int32 [B, A, L], which of the sentence's different tokens it is, from 1; 0 after the phrase's end
     pairs: Tensor  # int32 [B, A, L], which of its different pairs of a token and a source phrase, the same way, up to P
-    # All M subwords, sorted so that those that equal a written token are neighbours; a last one equals none.
-    places: Tensor  # int64 [M + 1], ascending: sentence * SENTENCE + token
-    at_place: (
-        Tensor  # int64 [M + 1, 4]: its phrase; 2^m, of the m-th subword; rank of the phrase if it ends here; its query
-    )
+    # All N subwords, sorted so that those that equal a written token are neighbours, and a last one that equals none: int64
+    # [N + 1], sentence * SENTENCE + token; and of each its phrase, 2^m of the m-th subword, the rank of the phrase if it ends
+    # there, and the source phrase: int64 [N + 1, 4].
+    places: Tensor
+    at_place: Tensor
     most_alike: int  # R, of the subwords of a sentence
     most_pairs: int  # P, of a sentence
 
@@ -47,11 +48,11 @@ class PhraseTable:
         attended: Tensor,
     ) -> PhraseTable:  # fmt: skip
         """A table on the CPU, of the tensors described above."""
-        subwords = (tokens != NO_TOKEN).nonzero()  # [M, 3]: sentence, phrase, place in it
+        subwords = (tokens != NO_TOKEN).nonzero()  # [N, 3]: sentence, phrase, place in it
         of_each = subwords[:, 0] * SENTENCE + tokens[subwords.unbind(dim=1)]
         by_query, order = (of_each * attended.size(1) + queries[subwords[:, :2].unbind(dim=1)]).sort()
         places, (sentences, lanes, subword) = of_each[order], subwords[order].T.contiguous()
-        types, pairs = _number(places, sentences), _number(by_query, sentences)
+        types, pairs = _count_different(places, sentences), _count_different(by_query, sentences)
         rank_at_end = ranks[sentences, lanes].masked_fill(subword + 1 < lengths[sentences, lanes], NEVER)
         at_place = torch.stack([lanes, 1 << subword, rank_at_end, queries[sentences, lanes]], dim=1)
         return cls(
@@ -214,8 +215,8 @@ class PhraseState:
         return Outlook(values, begun, willing, covered, types, pairs)
 
 
-def _number(ordered: Tensor, sentences: Tensor) -> Tensor:
-    """Different values of sorted M, counted from 1 in each sentence, int32 [M]."""
+def _count_different(ordered: Tensor, sentences: Tensor) -> Tensor:
+    """Which of the different values of its sentence each of sorted [N] is, from 1, int32 [N]."""
     changes = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (1, 0)).long().cumsum(dim=0)
     first = torch.searchsorted(sentences, sentences)
     return (1 + changes - changes[first]).int()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -97,14 +99,16 @@ class PhraseMemory:
 
     def take(self, answer: Callable[[], list[SentencePhrases]], src_tokens: Tensor) -> None:
         """Wait for what was asked; `begin` follows."""
-        self.found = answer()
+        with _without_collections():
+            self.found = answer()
+            table = self.candidates.table(self.found, src_tokens.size(1))
         if not self.warned and not any(sentence.candidates for sentence in self.found):
             logger.warning(
                 "no phrase was retrieved for the first %d sentences: they are translated as without the phrase memory; "
                 "lower --phrase-min-similarity, or see with retrieve_phrases.py what is found", len(self.found),
             )  # fmt: skip
         self.warned = True
-        self.table = self.candidates.table(self.found, src_tokens.size(1)).to(self.device)
+        self.table = table.to(self.device)
         settings = self.settings
         self.weights = self.table.weights(settings.k, settings.temperature, settings.min_similarity)
 
@@ -185,3 +189,18 @@ class PhraseMemory:
             "enter": settings.enter, "gate": settings.gate, "coverage": "yes" if settings.coverage else "no",
             **({"reward": settings.reward} if settings.reward else {}),
         })  # fmt: skip
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Put off Python's garbage collections, which tens of thousands of new objects bring about, and which find nothing.
+
+    Each of the full ones goes through all that is loaded, models and libraries too.
+    """
+    wanted = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()

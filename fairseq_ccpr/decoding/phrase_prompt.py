@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 from fairseq_ccpr.decoding.phrase_retriever import QueryPhrase, RetrievedPhrase
 
@@ -22,7 +21,7 @@ def as_table(sentence: str, queries: list[QueryPhrase]) -> str:
 
 def as_json(sentence: str, queries: list[QueryPhrase]) -> str:
     """One line of JSON: the sentence, and all that is known of its phrases."""
-    phrases = [asdict(query) | {"retrieved": [found._asdict() for found in query.retrieved]} for query in queries]
+    phrases = [vars(query) | {"retrieved": [found._asdict() for found in query.retrieved]} for query in queries]
     return json.dumps({"sentence": sentence, "phrases": phrases}, ensure_ascii=False)
 
 

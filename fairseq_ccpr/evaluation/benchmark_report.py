@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq_ccpr.evaluation.decoding_speed import REST, DecodingSpeed
-from fairseq_ccpr.evaluation.part_timer import DECODER, MERGE, PHRASES, PROJECTION, SEARCH
+from fairseq_ccpr.evaluation.part_timer import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
 from fairseq_ccpr.evaluation.search_speed import SearchCost
 
-PARTS = (DECODER, PROJECTION, SEARCH, MERGE, PHRASES, REST)
+PARTS = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
 
 
 def decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:

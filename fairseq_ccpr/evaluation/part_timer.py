@@ -19,7 +19,8 @@ from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.machine import synchronise
 from fairseq_ccpr.search import ExactIndex, FaissIndex, TorchIvfIndex
 
-DECODER, PROJECTION, SEARCH, MERGE, PHRASES = "decoder", "projection", "search", "merge", "phrases"
+DECODER, PROJECTION, SEARCH, MERGE = "decoder", "projection", "search", "merge"
+FINDING, PHRASES = "finding phrases", "phrases"  # once a sentence, and at each step
 METHODS: dict[tuple[Any, str], str] = {
     (EnsembleModel, "forward_decoder"): DECODER,
     (KeyProjection, "forward"): PROJECTION,
@@ -28,8 +29,8 @@ METHODS: dict[tuple[Any, str], str] = {
     (TorchIvfIndex, "search"): SEARCH,
     (TokenRetriever, "look_up"): MERGE,  # less what it calls of the above: values, probabilities, lambda
     (RetrievalEnsemble, "mix"): MERGE,
-    (PhraseMemory, "ask"): PHRASES,
-    (PhraseMemory, "take"): PHRASES,
+    (PhraseMemory, "ask"): FINDING,
+    (PhraseMemory, "take"): FINDING,
     (PhraseMemory, "begin"): PHRASES,
     (PhraseMemory, "step"): PHRASES,
     (PhraseState, "advance"): PHRASES,
@@ -44,7 +45,7 @@ class PartTimer:
         device: where they work.
 
     Attributes:
-        seconds: of each part, without the parts inside it; but phrases include the search for them.
+        seconds: of each part, without the parts inside it; but finding phrases includes the search for them.
         calls: of each.
     """
 
@@ -70,7 +71,7 @@ class PartTimer:
         method = getattr(kind, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if PHRASES in self._running:
+            if FINDING in self._running or PHRASES in self._running:
                 return method(*args, **kwargs)
             start = self._now()
             self._running.append(part)

@@ -17,7 +17,7 @@ from fairseq_ccpr.extraction.processes import Processes
 from fairseq_ccpr.search import Index, build_index, open_index
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import read_address
-from fairseq_ccpr.search.plan import plan_index, plan_milvus_index
+from fairseq_ccpr.search.plan import PHRASE_EFFORT, plan_index, plan_milvus_index
 
 KEY_SEED, QUERY_SEED = 1, 2
 BLOCK_ROWS = 1 << 16
@@ -110,7 +110,7 @@ def measure_search(
 
 
 def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device) -> Index:
-    description = plan_index(choice, "ip", "", len(keys), keys.shape[1], device.type == "cuda")
+    description = plan_index(choice, "ip", "", len(keys), keys.shape[1], device.type == "cuda", PHRASE_EFFORT)
     if description.file:
         build_index(keys, description, folder / description.file, lambda rows: None)
     return open_index(description, keys, folder).to(device)

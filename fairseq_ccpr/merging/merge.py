@@ -23,7 +23,7 @@ from fairseq_ccpr.merging.phrases import merge_phrases
 from fairseq_ccpr.merging.tokens import merge_tokens
 from fairseq_ccpr.search import build_index, open_index
 from fairseq_ccpr.search.plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes, plan_index
-from fairseq_ccpr.search.recall import DEPTH, recall_of_sample
+from fairseq_ccpr.search.recall import recall_of_sample
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 Store = TypeVar("Store", TokenDatastore, PhraseDatastore)
@@ -79,7 +79,7 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
         if token_plan is not None:
             with _bar("tokens", token_plan[0], settings) as bar:
                 merged.token = merge_tokens(*token_plan, folder, bar.update)
-            _index(merged.token, folder / TOKEN, TOKEN_EFFORT, DEPTH + 1, settings)
+            _index(merged.token, folder / TOKEN, TOKEN_EFFORT, 0, settings)
             merged.token.files = describe_files(folder, [f"{TOKEN}/{name}" for name in token.part_files(merged.token)])
         if phrase_plan is not None:
             with _bar("phrases", phrase_plan[0], settings) as bar:
@@ -145,7 +145,7 @@ def _bar(what: str, ordered: list[Opened[Store]], settings: MergeSettings) -> tq
 def _index(
     section: TokenSection | PhraseSection, part: Path, effort: Effort, asked: int, settings: MergeSettings
 ) -> None:
-    """Index the keys of a part, of which a search asks for so many at least."""
+    """Index the keys of a part, of which a search asks for at least so many."""
     gpu = torch.cuda.is_available() and not settings.cpu
     metric, section.index_recall = section.index.metric, None
     section.index = plan_index(

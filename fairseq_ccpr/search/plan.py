@@ -21,8 +21,9 @@ from fairseq_ccpr.search.torch_ivf import ALIGN, number_of_lists
 
 NARROW = 128  # dimensions, each of which then has a code of its own
 TOKEN_EFFORT = Effort()
-# Once a sentence more inverted lists can be searched than at each step; and where many neighbours are asked for anyway, as
-# of phrases, two candidates scored again for each find nearly all that eight do.
+# Once a sentence more inverted lists can be searched than at each step; and where 64 neighbours are asked for anyway, two
+# candidates scored again for each find nearly what eight do: of office's phrases 98.6% of the 16 nearest with both, and of
+# all 64 96.3% and 97.6%.
 PHRASE_EFFORT = Effort(probes=64, candidates=2)
 PHRASE_DEPTH = 64  # neighbours that are asked for, at least
 EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder

@@ -26,13 +26,13 @@ def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
     return float(_found(index, exact, queries, k, k).float().mean())
 
 
-def recall_of_sample(index: Index, keys: np.ndarray, asked: int = DEPTH + 1) -> float | None:
+def recall_of_sample(index: Index, keys: np.ndarray, asked: int = 0) -> float | None:
     """The share of the `DEPTH` nearest keys that an index finds for random ones of its own keys, which do not count.
 
     Args:
         index: of `keys`, on the CPU.
         keys: [N, d]; may be memory-mapped.
-        asked: neighbours that a search asks for, at least `DEPTH` + 1.
+        asked: neighbours that a search asks for; at least the key itself and `DEPTH`.
 
     Returns:
         None where there are too few keys.
@@ -42,7 +42,7 @@ def recall_of_sample(index: Index, keys: np.ndarray, asked: int = DEPTH + 1) -> 
     rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(SAMPLE, len(keys)), replace=False))
     exact, queries = ExactIndex(keys, index.metric), torch.from_numpy(keys[rows]).float()
     # A key is its own nearest, or one of those as near: it is among those found, but for what the index misses.
-    found = _found(index, exact, queries, DEPTH + 1, min(asked, len(keys))).sum(dim=1) - 1
+    found = _found(index, exact, queries, DEPTH + 1, min(max(asked, DEPTH + 1), len(keys))).sum(dim=1) - 1
     return float((found.clamp(0, DEPTH) / DEPTH).mean())
 
 

@@ -111,7 +111,10 @@ class TranslationRetrievalConfig(TranslationConfig):
     )
     phrase_bf16: bool = field(
         default=False,
-        metadata={"help": "run the phrase encoder in bfloat16, faster where the processor has it"},
+        metadata={
+            "help": "run the phrase encoder in bfloat16, faster where the processor has it; what is found may then depend a "
+            "little on which sentences share a batch"
+        },
     )
     store_timeout: float = field(
         default=TIMEOUT,

@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
-import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -162,22 +161,11 @@ class TranslationRetrievalTask(TranslationTask):
             datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
         )
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
-        _set_aside_what_is_loaded()
         return PhraseMemory(candidates, settings, device)
 
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
         return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary)
-
-
-def _set_aside_what_is_loaded() -> None:
-    """Spare Python's full collections, which thousands of retrieved phrases a batch bring about, all that is there by now.
-
-    Going through models, data and libraries each time took 4% of decoding.
-    """
-    gc.unfreeze()  # what an earlier generator set aside, and nothing needs any more
-    gc.collect()
-    gc.freeze()
 
 
 def find_parts(datastore: str | None) -> dict[str, str]:
