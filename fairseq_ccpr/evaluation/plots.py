@@ -21,7 +21,7 @@ from fairseq_ccpr.evaluation.type_accuracy import TypeResult
 
 COLOURS = matplotlib.colormaps["tab10"]
 DPI = 130
-STYLES = "-", "--", ":", "-."
+STYLES = "-", "--", "-.", ":"
 SENTENCES, LAYER = "sentences", "layer"  # fields of a `TypeResult`
 
 
@@ -174,15 +174,16 @@ def draw_types(results: Sequence[TypeResult], path: Path) -> None:
 
 
 def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
-    """Milliseconds of a search by keys, by queries and by neighbours, a line an index of a store; the floor beneath.
+    """Milliseconds of a search by keys, by queries and by neighbours, a colour an index, a style a store; the floor beneath.
 
     Where stores of several widths were searched, by width too, a line an index. What is not on an axis is as in the first
     search, but the keys, which are as many as there were at most.
     """
+    stores, indexes = (list(dict.fromkeys(getattr(search, name) for search in searches)) for name in ("store", "index"))
     first = searches[0]
     fixed = {"keys": max(search.keys for search in searches), "queries": first.queries, "k": first.k}
     labels = {"keys": "keys N", "queries": "queries H", "k": "neighbours k"}
-    if len(widths := sorted({search.dimension for search in searches})) > 1:
+    if len({search.dimension for search in searches}) > 1:
         labels["dimension"] = "width d"
     figure = Figure(figsize=(4.4 * len(labels), 4.4), layout="constrained")
     panels = figure.subplots(1, len(labels), sharey=True)
@@ -193,20 +194,22 @@ def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
         for row in rows:
             name = row.index if across == "dimension" else f"{row.store}, d = {row.dimension}: {row.index}"
             lines.setdefault(name, []).append(row)
-        for number, (name, points) in enumerate(lines.items()):
+        for name, points in lines.items():
             points.sort(key=lambda row: getattr(row, across))
+            look: dict[str, Any] = {"color": COLOURS(indexes.index(points[0].index) % 10)}
+            style = "-" if across == "dimension" else STYLES[stores.index(points[0].store) % len(STYLES)]
             places, costs = [getattr(row, across) for row in points], np.array([row.milliseconds for row in points])
             around = [costs - [row.fastest for row in points], [row.slowest for row in points] - costs]
-            axes.errorbar(places, costs, around, marker="o", capsize=3, label=name, color=COLOURS(number % 10))
-            axes.plot(places, [row.floor for row in points], ":", color=COLOURS(number % 10), alpha=0.6)
+            axes.errorbar(places, costs, around, marker="o", capsize=3, label=name, linestyle=style, **look)
+            axes.plot(places, [row.floor for row in points], ":", alpha=0.6, color="black")
         axes.set(xscale="log", yscale="log", xlabel=label)
         axes.set_title(", ".join(f"{name} = {value:,}" for name, value in others.items()), fontsize=8)
         axes.grid(alpha=0.3, which="both")
-        if across in ("keys", "dimension"):
-            axes.legend(fontsize=7)
-        if across == "dimension":
+        if across != "keys":
+            values = sorted({getattr(row, across) for row in rows})
             axes.set_xticks([], minor=True)
-            axes.set_xticks(widths, map(str, widths))
+            axes.set_xticks(values, map(str, values))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
     panels[0].set_ylabel("milliseconds a search; dotted: the floor of exact search")
     figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=DPI, format="png")
