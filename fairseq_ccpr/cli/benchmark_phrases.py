@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--store", metavar="URI|FILE.db", help="search the same keys in this Milvus too, by exact search")
     add("--dimension", type=int, default=default.dimension, metavar="N", help="width of a random key")
     add("--queries", type=int, default=default.queries, metavar="N", help="in a batch: the phrases of some sentences")
-    add("--k", type=int, default=default.k, metavar="N", help="entries found for each; retrieval begins with 64")
+    add("--k", type=int, default=default.k, metavar="N", help="entries found for each; retrieval begins with as many")
     add("--repeats", type=int, default=default.repeats, metavar="N", help="searches that are measured")
     add("--plot", type=Path, metavar="FILE", help="where a picture of the searches goes, as PNG")
     add_evaluation_options(parser)

@@ -17,7 +17,7 @@ from fairseq_ccpr.extraction.processes import Processes
 from fairseq_ccpr.search import Index, build_index, open_index
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import read_address
-from fairseq_ccpr.search.plan import PHRASE_EFFORT, plan_index, plan_milvus_index
+from fairseq_ccpr.search.plan import PHRASE_DEPTH, PHRASE_EFFORT, plan_index, plan_milvus_index
 
 KEY_SEED, QUERY_SEED = 1, 2
 BLOCK_ROWS = 1 << 16
@@ -54,7 +54,7 @@ class SearchSettings:
 
     dimension: int = 128
     queries: int = 512
-    k: int = 16
+    k: int = PHRASE_DEPTH
     repeats: int = 5
 
 
