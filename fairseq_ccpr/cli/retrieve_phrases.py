@@ -46,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="which spans of words are asked for (what the encoder takes for a phrase; with XPR, as in the datastore)",
     )
     add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")
-    add("--max-words", type=int, default=7, metavar="N", help="words of a phrase, at most")
+    add("--max-words", type=int, metavar="N", help="words of a phrase, at most (as in the datastore)")
     add("--source-language", default="German", metavar="NAME", help="as the prompt is to call it")
     add("--target-language", default="English", metavar="NAME", help="as the prompt is to call it")
     add(
@@ -67,8 +67,10 @@ def retrieve(options: argparse.Namespace) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     datastore, encoder = PhraseDatastore(options.datastore), load_phrase_encoder(options.encoder)
     encoder.context.bf16 = options.bf16
-    kind = choose_segmentation(options.segmentation, encoder, datastore.section.segmentation["kind"])
-    segmentation = Segmentation(kind, options.threshold, options.max_words)
+    built = datastore.section.segmentation
+    kind = choose_segmentation(options.segmentation, encoder, built["kind"])
+    most = built["max_words"] if options.max_words is None else options.max_words
+    segmentation = Segmentation(kind, options.threshold, most)
     waiting = Waiting(options.store_timeout, options.store_unreachable)
     retriever = PhraseRetriever(datastore, encoder, segmentation, options.k, options.min_similarity, device, waiting)
     print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
