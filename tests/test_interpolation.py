@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq_ccpr.decoding import interpolation
 from fairseq_ccpr.decoding.interpolation import interpolate_, neighbour_log_probabilities, reward_
 
 
@@ -27,7 +30,7 @@ def dense_reference(log_probs, scores, ids, values, share, temperature):
 
 
 def mix(log_probs, scores, ids, values, share, temperature):
-    retrieved = neighbour_log_probabilities(scores, ids, values, temperature)
+    retrieved = neighbour_log_probabilities(scores.masked_fill(ids < 0, float("-inf")), values, temperature)
     share = share.masked_fill((ids < 0).all(dim=1), 0.0)
     return interpolate_(log_probs.float().clone(), (values, retrieved, share))
 
@@ -40,9 +43,10 @@ def mix(log_probs, scores, ids, values, share, temperature):
     temperature=st.floats(0.05, 100),
     share=st.sampled_from([0.0, 1.0, 0.3, 0.999]),
     half=st.booleans(),
+    comparisons=st.sampled_from([1, 100, interpolation.COMPARISONS]),
     seed=st.integers(0, 2**31),
 )
-def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, half, seed):
+def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, half, comparisons, seed):
     generator = torch.Generator().manual_seed(seed)
     log_probs = (3 * torch.randn(rows, vocabulary, generator=generator)).log_softmax(1)
     if half:
@@ -51,7 +55,8 @@ def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, h
     ids = torch.randint(-1, 5, (rows, k), generator=generator)
     values = torch.randint(0, vocabulary, (rows, k), generator=generator)  # many duplicates
     shares = torch.full((rows,), share)
-    found = mix(log_probs, scores, ids, values, shares, temperature)
+    with patch.object(interpolation, "COMPARISONS", comparisons):
+        found = mix(log_probs, scores, ids, values, shares, temperature)
     wanted = dense_reference(log_probs, scores, ids, values, shares, temperature)
     np.testing.assert_allclose(found.double().exp().numpy(), wanted, rtol=2e-5, atol=1e-7)
     if not half:

@@ -105,8 +105,8 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
     weights = table.weights(k, temperature, s0)
     expected_weights = [reference_weights(sentence, k, temperature, s0) for sentence in batch]
     for row, expected in enumerate(expected_weights):
-        assert weights[row, : len(expected)].tolist() == pytest.approx(expected, abs=1e-6)
-        assert not weights[row, len(expected) :].any()
+        assert weights.each[row, : len(expected)].tolist() == pytest.approx(expected, abs=1e-6)
+        assert not weights.each[row, len(expected) :].any()
     beam = 2
     state = PhraseState(table, torch.arange(len(batch)).repeat_interleave(beam), coverage)
     written: list[tuple[int, list[int]]] = [(row, []) for row in range(len(batch)) for _ in range(beam)]

@@ -5,82 +5,80 @@ Letters: H hypotheses, k neighbours, V target vocabulary.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
+COMPARISONS = 1 << 22  # of neighbours with one another, at a time: 16 MB
 # A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
 
 
-def neighbour_log_probabilities(scores: Tensor, ids: Tensor, values: Tensor, temperature: float) -> Tensor:
+def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:
     """log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
 
     p_r(v) = sum_i 1[v_i = v] exp(score_i / T) / sum_i exp(score_i / T), scores being minus squared distances or
     inner products. Neighbours that share a value all get that value's whole probability.
 
     Args:
-        scores: fp32 [H, k].
-        ids: int64 [H, k]; -1 marks a missing neighbour, which gets no part.
+        scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no part.
         values: int64 [H, k], tokens; anything where the neighbour is missing.
         temperature: T > 0, in the units of the scores.
 
     Returns:
         fp32 [H, k]; -inf throughout where all neighbours of a row are missing.
 
-    >>> scores, values = torch.zeros(1, 4), torch.tensor([[7, 7, 9, 8]])
-    >>> neighbour_log_probabilities(scores, torch.tensor([[0, 3, 4, -1]]), values, 1.0).exp()
+    >>> scores, values = torch.tensor([[0.0, 0.0, 0.0, float("-inf")]]), torch.tensor([[7, 7, 9, 8]])
+    >>> neighbour_log_probabilities(scores, values, 1.0).exp()
     tensor([[0.6667, 0.6667, 0.3333, 0.0000]])
     """
-    weights = _log_softmax(scores, ids, temperature).exp()
-    # Equal values become neighbours, and each run of them is added up.
-    ordered, order = values.sort(dim=1)
-    first = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0))  # [H, k], but for the first run
-    run = first.long().cumsum(dim=1)
-    totals = torch.zeros_like(weights).scatter_add_(1, run, weights.gather(1, order))
-    return torch.empty_like(weights).scatter_(1, order, totals.gather(1, run)).log()
+    weights = torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)  # where all are missing
+    # Each neighbour is compared with each: few operations, which is what counts for so few numbers.
+    rows = max(1, COMPARISONS // values.size(1) ** 2)
+    blocks = zip(values.split(rows), weights.split(rows))
+    totals = [((v.unsqueeze(2) == v.unsqueeze(1)) * w.unsqueeze(1)).sum(dim=2) for v, w in blocks]
+    return (totals[0] if len(totals) == 1 else torch.cat(totals)).log()
 
 
-def target_log_probabilities(scores: Tensor, ids: Tensor, matches: Tensor, temperature: float) -> Tensor:
+def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:
     """log p_r of one given token a row: all a tuner needs of the distribution above.
 
     Args:
-        scores: fp32 [N, k].
-        ids: int64 [N, k]; -1 marks a missing neighbour.
-        matches: bool [N, k], whether the neighbour's value is that token.
+        scores: fp32 [N, k]; -inf marks a missing neighbour.
+        matches: bool [N, k], whether there is a neighbour and its value is that token.
         temperature: T > 0.
 
     Returns:
         fp32 [N]; -inf where no neighbour matches.
     """
-    return _log_softmax(scores, ids, temperature).masked_fill(~matches, float("-inf")).logsumexp(dim=1)
+    log_weights = torch.log_softmax(_logits(scores, temperature), dim=1)
+    return log_weights.masked_fill(~matches, float("-inf")).logsumexp(dim=1)
 
 
-def _log_softmax(scores: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    """log softmax of scores / T over the neighbours that were found, fp32 [H, k]; -inf for the others."""
-    found = scores.masked_fill(ids < 0, float("-inf"))
-    # Where all are missing, -inf - lowest is -inf, but -inf - -inf is not a number.
-    lowest = torch.finfo(scores.dtype).min
-    # Only differences count, and before the division they lose nothing.
-    logits = (found - found.amax(dim=1, keepdim=True).clamp_min(lowest)) / temperature
-    return logits - logits.logsumexp(dim=1, keepdim=True).clamp_min(lowest)
+def _logits(scores: Tensor, temperature: float) -> Tensor:
+    """Scores / T [H, k] less the highest of each row; not numbers where all are -inf.
+
+    Only differences count, and before the division they lose nothing.
+    """
+    return (scores - scores.amax(dim=1, keepdim=True)) / temperature
 
 
-def retrieval_confidence(scores: Tensor, ids: Tensor, least: float = 0.0) -> Tensor:
+def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
     """The mean similarity of the neighbours found, fp32 [H] in [0, 1]: what equation 8 of the CLKNN paper gives lambda.
 
     Args:
-        scores: fp32 [H, k], inner products of unit vectors. Negative ones, which do occur, count as 0.
-        ids: int64 [H, k]; -1 marks a missing neighbour.
+        scores: fp32 [H, k], inner products of unit vectors; -inf marks a missing neighbour. Negative ones, which do occur,
+            count as 0.
         least: similarity s0 in [0, 1) that counts as none; above it (s - s0) / (1 - s0) takes the place of s. The paper's
             is 0, but in a wrong domain neighbours are similar as well, only less so.
 
-    >>> retrieval_confidence(torch.tensor([[0.9, 0.5, -0.2]]), torch.tensor([[4, 2, -1]]))
-    tensor([0.7000])
+    >>> retrieval_confidence(torch.tensor([[0.9, 0.5, -0.2, float("-inf")]]))
+    tensor([0.4667])
     """
-    found = ids >= 0
-    return ((scores - least) / (1 - least)).clamp(0, 1).masked_fill(~found, 0.0).sum(dim=1) / found.sum(
-        dim=1
-    ).clamp_min(1)
+    found = (scores > float("-inf")).sum(dim=1).clamp_min(1)
+    above = (scores - least) / (1 - least) if least else scores
+    return above.clamp(0, 1).sum(dim=1) / found
 
 
 def limit_shares(token_share: Tensor, phrase_share: Tensor, most: float) -> tuple[Tensor, Tensor]:
@@ -92,8 +90,8 @@ def limit_shares(token_share: Tensor, phrase_share: Tensor, most: float) -> tupl
         token_share, phrase_share: fp32 [H], each in [0, 1].
         most: Lambda_max, in [0, 1).
     """
-    total = token_share + phrase_share
-    scale = torch.where(phrase_share > 0, (token_share.clamp_min(most) / total).clamp_max(1.0), 1.0)
+    # 1 where phrases have no share; 0 / 0 where nothing has any, nor is allowed.
+    scale = (token_share.clamp_min(most) / (token_share + phrase_share)).nan_to_num(1.0).clamp_max(1.0)
     return token_share * scale, phrase_share * scale
 
 
@@ -112,7 +110,7 @@ def interpolate_(log_probs: Tensor, *memories: tuple[Tensor, Tensor, Tensor]) ->
     Returns:
         `log_probs`.
     """
-    total = torch.stack([share for _, _, share in memories]).sum(dim=0).clamp_max(ALMOST_ALL)
+    total = reduce(torch.add, (share for _, _, share in memories)).clamp_max(ALMOST_ALL)
     log_probs += torch.log1p(-total).unsqueeze(1)
     for values, retrieved, share in memories:
         mixed = torch.logaddexp(log_probs.gather(1, values), share.log().unsqueeze(1) + retrieved)

@@ -21,6 +21,13 @@ NEVER = 2**31  # a rank that no phrase has
 SENTENCE = 2**32  # more than any token
 
 
+class Weights(NamedTuple):
+    """What each phrase counts, whatever is written."""
+
+    each: Tensor  # fp32 [B, A], c_q w(a|q)
+    of_query: Tensor  # fp32 [B, A], the sum over all phrases of its source phrase
+
+
 @dataclass(frozen=True)
 class PhraseTable:
     """The candidate phrases of B sentences; where a sentence has fewer than A, the rest have length 0."""
@@ -32,8 +39,10 @@ class PhraseTable:
     scores: Tensor  # fp32 [B, A], similarities
     ranks: Tensor  # int64 [B, A], 0 is the best of its source phrase
     attended: Tensor  # bool [B, Q, S], source subwords of each source phrase
-    types: Tensor  # int32 [B, A, L], which of the sentence's different tokens it is, from 1; 0 after the phrase's end
-    pairs: Tensor  # int32 [B, A, L], which of its different pairs of a token and a source phrase, the same way, up to P
+    # What follows the first subwords of a phrase, int32 [B, A, L, 3]: the token; which of the sentence's different tokens it
+    # is, from 1; and which of its different pairs of a token and a source phrase, the same way, up to P. 0 after the end.
+    following: Tensor
+    at_lane: Tensor  # int64 [B, A, 3], of each phrase `queries`, `entered`, and the bits of its proper prefixes
     # All N subwords, sorted so that those that equal a written token are neighbours, and a last one that equals none: int64
     # [N + 1], sentence * SENTENCE + token; and of each its phrase, 2^m of the m-th subword, the rank of the phrase if it ends
     # there, and the source phrase: int64 [N + 1, 4].
@@ -55,10 +64,12 @@ class PhraseTable:
         types, pairs = _count_different(places, sentences), _count_different(by_query, sentences)
         rank_at_end = ranks[sentences, lanes].masked_fill(subword + 1 < lengths[sentences, lanes], NEVER)
         at_place = torch.stack([lanes, 1 << subword, rank_at_end, queries[sentences, lanes]], dim=1)
+        following = tokens.new_zeros(*tokens.shape, 3)
+        following[sentences, lanes, subword] = torch.stack([tokens[sentences, lanes, subword], types, pairs], dim=1)
+        proper = (1 << (lengths - 1).clamp_min(0)) - 1
         return cls(
             tokens, lengths, entered, queries, scores, ranks, attended,
-            torch.zeros_like(tokens).index_put((sentences, lanes, subword), types),
-            torch.zeros_like(tokens).index_put((sentences, lanes, subword), pairs),
+            following, torch.stack([queries, entered, proper], dim=2),
             torch.cat([places, places.new_tensor([len(tokens) * SENTENCE])]),
             torch.cat([at_place, at_place.new_tensor([[0, 0, NEVER, 0]])]),
             max(places.unique_consecutive(return_counts=True)[1].tolist(), default=1),
@@ -71,8 +82,8 @@ class PhraseTable:
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
-    def weights(self, k: int, temperature: float, min_similarity: float) -> Tensor:
-        """c_q w(a|q) of each phrase, fp32 [B, A]: softmax over the k best of its source phrase, times their confidence.
+    def weights(self, k: int, temperature: float, min_similarity: float) -> Weights:
+        """c_q w(a|q) of each phrase: softmax over the k best of its source phrase, times their confidence.
 
         Args:
             k: phrases of each source phrase that count.
@@ -81,13 +92,14 @@ class PhraseTable:
         """
         found = (self.lengths > 0) & (self.ranks < k) & (self.scores > min_similarity)
         scores = self.scores.masked_fill(~found, float("-inf"))
-        groups = len(self.lengths), self.attended.size(1)
-        best = scores.new_full(groups, -1.0).scatter_reduce(1, self.queries, scores, "amax")
+        count = self.attended.size(1)
+        best = scores.new_full((len(scores), count), -1.0).scatter_reduce(1, self.queries, scores, "amax")
         best_of_each = best.gather(1, self.queries)
         weights = ((scores - best_of_each) / temperature).exp()
-        totals = weights.new_zeros(groups).scatter_add(1, self.queries, weights)
+        totals = _sum_by(self.queries, weights, count)
         confidence = ((best_of_each - min_similarity) / (1 - min_similarity)).clamp(0, 1)
-        return confidence * weights / totals.gather(1, self.queries).clamp_min(torch.finfo(weights.dtype).tiny)
+        each = confidence * weights / totals.clamp_min(torch.finfo(weights.dtype).tiny)
+        return Weights(each, _sum_by(self.queries, each, count))
 
 
 class Continuation(NamedTuple):
@@ -101,6 +113,7 @@ class Continuation(NamedTuple):
 class Outlook(NamedTuple):
     """What each of A phrases would write next after each of H hypotheses, [H, A], whatever the phrases weigh."""
 
+    queries: Tensor  # int64, the source phrase it was retrieved for
     values: Tensor  # int64, the token
     begun: Tensor  # bool, the phrase goes on; or else it would begin
     willing: Tensor  # fp32 in [0, 1], how far the model lets it
@@ -108,7 +121,7 @@ class Outlook(NamedTuple):
     types: Tensor  # int64, which of the sentence's different tokens that is
     pairs: Tensor  # int64, and which of its pairs of a token and a source phrase
 
-    def votes(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Tensor:
+    def votes(self, table: PhraseTable, rows: Tensor, weights: Weights, enter: float, k: int) -> Tensor:
         """What each phrase gives to its token, fp32 [H, A]: c_q w'(a|q) gamma.
 
         gamma is `willing`, times (1 - kappa_q) `enter` for a phrase that has not begun. w' is w(a|q) for those, and for one
@@ -117,21 +130,19 @@ class Outlook(NamedTuple):
         Args:
             table: the phrases.
             rows: int64 [H], the sentence of each hypothesis.
-            weights: fp32 [B, A], c_q w(a|q), of `PhraseTable.weights`.
+            weights: of `PhraseTable.weights`.
             enter: eta.
             k: kappa_q is 1 once one of the k best of q was written in full. What has begun may still end: it often holds the
                 shorter one.
         """
-        queries, weights = table.queries.index_select(0, rows), weights.index_select(0, rows)
-        size = len(rows), table.attended.size(1)
-        going = weights * self.begun
-        totals = (weights.new_zeros(size).scatter_add(1, queries, part).gather(1, queries) for part in (weights, going))
-        whole, left = totals
-        posterior = going * whole / left.clamp_min(torch.finfo(weights.dtype).tiny)
-        entering = (enter * weights).masked_fill(self.covered < k, 0.0)
+        each, of_query = (part.index_select(0, rows) for part in weights)
+        going = each * self.begun
+        left = _sum_by(self.queries, going, table.attended.size(1))
+        posterior = going * of_query / left.clamp_min(torch.finfo(each.dtype).tiny)
+        entering = (enter * each).masked_fill(self.covered < k, 0.0)
         return torch.where(self.begun, posterior, entering) * self.willing
 
-    def continuation(self, table: PhraseTable, rows: Tensor, weights: Tensor, enter: float, k: int) -> Continuation:
+    def continuation(self, table: PhraseTable, rows: Tensor, weights: Weights, enter: float, k: int) -> Continuation:
         """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z; see `votes`."""
         votes = self.votes(table, rows, weights, enter, k)
         nothing = votes.new_zeros(len(votes), 1 + table.most_pairs)
@@ -185,8 +196,10 @@ class PhraseState:
 
     def prefixes(self) -> Tensor:
         """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A]."""
-        ends = (1 << (self.table.lengths - 1).clamp_min(0)).index_select(0, self.rows)
-        return torch.frexp((self.matched & (ends - 1)).double()).exponent.long()  # the number of binary digits
+        return self._prefixes(self.table.at_lane[..., 2].index_select(0, self.rows))
+
+    def _prefixes(self, proper: Tensor) -> Tensor:
+        return torch.frexp((self.matched & proper).double()).exponent.long()  # the number of binary digits
 
     def outlook(self, log_probs: Tensor, attention: Tensor | None = None) -> Outlook:
         """What each phrase would write next, and whether it may.
@@ -195,24 +208,27 @@ class PhraseState:
             log_probs: fp32 [H, V], log p_NMT. The model lets a phrase go on with v as far as sqrt(p_NMT(v) / max p_NMT).
             attention: fp32 [H, S], of the decoder to the source: then a phrase may begin as far as that is on q.
         """
-        table, queries = self.table, self.table.queries.index_select(0, self.rows)
-        length = self.prefixes()
+        table = self.table
+        queries, entered, proper = table.at_lane.index_select(0, self.rows).unbind(dim=2)  # [H, A] each
+        length = self._prefixes(proper)
         phrases, longest = table.tokens.shape[1:]
         lanes = self.rows.unsqueeze(1) * phrases + torch.arange(phrases, device=length.device)  # of all sentences
         next_ones = (lanes * longest + length).view(-1)
-        values, types, pairs = (
-            numbers.view(-1).index_select(0, next_ones).view(length.shape).long()
-            for numbers in (table.tokens, table.types, table.pairs)
-        )  # [H, A] each
-        values.clamp_min_(0)
-        begun = length >= table.entered.index_select(0, self.rows)
+        following = table.following.view(-1, 3).index_select(0, next_ones).long()
+        values, types, pairs = following.view(*length.shape, 3).unbind(dim=2)
+        begun = length >= entered
         willing = ((log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)) / 2).exp()
         if attention is not None:
             spans = table.attended.index_select(0, self.rows).to(attention.dtype)
             attended = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
             willing = torch.where(begun, willing, attended)
         covered = self.covered.gather(1, queries)
-        return Outlook(values, begun, willing, covered, types, pairs)
+        return Outlook(queries, values, begun, willing, covered, types, pairs)
+
+
+def _sum_by(queries: Tensor, parts: Tensor, count: int) -> Tensor:
+    """For each of [N, A] the sum of those of its row that have the same of `count` queries."""
+    return parts.new_zeros(len(parts), count).scatter_add(1, queries, parts).gather(1, queries)
 
 
 def _count_different(ordered: Tensor, sentences: Tensor) -> Tensor:

@@ -106,9 +106,9 @@ class TokenRetriever:
     def look_up(self, queries: Tensor) -> Neighbours:
         """The same with all that is known of the neighbours."""
         scores, ids = self.search(queries, self.settings.k)
-        values = self.values[ids.clamp_min(0)].long()
-        share = self.share(scores, ids, values).clamp(0, ALMOST_ALL).masked_fill((ids < 0).all(dim=1), 0.0)
-        log_probs = neighbour_log_probabilities(scores, ids, values, self.settings.temperature)
+        values = self.values[ids].long()  # of the last entry where one is missing
+        share = self.share(scores, ids, values).clamp(0, ALMOST_ALL).masked_fill(ids[:, 0] < 0, 0.0)
+        log_probs = neighbour_log_probabilities(scores, values, self.settings.temperature)
         return Neighbours(ids, scores, values, log_probs, share)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,7 @@ class TokenRetriever:
         """
         settings = self.settings
         if settings.confidence:
-            confidence = retrieval_confidence(scores, ids, settings.min_similarity)
+            confidence = retrieval_confidence(scores, settings.min_similarity)
             return (settings.lambda_ * confidence).clamp_max(settings.lambda_max)
         return scores.new_full((len(scores),), settings.lambda_)
 

@@ -25,9 +25,8 @@ class TokenCache:
     """What a teacher-forced pass leaves behind, enough to score any setting: a row for each of N reference tokens."""
 
     log_probs: Tensor  # fp32 [N], log p_NMT of the reference token
-    scores: Tensor  # fp32 [N, K]
-    ids: Tensor  # int64 [N, K]
-    matches: Tensor  # bool [N, K], whether the neighbour's value is the reference token
+    scores: Tensor  # fp32 [N, K], nearest first; -inf where a neighbour is missing
+    matches: Tensor  # bool [N, K], whether there is a neighbour and its value is the reference token
 
     def log_likelihood(
         self, k: int, temperature: float, lambdas: Tensor, confidence: bool, min_similarity: float = 0.0
@@ -40,9 +39,9 @@ class TokenCache:
 
     def opinion(self, k: int, temperature: float, confidence: bool, min_similarity: float) -> tuple[Tensor, Tensor]:
         """log p_tok of the reference tokens, and what lambda is multiplied by, fp32 [N] each."""
-        scores, ids = self.scores[:, :k], self.ids[:, :k]
-        retrieved = target_log_probabilities(scores, ids, self.matches[:, :k], temperature)
-        factor = retrieval_confidence(scores, ids, min_similarity) if confidence else (ids >= 0).any(dim=1).float()
+        scores = self.scores[:, :k]
+        retrieved = target_log_probabilities(scores, self.matches[:, :k], temperature)
+        factor = retrieval_confidence(scores, min_similarity) if confidence else (scores[:, 0] > float("-inf")).float()
         return retrieved, factor
 
 

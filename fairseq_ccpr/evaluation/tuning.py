@@ -117,8 +117,8 @@ def fill_caches(
         if ensemble.tokens is not None:
             retriever = ensemble.tokens.retriever
             scores, ids = retriever.search(queries[real], k)
-            matches = (retriever.values[ids.clamp_min(0)] == targets.unsqueeze(1)) & (ids >= 0)
-            rows.append((scores.cpu(), ids.cpu(), matches.cpu()))
+            matches = (retriever.values[ids] == targets.unsqueeze(1)) & (ids >= 0)
+            rows.append((scores.cpu(), matches.cpu()))
         if ensemble.phrases is not None and number % every == 0:
             memory = ensemble.phrases
             memory.start(sample["net_input"]["src_tokens"])
