@@ -74,7 +74,7 @@ def make_phrases(gate: str, device: torch.device) -> PhraseMemory:
     """Two sentences, one of them without phrases."""
     sentence = [([5, 6, 4], 0, 0.9), ([5, 4], 0, 0.7), ([4], 1, 0.8)]
     candidates: Any = SimpleNamespace(table=lambda found, length: make_table([sentence, []], length))
-    found: Any = [SimpleNamespace(candidates=[1]), SimpleNamespace(candidates=[])]
+    found: Any = [None, None]
     memory = PhraseMemory(candidates, PhraseSettings(gate=gate), device, find=lambda sources: found)
     memory.start(torch.zeros(2, 3, dtype=torch.long, device=device))
     memory.begin(3)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 import torch
@@ -29,7 +30,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
-from fairseq_ccpr.decoding.phrase_retriever import QueryPhrase
+from fairseq_ccpr.decoding.phrase_retriever import Retrieved
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.decoder_subwords import ENOUGH_PIECES, MOSES, SENTENCES, DecoderSubwords, Pieces
 from fairseq_ccpr.phrases.text_pairs import read_pairs
@@ -391,13 +392,14 @@ def test_source_text_is_recovered(system: tuple[Any, Any]):
 def test_source_text_is_not_asked_of_the_target_dictionary():
     source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
     subwords = DecoderSubwords(None, spm(), target)
-    nothing: Any = SimpleNamespace(ask=lambda texts: lambda: [[QueryPhrase("", 0, 3, 1.0, [])] for _ in texts])
+    one = Retrieved(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
+    nothing: Any = SimpleNamespace(ask=lambda texts: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3))))
     candidates = PhraseCandidates(nothing, lambda: subwords, source)
     for text in verses()[:200]:
         symbols = symbols_of(None, subwords.bpe, text)
         [found] = candidates(encode_line(source, symbols)[None])
         pieces = DecoderSubwords(None, subwords.bpe, source).split(text)
-        assert found.attended == [(0, bisect_left(pieces.starts, 3))] and found.length == len(symbols) + 1
+        assert found.attended.tolist() == [[0, bisect_left(pieces.starts, 3)]] and found.length == len(symbols) + 1
     assert subwords.pieces == 0
 
 

@@ -20,7 +20,7 @@ from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding import phrase_retriever
+from fairseq_ccpr.decoding import distinct_strings
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, QueryPhrase, Waiting
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
@@ -159,7 +159,7 @@ def test_same_translations_as_from_a_folder(
 ):
     options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2", "--phrase-enter", 1]
     options += ["--store-timeout", LONG]
-    with patch.object(phrase_retriever, "PHRASE_DEPTH", 4):  # each entry found takes the embedded one its time
+    with patch.object(distinct_strings, "PHRASE_DEPTH", 4):  # each entry found takes the embedded one its time
         found = [decode("--datastore", store, *options) for store in (local, stored)]
     assert equal(*found, tolerance=1e-3)
     assert not equal(found[1], decode(base=True), tolerance=1e-2)
@@ -286,7 +286,7 @@ def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path):
         assert made._asking is not None
         made._asking.submit(lambda: None).result()  # nobody asked for the answer, and it is there
         assert order
-        assert answer()[0]
+        assert (answer().entries >= 0).any()
 
 
 def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_path: Path):

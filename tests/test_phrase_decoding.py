@@ -15,16 +15,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from conftest import PAIRS, Ccpr, World, call, equal, subword_options
 from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
-from fairseq_ccpr.decoding.phrase_candidates import Candidate, PhraseCandidates, SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN
+from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Retrieved
 from fairseq_ccpr.decoding.trace import trace
 from fairseq_ccpr.evaluation.decoding import batches, load, parse_generation
 from fairseq_ccpr.evaluation.part_timer import DECODER, FINDING, PHRASES, PartTimer
@@ -56,21 +57,28 @@ def joint(world: World, both: Path) -> list[object]:
 
 
 @contextmanager
-def retrieving(answers: Callable[[str], list[QueryPhrase]]) -> Iterator[None]:
-    """Phrases of our own in the place of those that the encoder finds."""
-    with patch.object(PhraseRetriever, "ask", lambda self, texts: lambda: [answers(text) for text in texts]):
+def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) -> Iterator[None]:
+    """In the place of what the encoder finds, the phrases of a text that is chosen for each source sentence.
+
+    Texts are cut in phrases of some words, each of which is retrieved with certainty for a query of its own.
+    """
+    places = []
+    for number, text in enumerate(texts):
+        words = word_spans(text)
+        for first in range(0, len(words), size):
+            places.append([number, words[first][0], words[first : first + size][-1][1]])
+    store = SimpleNamespace(spans=np.array(places, np.int32).reshape(-1, 3), sentence=texts.__getitem__)
+
+    def ask(self: PhraseRetriever, sources: list[str]) -> Callable[[], Retrieved]:
+        self.datastore = store
+        found = [np.flatnonzero(store.spans[:, 0] == choose(source)) for source in sources]
+        spans = np.zeros((sum(map(len, found)), 3), np.int32)
+        spans[:, 0] = np.repeat(np.arange(len(sources)), [len(entries) for entries in found])
+        entries = np.concatenate(found)[:, None]
+        return lambda: Retrieved(spans, np.ones(len(spans), np.float32), entries, np.ones(entries.shape))
+
+    with patch.object(PhraseRetriever, "ask", ask):
         yield
-
-
-def words_of(reference: str, size: int = 3) -> list[QueryPhrase]:
-    """A reference cut in phrases of some words, each retrieved with certainty for a query of its own."""
-    spans = word_spans(reference)
-    found = []
-    for first in range(0, len(spans), size):
-        start, end = spans[first][0], spans[min(first + size, len(spans)) - 1][1]
-        phrase = RetrievedPhrase(0, reference[start:end], reference, start, end, 1.0)
-        found.append(QueryPhrase("", 0, 0, 1.0, [phrase]))
-    return found
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
@@ -97,7 +105,7 @@ def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[obj
 
 
 def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint: list[object]):
-    with retrieving(lambda text: []):
+    with retrieving([], lambda source: 0):
         assert equal(decode(*joint), decode("--knn-lambda", 0.4))
 
 
@@ -174,11 +182,11 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
         """Which sentence it is, though unknown pieces are missing from it."""
         return sources.index(difflib.get_close_matches(text, sources, 1, 0)[0])
 
-    with retrieving(lambda text: words_of(pairs[number(text)][1])):
+    targets = [target for _, target in pairs]
+    with retrieving(targets, number):
         assert overlap(decode(*words)) > base + 0.1
-    others = [target for _, target in pairs]
-    random.Random(1).shuffle(others)
-    with retrieving(lambda text: words_of(others[number(text)])):
+    random.Random(1).shuffle(targets)
+    with retrieving(targets, number):
         assert overlap(decode(*words, "--phrase-enter", 0.2)) < base + 0.05
 
 
@@ -269,6 +277,46 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool):
         gc.enable()
 
 
+def load_ensemble(world: World, words: list[object]) -> tuple[Any, Any, Any]:
+    """A task, the settings, and its models with their memories."""
+    cfg = parse_generation(world.options("--no-progress-bar", *words))
+    task, models = load(cfg)
+    return task, cfg, task.build_ensemble(models, 1)
+
+
+def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]):
+    """Against cutting every string out of its sentence; most are asked for more than once."""
+    words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
+    task, cfg, ensemble = load_ensemble(world, words)
+    candidates, seen = ensemble.phrases.candidates, 0
+    subwords, cuts = candidates.subwords, []
+    cut = subwords.slice
+    with patch.object(subwords, "slice", lambda *where: cuts.append(where) or cut(*where)):
+        found = [
+            one
+            for sample in batches(cfg, task, list(ensemble.models))
+            for one in candidates(sample["net_input"]["src_tokens"])
+        ]
+    for sentence in found:
+        wanted = []
+        for number, query in enumerate(sentence.queries):
+            written: set[tuple[int, ...]] = set()
+            for rank, phrase in enumerate(query.retrieved):
+                assert phrase.string == phrase.sentence[phrase.start : phrase.end]
+                tokens = tuple(cut(subwords.split(phrase.sentence), phrase.start, phrase.end) or ())
+                if tokens and len(tokens) <= MAX_SUBWORDS and tokens not in written:
+                    written.add(tokens)
+                    wanted.append((tokens, number, rank, phrase.score))
+            seen += len(query.retrieved)
+        of = sentence.candidates
+        made = [tuple(row[:length]) for row, length in zip(of.tokens.tolist(), of.lengths.tolist())]
+        assert all((row[length:] == NO_TOKEN).all() for row, length in zip(of.tokens, of.lengths))
+        assert [*zip(made, of.queries.tolist(), of.ranks.tolist())] == [one[:3] for one in wanted]
+        assert of.scores.tolist() == pytest.approx([score for *_, score in wanted])
+    entries = {phrase.entry for sentence in found for query in sentence.queries for phrase in query.retrieved}
+    assert len(cuts) == len(entries) < seen / 2  # each once
+
+
 def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]):
     """Against a plain loop: sentences with no, few and many phrases, with letters and without, padded on the left."""
     cfg = parse_generation([*world.options(), *map(str, joint)])
@@ -280,26 +328,30 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
     rng = random.Random()
     batch = []
     for length, queries in ((9, 3), (4, 1), (7, 0)):
-        retrieved = [[RetrievedPhrase(0, "", "", 0, 0, rng.random()) for _ in range(5)] for _ in range(queries)]
-        found = SentencePhrases([QueryPhrase("", 0, 0, 1.0, of) for of in retrieved], length=length)
-        found.attended = [(number, number + 2) for number in range(queries)]
-        found.candidates = [
-            Candidate(rng.sample(range(4, len(letters)), rng.randint(1, 6)), number, rank)
-            for number in range(queries) for rank in rng.sample(range(5), 3)
+        phrases = [
+            (rng.sample(range(4, len(letters)), rng.randint(1, 6)), query, rank, rng.random())
+            for query in range(queries) for rank in rng.sample(range(5), 3)
         ]  # fmt: skip
-        batch.append(found)
-    table = candidates.table(batch, 11)
-    for row, found in enumerate(batch):
-        assert table.lengths[row].tolist() == [len(c.tokens) for c in found.candidates] + [0] * (
-            9 - len(found.candidates)
-        )
-        for lane, (tokens, query, rank) in enumerate(found.candidates):
-            assert table.tokens[row, lane].tolist() == tokens + [NO_TOKEN] * (table.tokens.size(2) - len(tokens))
+        longest = rng.randint(6, 9)
+        tokens = [ids + [NO_TOKEN] * (longest - len(ids)) for ids, *_ in phrases]
+        columns = [[len(ids), *numbers] for ids, *numbers in phrases]
+        lengths, of_query, ranks, scores = np.array(columns).reshape(-1, 4).T
+        made = Candidates(
+            np.array(tokens, np.int32).reshape(-1, longest), lengths.astype(int), of_query.astype(int),
+            ranks.astype(int), scores.astype(np.float32),
+        )  # fmt: skip
+        attended = np.array([(query, query + 2) for query in range(queries)], int).reshape(-1, 2)
+        batch.append((phrases, SentencePhrases(made, attended, length, list, 0)))
+    table = candidates.table([found for _, found in batch], 11)
+    for row, (phrases, found) in enumerate(batch):
+        assert table.lengths[row].tolist() == [len(ids) for ids, *_ in phrases] + [0] * (9 - len(phrases))
+        for lane, (ids, query, rank, score) in enumerate(phrases):
+            assert table.tokens[row, lane].tolist() == ids + [NO_TOKEN] * (table.tokens.size(2) - len(ids))
             assert (int(table.queries[row, lane]), int(table.ranks[row, lane])) == (query, rank)
-            assert float(table.scores[row, lane]) == pytest.approx(found.queries[query].retrieved[rank].score)
-            assert table.entered[row, lane] == next((n for n, t in enumerate(tokens, 1) if letters[t]), len(tokens))
+            assert float(table.scores[row, lane]) == pytest.approx(score)
+            assert table.entered[row, lane] == next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
         for query in range(table.attended.size(1)):
-            wanted = {11 - found.length + query + i for i in range(2)} if query < len(found.queries) else set()
+            wanted = {11 - found.length + query + i for i in range(2)} if query < len(found.attended) else set()
             assert {*table.attended[row, query].nonzero().flatten().tolist()} == wanted
 
 
@@ -375,7 +427,7 @@ def test_what_does_not_fit_is_refused(
 
 def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture):
     size = ["--batch-size", 4]
-    with retrieving(lambda text: []):
+    with retrieving([], lambda source: 0):
         assert equal(decode(*phrases, *size), decode(*size, base=True))
     assert sum("no phrase was retrieved" in record.message for record in caplog.records) == 1
     assert PhraseMemory.__module__ in {record.name for record in caplog.records}

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -35,7 +34,6 @@ from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candid
 from fairseq_ccpr.phrases.subwords import subword_bounds
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.words import word_spans
-from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.version import __version__
 
 
@@ -349,78 +347,6 @@ def test_retrieval_equals_comparing_with_every_key(
             assert scores == sorted(scores, reverse=True) and len({r.string for r in query.retrieved}) == len(scores)
 
 
-def small_retriever(strings: list[str], index: Index, k: int, min_similarity: float) -> PhraseRetriever:
-    """Over entries of our own, four to a sentence, in which they stand one after another."""
-    retriever = PhraseRetriever.__new__(PhraseRetriever)
-    sentences = [" ".join(strings[i : i + 4]) for i in range(0, len(strings), 4)]
-    starts = [sum(len(s) + 1 for s in strings[i - i % 4 : i]) for i in range(len(strings))]
-    spans = np.array([[i // 4, start, start + len(strings[i])] for i, start in enumerate(starts)], np.int32)
-    retriever.datastore = SimpleNamespace(spans=spans, sentence=sentences.__getitem__)
-    retriever.index, retriever.k, retriever.min_similarity = index, k, min_similarity
-    return retriever
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    size=st.integers(1, 60), words=st.integers(1, 9), k=st.integers(1, 7), min_similarity=st.sampled_from([-99, 0, 2.5]),
-    first=st.sampled_from([1, 2, 5, 64]), seed=st.integers(0, 2**31),
-)  # fmt: skip
-def test_search_goes_as_deep_as_it_must(size: int, words: int, k: int, min_similarity: float, first: int, seed: int):
-    """Against comparing with every key: few strings, some of them everywhere, and many equal scores."""
-    rng = np.random.default_rng(seed)
-    strings = [f"w{n}" for n in rng.geometric(0.5, size) % words]
-    keys, queries = (torch.from_numpy(rng.integers(-2, 3, (n, 3))).float() for n in (size, 4))
-    retriever = small_retriever(strings, ExactIndex(keys, "ip"), k, min_similarity)
-    with patch("fairseq_ccpr.decoding.phrase_retriever.PHRASE_DEPTH", first):
-        found = retriever.nearest_strings(queries)
-    for query, of_query in zip(queries, found, strict=True):
-        scores, best = (keys @ query).tolist(), {}
-        for entry in sorted(range(size), key=lambda entry: (-scores[entry], entry)):
-            if scores[entry] >= min_similarity:
-                best.setdefault(strings[entry], entry)
-        assert [(r.string, r.entry) for r in of_query] == list(best.items())[:k]
-        assert [r.score for r in of_query] == [scores[r.entry] for r in of_query]
-        assert all(r.sentence[r.start : r.end] == r.string for r in of_query)
-
-
-class MissingIndex(ExactIndex):
-    """Overlooks keys, others at each depth, as an approximate index may."""
-
-    def search(self, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        scores, ids = super().search(queries, self.size)
-        kept = [[i for i, entry in enumerate(row) if (entry * 7 + k) % 5 > 1][:k] for row in ids.tolist()]
-        padded = torch.tensor([[*row, *[self.size] * (k - len(row))] for row in kept])
-        beyond = (
-            torch.nn.functional.pad(scores, (0, 1), value=float("-inf")),
-            torch.nn.functional.pad(ids, (0, 1), value=-1),
-        )
-        return beyond[0].gather(1, padded), beyond[1].gather(1, padded)
-
-
-@pytest.mark.parametrize("kind", [ExactIndex, MissingIndex])
-def test_fewer_strings_are_the_head_of_more(kind: type[ExactIndex]):
-    """Tuning retrieves once for all k."""
-    rng = np.random.default_rng(1)
-    strings = [f"w{n}" for n in rng.geometric(0.1, 3000) % 60]
-    keys, queries = (torch.from_numpy(rng.normal(size=(n, 4))).float() for n in (3000, 20))
-    most = small_retriever(strings, kind(keys, "ip"), 40, 0.0).nearest_strings(queries)
-    assert max(len(of_query) for of_query in most) == 40
-    for k in (1, 2, 4, 8, 39):
-        fewer = small_retriever(strings, kind(keys, "ip"), k, 0.0).nearest_strings(queries)
-        assert fewer == [of_query[:k] for of_query in most]
-    assert all(len({r.string for r in of_query}) == len(of_query) for of_query in most)
-
-
-class ShallowIndex(ExactIndex):
-    """Gives no more than ten keys, as FAISS on a GPU gives no more than 2,048."""
-
-    deepest = 10
-
-    def search(self, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        assert k <= self.deepest
-        return super().search(queries, k)
-
-
 def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, store: Path):
     def by_query(*extra: object) -> dict[tuple[int, int, int], dict[str, float]]:
         lines = retrieve(ccpr, store, "\n".join(queries_of(ccpr)), "--format", "json", *extra).stdout.splitlines()
@@ -441,16 +367,6 @@ def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, store: Path):
     assert len(pairs) > 0.8 * sum(map(len, whole.values()))
     assert max(abs(a - b) for a, b in pairs) < 0.05
     assert pairs != [(a, a) for a, _ in pairs]  # it is in effect
-
-
-def test_search_ends_where_the_index_does():
-    keys = torch.arange(100, 0, -1).float()[:, None]
-    retriever = small_retriever(["often"] * 8 + ["rare", "x"] * 46, ShallowIndex(keys, "ip"), 3, 0.0)
-    with patch("fairseq_ccpr.decoding.phrase_retriever.PHRASE_DEPTH", 3):
-        (found,) = retriever.nearest_strings(torch.ones(1, 1))
-        assert [(r.string, r.entry) for r in found] == [("often", 0), ("rare", 8), ("x", 9)]
-        retriever.k = 4
-        assert retriever.nearest_strings(torch.ones(1, 1)) == [found]
 
 
 def test_sentences_are_read_once_a_batch(store: Path, encoder: PhraseEncoder, ccpr: Ccpr):

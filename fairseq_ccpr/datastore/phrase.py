@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.lib import format as npy
 from fairseq_ccpr.datastore.arrays import open_array
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, check_checksums, check_sizes
+from fairseq_ccpr.datastore.string_hashes import hash_strings
 from fairseq_ccpr.datastore.text_lines import TextLines
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, IndexDescription, open_index
@@ -72,6 +74,11 @@ class PhraseDatastore:
         """A sentence as it stood in the text."""
         return self._sentences[number]
 
+    @cached_property
+    def string_hashes(self) -> np.ndarray:
+        """Of the string of each entry, uint64 [N]: see `hash_strings`."""
+        return hash_strings(self.spans, self._sentences)
+
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
         """An entry's string, its sentence, and the characters of the sentence where it begins and ends."""
         number, start, end = self.spans[entry].tolist()
@@ -120,6 +127,7 @@ class PhraseDatastore:
         places = np.random.default_rng(SAMPLE_SEED).permutation(self.section.sentences)  # [S], of each sentence
         entries = np.sort(places[self.spans[:, 0]].argsort(kind="stable")[:size])
         smaller = copy(self)
+        vars(smaller).pop("string_hashes", None)
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
         smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
         return smaller

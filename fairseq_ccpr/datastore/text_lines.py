@@ -36,6 +36,11 @@ class TextLines:
             raise IndexError(number)
         return bytes(self._bytes[self.offsets[number] : self.offsets[number + 1] - 1]).decode("utf-8")
 
+    def block(self, first: int, end: int) -> list[str]:
+        """The lines from `first` to `end`, or to the last."""
+        end = min(end, len(self))
+        return bytes(self._bytes[self.offsets[first] : self.offsets[end]]).decode("utf-8").split("\n")[:-1]
+
 
 class LineWriter:
     """Writes what `TextLines` reads, line by line."""

@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseTable
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
+from fairseq_ccpr.decoding.distinct_strings import first_of_each
+from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, Retrieved
+from fairseq_ccpr.decoding.written_phrases import WrittenPhrases
 from fairseq_ccpr.phrases.decoder_subwords import DecoderSubwords
 
 
-class Candidate(NamedTuple):
-    """A retrieved phrase as the decoder would write it."""
+class Candidates(NamedTuple):
+    """C retrieved phrases as the decoder would write them."""
 
-    tokens: list[int]
-    query: int  # which of the sentence's `queries` it was retrieved for
-    rank: int  # which of that query's `retrieved` it is
+    tokens: np.ndarray  # int32 [C, L], NO_TOKEN after a phrase's end
+    lengths: np.ndarray  # int64 [C]
+    queries: np.ndarray  # int64 [C], which of the sentence's `queries` each was retrieved for
+    ranks: np.ndarray  # int64 [C], which of that query's `retrieved` it is
+    scores: np.ndarray  # fp32 [C]
 
 
-@dataclass
+@dataclass(frozen=True)
 class SentencePhrases:
     """What was retrieved for a source sentence."""
 
-    queries: list[QueryPhrase] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)
-    attended: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # subwords of each query, end exclusive; (0, 0): unknown
-    length: int = 0  # subwords of the sentence, its end marker too
+    candidates: Candidates
+    attended: np.ndarray  # int64 [Q, 2], subwords of each query, end exclusive; (0, 0): unknown
+    length: int  # subwords of the sentence, its end marker too
+    read: Callable[[], list[list[QueryPhrase]]]  # of all sentences of the batch
+    number: int  # of this one in the batch
+
+    @property
+    def queries(self) -> list[QueryPhrase]:
+        """The same with all strings."""
+        return self.read()[self.number]
 
 
 class PhraseCandidates:
-    """Retrieves for source sentences, and slices what was retrieved out of its own sentences' subwords.
+    """Retrieves for source sentences, and writes what was retrieved as the decoder would; see `WrittenPhrases`.
 
-    A phrase is left out where its border falls inside a subword, since the decoder cannot write it, or where it is longer
-    than MAX_SUBWORDS. Of equal subwords for the same source phrase the most similar stands for all.
+    A phrase that cannot be written is left out. Of equal subwords for the same source phrase the most similar stands for all.
 
     Args:
         retriever: phrases of source text.
@@ -59,6 +65,10 @@ class PhraseCandidates:
         """The translation model's own subwords."""
         return self.make_subwords()
 
+    @cached_property
+    def _write(self) -> WrittenPhrases:
+        return WrittenPhrases(self.retriever.datastore, self.subwords)
+
     def __call__(self, src_tokens: Tensor) -> list[SentencePhrases]:
         """For each sentence, int64 [B, S] with fairseq's padding on the left; see `ask`."""
         return self.ask(src_tokens)()
@@ -74,22 +84,34 @@ class PhraseCandidates:
         rows = [row[row != pad] for row in src_tokens.cpu()]
         texts = [self.subwords.recover(self.source_dictionary, row) for row in rows]
         answer = self.retriever.ask(texts)
-        return lambda: [self._of_sentence(text, len(row), queries) for text, row, queries in zip(texts, rows, answer())]
+        return lambda: self._of_sentences(texts, [len(row) for row in rows], answer())
 
-    def _of_sentence(self, text: str, length: int, queries: list[QueryPhrase]) -> SentencePhrases:
-        found = SentencePhrases(queries, length=length)
-        starts = self.subwords.starts(text)
-        placed = len(starts) == length - 1
-        for number, query in enumerate(queries):
-            first, end = (bisect_left(starts, place) if placed else 0 for place in (query.start, query.end))
-            found.attended.append((first, end))
-            seen: set[tuple[int, ...]] = set()
-            for rank, phrase in enumerate(query.retrieved):
-                tokens = self.subwords.slice(self.subwords.split(phrase.sentence), phrase.start, phrase.end)
-                if tokens is not None and len(tokens) <= MAX_SUBWORDS and (written := tuple(tokens)) not in seen:
-                    seen.add(written)
-                    found.candidates.append(Candidate(tokens, number, rank))
+    def _of_sentences(self, texts: list[str], lengths: list[int], retrieved: Retrieved) -> list[SentencePhrases]:
+        read = cache(lambda: self.retriever.read(texts, retrieved))
+        first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
+        candidates = self._candidates(retrieved)
+        bounds = np.searchsorted(candidates.queries, first)
+        found = []
+        for number, (text, length) in enumerate(zip(texts, lengths)):
+            own = Candidates(*(part[bounds[number] : bounds[number + 1]] for part in candidates))
+            own = own._replace(queries=own.queries - first[number])
+            spans = retrieved.spans[first[number] : first[number + 1], 1:]
+            starts = self.subwords.starts(text)
+            attended = np.searchsorted(starts, spans) if len(starts) == length - 1 else np.zeros_like(spans, np.int64)
+            found.append(SentencePhrases(own, attended, length, read, number))
         return found
+
+    def _candidates(self, retrieved: Retrieved) -> Candidates:
+        """Those of all sentences, by query, of all P, and then by rank."""
+        there = retrieved.entries >= 0
+        written = self._write(retrieved.entries[there])
+        numbers = np.full(there.shape, -1)
+        numbers[there] = np.where(written.lengths > 0, written.numbers, -1)
+        kept = first_of_each(numbers, numbers >= 0)
+        of_kept = kept[there]
+        queries, ranks = kept.nonzero()
+        scores = retrieved.scores[kept].astype(np.float32)
+        return Candidates(written.tokens[of_kept], written.lengths[of_kept], queries, ranks, scores)
 
     def table(self, batch: list[SentencePhrases], source_length: int) -> PhraseTable:
         """The batch as tensors on the CPU.
@@ -97,26 +119,21 @@ class PhraseCandidates:
         Args:
             source_length: S, with the padding on the left.
         """
-        candidates = [candidate for found in batch for candidate in found.candidates]  # C of all sentences
-        counts = np.array([len(found.candidates) for found in batch])
+        counts = np.array([len(found.candidates.lengths) for found in batch])
         size, phrases = len(batch), max(1, int(counts.max()))
-        rows = np.repeat(np.arange(size), counts)  # [C], the sentence of each
+        rows = np.repeat(np.arange(size), counts)  # [C], the sentence of each candidate
         lanes = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
-        lengths = np.array([len(candidate.tokens) for candidate in candidates], np.int64)
+        lengths, queries, ranks, scores = map(np.concatenate, zip(*(found.candidates[1:] for found in batch)))
         tokens = np.full((len(rows), int(lengths.max(initial=1))), NO_TOKEN, np.int32)  # [C, L]
-        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = [
-            t for candidate in candidates for t in candidate.tokens
-        ]
+        written = [found.candidates.tokens for found in batch]
+        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = np.concatenate([t[t != NO_TOKEN] for t in written])
         letters = self._has_letter[tokens] & (tokens != NO_TOKEN)
         entered = np.where(letters.any(axis=1), letters.argmax(axis=1) + 1, lengths)
-        queries = np.array([candidate.query for candidate in candidates], np.int64)
-        ranks = np.array([candidate.rank for candidate in candidates], np.int64)
-        scores = np.array([f.queries[c.query].retrieved[c.rank].score for f in batch for c in f.candidates], np.float32)
-        attended = np.zeros((size, max(1, *(len(found.queries) for found in batch)), source_length), bool)
+        attended = np.zeros((size, max(1, *(len(found.attended) for found in batch)), source_length), bool)
         for row, found in enumerate(batch):
-            offset = source_length - found.length
-            for query, (first, end) in enumerate(found.attended):
-                attended[row, query, offset + first : offset + end] = True
+            place = np.arange(found.length - source_length, found.length)  # below 0 in the padding
+            first, end = found.attended.T[:, :, None]
+            attended[row, : len(found.attended)] = (first <= place) & (place < end)
 
         def by_lane(of_candidates: np.ndarray, nothing: int = 0) -> Tensor:
             """[C, ...] -> [B, A, ...]"""

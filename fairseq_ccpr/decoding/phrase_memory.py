@@ -102,7 +102,7 @@ class PhraseMemory:
         with _without_collections():
             self.found = answer()
             table = self.candidates.table(self.found, src_tokens.size(1))
-        if not self.warned and not any(sentence.candidates for sentence in self.found):
+        if not self.warned and not table.lengths.any():
             logger.warning(
                 "no phrase was retrieved for the first %d sentences: they are translated as without the phrase memory; "
                 "lower --phrase-min-similarity, or see with retrieve_phrases.py what is found", len(self.found),

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.distinct_strings import NearestEntries, nearest_distinct
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import TIMEOUT
-from fairseq_ccpr.search.plan import PHRASE_DEPTH
 from fairseq_ccpr.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Waiting:
             raise ConfigurationError(f"--store-timeout is {self.timeout}: give seconds")
 
 
-class RetrievedPhrase(NamedTuple):  # some ten thousand a batch: a dataclass takes five times as long to make
+class RetrievedPhrase(NamedTuple):
     """An entry of the phrase datastore."""
 
     entry: int
@@ -69,6 +69,15 @@ class QueryPhrase:
     end: int
     probability: float  # of being a phrase
     retrieved: list[RetrievedPhrase]
+
+
+class Retrieved(NamedTuple):
+    """What was retrieved for the P phrases of some sentences, which are in their order; see `PhraseRetriever.read`."""
+
+    spans: np.ndarray  # int32 [P, 3]: sentence, start and end in characters
+    probabilities: np.ndarray  # fp32 [P], of being a phrase
+    entries: np.ndarray  # int64 [P, k], of distinct strings, the best first; -1 where there are fewer
+    scores: np.ndarray  # fp64 [P, k]
 
 
 class PhraseRetriever:
@@ -121,9 +130,9 @@ class PhraseRetriever:
 
     def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
         """For each sentence its phrases, in order, those for which nothing was found too."""
-        return self.ask(sentences)()
+        return self.read(sentences, self.ask(sentences)())
 
-    def ask(self, sentences: list[str]) -> Callable[[], list[list[QueryPhrase]]]:
+    def ask(self, sentences: list[str]) -> Callable[[], Retrieved]:
         """Begin to retrieve: what is called for the answer.
 
         An index in another process searches in the meantime; one of this process searches when the answer is wanted.
@@ -131,23 +140,37 @@ class PhraseRetriever:
         found = self.finder.find(sentences)
         self.too_long += found.too_long
         if not len(found.spans):
-            return lambda: [[] for _ in sentences]
-        search = partial(self.nearest_strings, found.vectors.to(self.device))
+            return self._nothing
+        search = partial(self._nearest, found.vectors.to(self.device))
         answer = self._asking.submit(search).result if self._asking and self._is_open() else search
-        return lambda: self._join(sentences, found, answer)
+        return lambda: self._take(sentences, found, answer)
 
-    def _join(
-        self, sentences: list[str], found: FoundPhrases, answer: Callable[[], list[list[RetrievedPhrase]]]
-    ) -> list[list[QueryPhrase]]:
-        """The phrases of sentences with what was retrieved for them."""
+    def _take(self, sentences: list[str], found: FoundPhrases, answer: Callable[[], NearestEntries]) -> Retrieved:
+        nearest = self._answer_or_skip(answer, len(sentences))
+        if nearest is None:
+            return self._nothing()
+        self.phrases += len(found.spans)
+        self.retrieved += int((nearest.entries >= 0).sum())
+        return Retrieved(found.spans, found.probabilities.numpy(), *nearest)
+
+    def _nothing(self) -> Retrieved:
+        nearest = np.empty((0, self.k), np.int64), np.empty((0, self.k))
+        return Retrieved(np.empty((0, 3), np.int32), np.empty(0, np.float32), *nearest)
+
+    def read(self, sentences: list[str], retrieved: Retrieved) -> list[list[QueryPhrase]]:
+        """What was retrieved for sentences, with all strings."""
+        read_sentence = cache(self.datastore.sentence)
+
+        def phrase(entry: int, score: float) -> RetrievedPhrase:
+            number, start, end = self.datastore.spans[entry].tolist()
+            sentence = read_sentence(number)
+            return RetrievedPhrase(entry, sentence[start:end], sentence, start, end, score)
+
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
-        retrieved = self._answer_or_skip(answer, len(sentences))
-        if retrieved is None:
-            return results
-        for (number, start, end), p, best in zip(found.spans.tolist(), found.probabilities.tolist(), retrieved):
-            results[number].append(QueryPhrase(sentences[number][start:end], start, end, p, best))
-        self.phrases += len(retrieved)
-        self.retrieved += sum(map(len, retrieved))
+        columns = (part.tolist() for part in retrieved)
+        for (number, start, end), probability, entries, scores in zip(*columns):
+            best = [phrase(entry, score) for entry, score in zip(entries, scores) if entry >= 0]
+            results[number].append(QueryPhrase(sentences[number][start:end], start, end, probability, best))
         return results
 
     def _is_open(self) -> bool:
@@ -193,61 +216,9 @@ class PhraseRetriever:
                 "more; lower --min-similarity"
             )
 
-    def nearest_strings(self, vectors: Tensor) -> list[list[RetrievedPhrase]]:
-        """The k nearest strings, each by the best of its entries, of which the first counts where several are equal.
-
-        1. Search for the `PHRASE_DEPTH` best entries of each vector, whatever k: fewer strings are then the head of more.
-        2. Take them one by one, without those that score as the last does: more of these may be left.
-        3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find.
-
-        What a deeper search of an approximate index finds comes after what was found before, be it better or not.
-
-        Args:
-            vectors: fp32 [Q, o], on the device.
-
-        Returns:
-            Of each vector at most k; fewer where no more strings score `min_similarity`, or none are left.
-        """
-        kept: list[dict[str, RetrievedPhrase]] = [{} for _ in vectors]
-        read_sentence = cache(self.datastore.sentence)  # of all vectors together
-        rows, depth = list(range(len(vectors))), PHRASE_DEPTH
-        while rows:
-            scores, entries = _by_score(*self.index.search(vectors[rows], min(depth, self.index.deepest)))  # [R, depth]
-            places = self.datastore.spans[entries.clip(0)]  # [R, depth, 3]
-            last = scores[:, -1] if depth < self.index.deepest else np.full(len(rows), -np.inf)
-            taken = (scores > last[:, None]) & (scores >= self.min_similarity)
-            for i, row in enumerate(rows):
-                count = int(taken[i].sum())  # the first ones
-                self._keep(kept[row], scores[i, :count], entries[i, :count], places[i, :count], read_sentence)
-            more = (last > -np.inf) & (last >= self.min_similarity)
-            rows = [row for row, is_more in zip(rows, more) if is_more and len(kept[row]) < self.k]
-            depth *= 2
-        return [list(best.values()) for best in kept]
-
-    def _keep(
-        self,
-        best: dict[str, RetrievedPhrase],
-        scores: np.ndarray,
-        entries: np.ndarray,
-        places: np.ndarray,
-        read_sentence: Callable[[int], str],
-    ) -> None:
-        """Add to `best` the strings of n entries that it lacks, up to k.
-
-        Args:
-            best: by string.
-            scores: fp64 [n], best first.
-            entries: int64 [n].
-            places: int32 [n, 3], sentence, start and end of each.
-            read_sentence: the text of a sentence, by its number.
-        """
-        for score, entry, (number, start, end) in zip(scores.tolist(), entries.tolist(), places.tolist()):
-            if len(best) == self.k:
-                return
-            sentence = read_sentence(number)
-            string = sentence[start:end]
-            if string not in best:
-                best[string] = RetrievedPhrase(entry, string, sentence, start, end, score)
+    def _nearest(self, vectors: Tensor) -> NearestEntries:
+        """Of each vector, fp32 [Q, o] on the device, the entries with the k nearest strings."""
+        return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
 
     def signature(self, settings: Mapping[str, object] | None = None) -> str:
         """All that decides what is retrieved, in one line to be printed with results.
@@ -288,10 +259,3 @@ def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str |
     """Queries are phrases of the kind that the datastore has, if none is given, but those found by the encoder surer ones."""
     built = datastore.section.segmentation
     return Segmentation(kind or built["kind"], threshold, built["max_words"])
-
-
-def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What a search found, [Q, k] each, on the CPU: the best first, of equal ones the lowest id."""
-    of_scores, of_ids = scores.double().cpu().numpy(), ids.cpu().numpy()
-    order = np.lexsort((of_ids, -of_scores), axis=1)
-    return np.take_along_axis(of_scores, order, 1), np.take_along_axis(of_ids, order, 1)

@@ -234,7 +234,7 @@ class Explainer:
         explained.votes_found = len(lanes)
         explained.votes = [
             Vote(
-                candidates[lane].query, candidates[lane].rank, _short(float(of_token[lane])),
+                int(candidates.queries[lane]), int(candidates.ranks[lane]), _short(float(of_token[lane])),
                 bool(opinion.begun[row, lane]),
             )
             for lane in lanes[:MOST_WANTED]
@@ -250,7 +250,7 @@ class Explainer:
         return Said(symbol, self.to_text(torch.tensor([token])) or symbol, _short(probability))
 
     def _phrases(self, found: SentencePhrases) -> list[SourcePhrase]:
-        usable = {(candidate.query, candidate.rank) for candidate in found.candidates}
+        usable = {*zip(found.candidates.queries.tolist(), found.candidates.ranks.tolist())}
         return [
             SourcePhrase(
                 query.string,
