@@ -7,6 +7,7 @@ from torch import Tensor
 
 BUCKET = 16  # keys in a run; on a CPU, what is scored again counts
 TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
+CACHE_NUMBERS = 1 << 20  # on a CPU, whose cache holds 4 MB
 
 
 def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> Tensor:
@@ -23,7 +24,7 @@ def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> T
     (size, dimension), count = keys.shape, len(queries)
     maxima = torch.empty(-(-size // BUCKET), count, device=keys.device)
     columns = queries.float().T
-    rows = BUCKET * max(1, TILE_NUMBERS // (BUCKET * max(dimension, count)))
+    rows = BUCKET * max(1, _tile_numbers(keys.device) // (BUCKET * max(dimension, count)))
     for start in range(0, size, rows):
         scores = keys[start : start + rows].float() @ columns  # [rows, H]
         if half_norms is not None:
@@ -63,7 +64,7 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
         metric: `l2` or `ip`.
     """
     scores = torch.empty(ids.shape, device=keys.device)
-    rows = max(1, TILE_NUMBERS // (ids.size(1) * keys.size(1)))
+    rows = max(1, _tile_numbers(keys.device) // (ids.size(1) * keys.size(1)))
     for start in range(0, len(queries), rows):
         block = slice(start, start + rows)
         found = keys[ids[block]].float()  # [rows, n, d], a copy
@@ -73,3 +74,7 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
         else:
             scores[block] = found.sub_(query).square_().sum(2).neg_()
     return scores
+
+
+def _tile_numbers(device: torch.device) -> int:
+    return TILE_NUMBERS if device.type == "cuda" else min(TILE_NUMBERS, CACHE_NUMBERS)
