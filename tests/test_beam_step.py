@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -42,6 +43,16 @@ class NoRoundTrip(TorchDispatchMode):
         if packet in BY_MASK:
             assert not any(index is not None and index.dtype == torch.bool for index in args[1]), f"{func} by a mask"
         assert func is not aten.repeat_interleave.Tensor, f"{func} asks for the sum of its repeats"
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Counts those that make a tensor: on a GPU, kernels to launch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
         return func(*args, **(kwargs or {}))
 
 
@@ -112,6 +123,36 @@ def test_step_makes_no_round_trip(metric: str, gate: str) -> None:
     with NoRoundTrip():
         log_probs = step(retriever, phrases, given)
     torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
+
+
+@torch.no_grad()
+def test_a_step_is_few_operations() -> None:
+    """Beside the search."""
+    device = torch.device("cpu")
+    retriever, phrases, given = make_retriever("ip", device), make_phrases("consent", device), inputs("ip", device)
+    found = retriever.search(given["states"], 8)
+    with patch.object(retriever.index, "search", lambda queries, k: found), Operations() as operations:
+        retriever(given["states"])
+        of_tokens = operations.count
+        step(retriever, phrases, given)
+    assert 10 < of_tokens < 30 and operations.count - of_tokens < 125
+
+
+@torch.no_grad()
+def test_a_store_smaller_than_k_is_looked_up() -> None:
+    """What is missing has a value of its own, which must not count."""
+    keys, values = torch.randn(3, 24), np.array([5, 6, 5], np.int32)
+    datastore: Any = SimpleNamespace(
+        section=SimpleNamespace(projection=None), open_index=lambda: ExactIndex(keys, "l2"),
+        open_projection=lambda: None, values=values,
+    )  # fmt: skip
+    retriever = TokenRetriever(datastore, TokenRetrievalSettings(8, 0.4, 10.0), torch.device("cpu"))
+    states, log_probs = torch.randn(4, 24), torch.randn(4, 7).log_softmax(1)
+    weights = (-(states[:, None] - keys).square().sum(2) / 10).softmax(dim=1)
+    wanted = 0.6 * log_probs.exp()
+    wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
+    wanted[:, 6] += 0.4 * weights[:, 1]
+    torch.testing.assert_close(interpolate_(log_probs, retriever(states)).exp(), wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -16,7 +16,7 @@ from fairseq_ccpr.datastore import string_hashes
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.string_hashes import hash_strings
 from fairseq_ccpr.datastore.text_lines import TextLines, write_lines
-from fairseq_ccpr.decoding.distinct_strings import nearest_distinct
+from fairseq_ccpr.decoding.distinct_strings import first_of_each, nearest_distinct
 from fairseq_ccpr.search import ExactIndex, Index
 
 LINES = st.lists(st.text(st.sampled_from("ab ä中😀\t\x85\u2028"), max_size=12), min_size=1, max_size=9)
@@ -39,21 +39,34 @@ def test_equal_strings_have_equal_hashes_and_others_do_not(
     assert len({*zip(strings, hashes.tolist())}) == len({*strings}) == len({*hashes.tolist()})
 
 
-def test_a_sample_of_entries_has_hashes_of_its_own(phrase_store: Path):
+def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: Path):
     datastore = PhraseDatastore(phrase_store)
-    whole = datastore.string_hashes
-    smaller = datastore.sample(20)
-    assert len(whole) == len(datastore.spans) > len(smaller.string_hashes) == 20
-    by_string = {datastore.phrase(entry)[0]: int(whole[entry]) for entry in range(len(whole))}
-    assert [by_string[smaller.phrase(entry)[0]] for entry in range(20)] == smaller.string_hashes.tolist()
+    entries = np.random.default_rng().integers(0, len(datastore.spans), 500)
+    strings = [datastore.phrase(entry)[0] for entry in entries.tolist()]
+    hashes = datastore.string_hashes(entries)
+    assert len({*zip(strings, hashes.tolist())}) == len({*strings}) == len({*hashes.tolist()})
+    assert len(datastore.string_hashes(entries[:0])) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.tuples(st.sampled_from([0, 5, 2**63 + 5, 2**64 - 1]), st.booleans()), min_size=4, max_size=4)
+    )
+)
+def test_first_of_each_against_a_loop(rows: list[list[tuple[int, bool]]]):
+    table = np.array(rows, object).reshape(-1, 4, 2)
+    numbers, there = table[..., 0].astype(np.uint64), table[..., 1].astype(bool)
+    wanted = [[known and (n, True) not in row[:i] for i, (n, known) in enumerate(row)] for row in rows]
+    assert first_of_each(numbers, there).tolist() == wanted
 
 
 def nearest(
     index: Index, strings: list[str], queries: torch.Tensor, k: int, min_similarity: float
 ) -> list[list[tuple[int, float]]]:
     """Entries with their scores, of each query as many as were found."""
-    numbers = np.unique(strings, return_inverse=True)[1]
-    found = nearest_distinct(index, numbers, queries, k, min_similarity)
+    numbers = np.unique(strings, return_inverse=True)[1].astype(np.uint64)
+    found = nearest_distinct(index, numbers.__getitem__, queries, k, min_similarity)
     assert found.entries.shape == found.scores.shape == (len(queries), k)
     assert np.array_equal(found.entries < 0, found.scores == -np.inf)
     rows = zip(found.entries.tolist(), found.scores.tolist())

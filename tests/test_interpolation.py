@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding import interpolation
-from fairseq_ccpr.decoding.interpolation import interpolate_, neighbour_log_probabilities, reward_
+from fairseq_ccpr.decoding.interpolation import (
+    interpolate_,
+    neighbour_log_probabilities,
+    reward_,
+    target_log_probabilities,
+)
+from fairseq_ccpr.evaluation.token_grid import TokenCache
 
 
 def dense_reference(log_probs, scores, ids, values, share, temperature):
@@ -38,15 +42,14 @@ def mix(log_probs, scores, ids, values, share, temperature):
 @settings(max_examples=200, deadline=None)
 @given(
     rows=st.integers(1, 6),
-    k=st.integers(1, 17),
+    k=st.sampled_from([1, 2, 8, 17, interpolation.FEW, interpolation.FEW + 1, 70]),
     vocabulary=st.integers(2, 40),
     temperature=st.floats(0.05, 100),
     share=st.sampled_from([0.0, 1.0, 0.3, 0.999]),
     half=st.booleans(),
-    comparisons=st.sampled_from([1, 100, interpolation.COMPARISONS]),
     seed=st.integers(0, 2**31),
 )
-def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, half, comparisons, seed):
+def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, half, seed):
     generator = torch.Generator().manual_seed(seed)
     log_probs = (3 * torch.randn(rows, vocabulary, generator=generator)).log_softmax(1)
     if half:
@@ -55,12 +58,34 @@ def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, h
     ids = torch.randint(-1, 5, (rows, k), generator=generator)
     values = torch.randint(0, vocabulary, (rows, k), generator=generator)  # many duplicates
     shares = torch.full((rows,), share)
-    with patch.object(interpolation, "COMPARISONS", comparisons):
-        found = mix(log_probs, scores, ids, values, shares, temperature)
+    found = mix(log_probs, scores, ids, values, shares, temperature)
     wanted = dense_reference(log_probs, scores, ids, values, shares, temperature)
     np.testing.assert_allclose(found.double().exp().numpy(), wanted, rtol=2e-5, atol=1e-7)
     if not half:
         np.testing.assert_allclose(found.double().exp().sum(1).numpy(), 1, rtol=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(k=st.integers(1, 40), temperature=st.sampled_from([0.05, 10.0]), seed=st.integers(0, 2**31))
+def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed):
+    """Some neighbours are missing, of some rows all."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(6, k, generator=generator)
+    scores[torch.rand(6, k, generator=generator) < torch.rand(6, 1, generator=generator)] = float("-inf")
+    scores[0] = float("-inf")
+    values = torch.randint(0, 5, (6, k), generator=generator)
+    found = scores > float("-inf")
+    matches = (values == 3) & found
+    of_each = neighbour_log_probabilities(scores, values, temperature)
+    wanted = of_each.masked_fill(~matches, float("-inf")).amax(dim=1)
+    torch.testing.assert_close(target_log_probabilities(scores, matches, temperature), wanted)
+    lambda_, s0 = torch.tensor([0.5]), 0.25
+    cache = TokenCache(torch.zeros(6), scores.sort(dim=1, descending=True).values, matches)
+    for confidence in (False, True):
+        factor = cache.opinion(k, temperature, confidence, s0)[1]
+        counts = found.sum(dim=1).clamp_min(1)
+        mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / counts
+        torch.testing.assert_close(lambda_ * factor, lambda_ * (mean if confidence else found.any(dim=1).float()))
 
 
 def test_share_of_zero_changes_no_bit():

@@ -118,7 +118,7 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
             state.reorder(torch.tensor(order))
             state.advance(torch.tensor(tokens))
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
-        lengths = state.prefixes()
+        lengths = state.prefixes(table.at_lane[state.rows, :, 2])
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         attention = torch.rand(len(written), 3).softmax(dim=1)
         outlook = state.outlook(log_probs, attention if by_attention else None)
@@ -156,7 +156,7 @@ def test_the_longest_phrase_is_followed_to_its_end():
     for length, token in enumerate(phrase):
         state.advance(torch.tensor([token]))
         written = phrase[: length + 1]
-        assert state.prefixes().item() == longest_proper_prefix(phrase, written)
+        assert state.prefixes(table.at_lane[..., 2]).item() == longest_proper_prefix(phrase, written)
     assert state.covered[0, 0] == 0  # the rank of the phrase
 
 

@@ -109,9 +109,11 @@ def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint
         assert equal(decode(*joint), decode("--knn-lambda", 0.4))
 
 
-@pytest.mark.parametrize("kind", ["phrases", "joint"])
-def test_phrases_do_not_depend_on_the_batch(decode: Callable, kind: str, request: pytest.FixtureRequest):
-    words = [*request.getfixturevalue(kind), "--phrase-lambda", 0.8, "--phrase-enter", 0.5]
+@pytest.mark.parametrize(("kind", "gate"), [("phrases", ["--phrase-gate", "attention"]), ("joint", [])])
+def test_phrases_do_not_depend_on_the_batch(
+    decode: Callable, kind: str, gate: list[object], request: pytest.FixtureRequest
+):
+    words = [*request.getfixturevalue(kind), *gate, "--phrase-lambda", 0.8, "--phrase-enter", 0.5]
     together = decode(*words, "--batch-size", 32)
     for size in (1, 7):
         assert equal(decode(*words, "--batch-size", size), together, tolerance=3e-3)
@@ -346,10 +348,10 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
     for row, (phrases, found) in enumerate(batch):
         assert table.lengths[row].tolist() == [len(ids) for ids, *_ in phrases] + [0] * (9 - len(phrases))
         for lane, (ids, query, rank, score) in enumerate(phrases):
-            assert table.tokens[row, lane].tolist() == ids + [NO_TOKEN] * (table.tokens.size(2) - len(ids))
+            assert table.following[row, lane, :, 0].tolist() == ids + [0] * (table.following.size(2) - len(ids))
             assert (int(table.queries[row, lane]), int(table.ranks[row, lane])) == (query, rank)
             assert float(table.scores[row, lane]) == pytest.approx(score)
-            assert table.entered[row, lane] == next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
+            assert table.at_lane[row, lane, 1] == next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
         for query in range(table.attended.size(1)):
             wanted = {11 - found.length + query + i for i in range(2)} if query < len(found.attended) else set()
             assert {*table.attended[row, query].nonzero().flatten().tolist()} == wanted

@@ -47,11 +47,11 @@ def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies
     if copies and size > 2:
         keys[size // 2 :] = keys[0]  # ties
     queries = torch.from_numpy(rng.normal(size=(rows, dimension))).float()
-    before, tiled.TILE_NUMBERS = tiled.TILE_NUMBERS, tile
+    before, tiled.CACHE_NUMBERS = tiled.CACHE_NUMBERS, tile
     try:
         scores, ids = ExactIndex(keys, metric).search(queries, k)
     finally:
-        tiled.TILE_NUMBERS = before
+        tiled.CACHE_NUMBERS = before
     real = min(k, size)
     assert scores.shape == ids.shape == (rows, k)
     assert (ids[:, real:] == -1).all() and torch.isinf(scores[:, real:]).all()

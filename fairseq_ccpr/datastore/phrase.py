@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -74,10 +73,9 @@ class PhraseDatastore:
         """A sentence as it stood in the text."""
         return self._sentences[number]
 
-    @cached_property
-    def string_hashes(self) -> np.ndarray:
-        """Of the string of each entry, uint64 [N]: see `hash_strings`."""
-        return hash_strings(self.spans, self._sentences)
+    def string_hashes(self, entries: np.ndarray) -> np.ndarray:
+        """Of the strings of entries, int64 [n] -> uint64 [n]: see `hash_strings`."""
+        return hash_strings(self.spans[entries], self._sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
         """An entry's string, its sentence, and the characters of the sentence where it begins and ends."""
@@ -127,7 +125,6 @@ class PhraseDatastore:
         places = np.random.default_rng(SAMPLE_SEED).permutation(self.section.sentences)  # [S], of each sentence
         entries = np.sort(places[self.spans[:, 0]].argsort(kind="stable")[:size])
         smaller = copy(self)
-        vars(smaller).pop("string_hashes", None)
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
         smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
         return smaller

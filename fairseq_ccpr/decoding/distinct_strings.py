@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ class NearestEntries(NamedTuple):
 
 
 def nearest_distinct(
-    index: Index, strings: np.ndarray, vectors: Tensor, k: int, min_similarity: float
+    index: Index, strings: Callable[[np.ndarray], np.ndarray], vectors: Tensor, k: int, min_similarity: float
 ) -> NearestEntries:
     """The k nearest strings, each by the best of its entries, of which the first counts where several are equal.
 
@@ -30,7 +31,7 @@ def nearest_distinct(
     What a deeper search of an approximate index finds comes after what was found before, be it better or not.
 
     Args:
-        strings: [N], a number for the string of each entry.
+        strings: a number for the string of each of n entries, int64 [n] -> uint64 [n].
         vectors: fp32 [Q, o], on the index's device.
         k: strings wanted; there are fewer where no more score `min_similarity`, or none are left.
     """
@@ -42,7 +43,9 @@ def nearest_distinct(
         taken = (scores > last[:, None]) & (scores >= min_similarity)
         entries = np.concatenate([found.entries[rows], np.where(taken, entries, -1)], axis=1)
         scores = np.concatenate([found.scores[rows], scores], axis=1)
-        kept = first_of_each(strings[entries], entries >= 0)
+        numbers = np.zeros(entries.shape, np.uint64)
+        numbers[entries >= 0] = strings(entries[entries >= 0])
+        kept = first_of_each(numbers, entries >= 0)
         order = (~kept).argsort(axis=1, kind="stable")[:, :k]
         there = np.take_along_axis(kept, order, 1)
         found.entries[rows] = np.where(there, np.take_along_axis(entries, order, 1), -1)

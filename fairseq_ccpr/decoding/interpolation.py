@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-COMPARISONS = 1 << 22  # of neighbours with one another, at a time: 16 MB
+FEW = 32  # neighbours
 # A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
 
@@ -34,11 +34,13 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     tensor([[0.6667, 0.6667, 0.3333, 0.0000]])
     """
     weights = torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)  # where all are missing
-    # Each neighbour is compared with each: few operations, which is what counts for so few numbers.
-    rows = max(1, COMPARISONS // values.size(1) ** 2)
-    blocks = zip(values.split(rows), weights.split(rows))
-    totals = [((v.unsqueeze(2) == v.unsqueeze(1)) * w.unsqueeze(1)).sum(dim=2) for v, w in blocks]
-    return (totals[0] if len(totals) == 1 else torch.cat(totals)).log()
+    if values.size(1) <= FEW:  # each is compared with each: few operations, which is what counts for so few numbers
+        return ((values.unsqueeze(2) == values.unsqueeze(1)) * weights.unsqueeze(1)).sum(dim=2).log()
+    # Equal values become neighbours, and each run of them is added up.
+    ordered, order = values.sort(dim=1)
+    run = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
+    totals = torch.zeros_like(weights).scatter_add_(1, run, weights.gather(1, order))
+    return torch.empty_like(weights).scatter_(1, order, totals.gather(1, run)).log()
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:

@@ -105,9 +105,9 @@ class PhraseCandidates:
         """Those of all sentences, by query, of all P, and then by rank."""
         there = retrieved.entries >= 0
         written = self._write(retrieved.entries[there])
-        numbers = np.full(there.shape, -1)
-        numbers[there] = np.where(written.lengths > 0, written.numbers, -1)
-        kept = first_of_each(numbers, numbers >= 0)
+        hashes = np.zeros(there.shape, np.int64)
+        hashes[there] = written.hashes
+        kept = first_of_each(hashes, hashes != 0)
         of_kept = kept[there]
         queries, ranks = kept.nonzero()
         scores = retrieved.scores[kept].astype(np.float32)

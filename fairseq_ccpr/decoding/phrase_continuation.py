@@ -32,9 +32,7 @@ class Weights(NamedTuple):
 class PhraseTable:
     """The candidate phrases of B sentences; where a sentence has fewer than A, the rest have length 0."""
 
-    tokens: Tensor  # int32 [B, A, L], above 0, which is a special one; NO_TOKEN after the phrase's end
     lengths: Tensor  # int64 [B, A]
-    entered: Tensor  # int64 [B, A], subwords up to and with the first that has a letter or digit: then it has begun
     queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
     scores: Tensor  # fp32 [B, A], similarities
     ranks: Tensor  # int64 [B, A], 0 is the best of its source phrase
@@ -42,7 +40,8 @@ class PhraseTable:
     # What follows the first subwords of a phrase, int32 [B, A, L, 3]: the token; which of the sentence's different tokens it
     # is, from 1; and which of its different pairs of a token and a source phrase, the same way, up to P. 0 after the end.
     following: Tensor
-    at_lane: Tensor  # int64 [B, A, 3], of each phrase `queries`, `entered`, and the bits of its proper prefixes
+    # Of each phrase, int64 [B, A, 3]: `queries`; after how many subwords it has begun; the bits of its proper prefixes.
+    at_lane: Tensor
     # All N subwords, sorted so that those that equal a written token are neighbours, and a last one that equals none: int64
     # [N + 1], sentence * SENTENCE + token; and of each its phrase, 2^m of the m-th subword, the rank of the phrase if it ends
     # there, and the source phrase: int64 [N + 1, 4].
@@ -56,7 +55,12 @@ class PhraseTable:
         cls, tokens: Tensor, lengths: Tensor, entered: Tensor, queries: Tensor, scores: Tensor, ranks: Tensor,
         attended: Tensor,
     ) -> PhraseTable:  # fmt: skip
-        """A table on the CPU, of the tensors described above."""
+        """A table on the CPU, of tensors described above and these.
+
+        Args:
+            tokens: int32 [B, A, L], above 0, which is a special one; NO_TOKEN after the phrase's end.
+            entered: int64 [B, A], subwords up to and with the first that has a letter or digit: then it has begun.
+        """
         subwords = (tokens != NO_TOKEN).nonzero()  # [N, 3]: sentence, phrase, place in it
         of_each = subwords[:, 0] * SENTENCE + tokens[subwords.unbind(dim=1)]
         by_query, order = (of_each * attended.size(1) + queries[subwords[:, :2].unbind(dim=1)]).sort()
@@ -68,8 +72,7 @@ class PhraseTable:
         following[sentences, lanes, subword] = torch.stack([tokens[sentences, lanes, subword], types, pairs], dim=1)
         proper = (1 << (lengths - 1).clamp_min(0)) - 1
         return cls(
-            tokens, lengths, entered, queries, scores, ranks, attended,
-            following, torch.stack([queries, entered, proper], dim=2),
+            lengths, queries, scores, ranks, attended, following, torch.stack([queries, entered, proper], dim=2),
             torch.cat([places, places.new_tensor([len(tokens) * SENTENCE])]),
             torch.cat([at_place, at_place.new_tensor([[0, 0, NEVER, 0]])]),
             max(places.unique_consecutive(return_counts=True)[1].tolist(), default=1),
@@ -194,11 +197,12 @@ class PhraseState:
             ranks = ranks.masked_fill(self.matched.gather(1, lanes) & bits == 0, NEVER)
             self.covered.scatter_reduce_(1, queries, ranks, "amin")
 
-    def prefixes(self) -> Tensor:
-        """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A]."""
-        return self._prefixes(self.table.at_lane[..., 2].index_select(0, self.rows))
+    def prefixes(self, proper: Tensor) -> Tensor:
+        """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A].
 
-    def _prefixes(self, proper: Tensor) -> Tensor:
+        Args:
+            proper: int64 [H, A], the bits of proper prefixes.
+        """
         return torch.frexp((self.matched & proper).double()).exponent.long()  # the number of binary digits
 
     def outlook(self, log_probs: Tensor, attention: Tensor | None = None) -> Outlook:
@@ -210,8 +214,8 @@ class PhraseState:
         """
         table = self.table
         queries, entered, proper = table.at_lane.index_select(0, self.rows).unbind(dim=2)  # [H, A] each
-        length = self._prefixes(proper)
-        phrases, longest = table.tokens.shape[1:]
+        length = self.prefixes(proper)
+        phrases, longest = table.following.shape[1:3]
         lanes = self.rows.unsqueeze(1) * phrases + torch.arange(phrases, device=length.device)  # of all sentences
         next_ones = (lanes * longest + length).view(-1)
         following = table.following.view(-1, 3).index_select(0, next_ones).long()

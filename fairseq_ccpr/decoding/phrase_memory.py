@@ -193,7 +193,7 @@ class PhraseMemory:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Put off Python's garbage collections, which tens of thousands of new objects bring about, and which find nothing.
+    """Put off Python's garbage collections, which the subwords of thousands of sentences bring about, and which find nothing.
 
     Each of the full ones goes through all that is loaded, models and libraries too.
     """

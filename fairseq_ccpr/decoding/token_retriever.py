@@ -107,7 +107,7 @@ class TokenRetriever:
         """The same with all that is known of the neighbours."""
         scores, ids = self.search(queries, self.settings.k)
         values = self.values[ids].long()  # of the last entry where one is missing
-        share = self.share(scores, ids, values).clamp(0, ALMOST_ALL).masked_fill(ids[:, 0] < 0, 0.0)
+        share = self.share(scores, ids, values).clamp(0, ALMOST_ALL).masked_fill(scores[:, 0] == float("-inf"), 0.0)
         log_probs = neighbour_log_probabilities(scores, values, self.settings.temperature)
         return Neighbours(ids, scores, values, log_probs, share)
 

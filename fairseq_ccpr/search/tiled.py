@@ -77,4 +77,4 @@ def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor
 
 
 def _tile_numbers(device: torch.device) -> int:
-    return TILE_NUMBERS if device.type == "cuda" else min(TILE_NUMBERS, CACHE_NUMBERS)
+    return TILE_NUMBERS if device.type == "cuda" else CACHE_NUMBERS
