@@ -46,7 +46,10 @@ class WrittenPhrases:
             ConfigurationError: see `DecoderSubwords.split`.
         """
         wanted, which = np.unique(entries, return_inverse=True)
-        self._add(np.setdiff1d(wanted, self._entries, assume_unique=True))
+        places = np.searchsorted(self._entries, wanted)
+        known = np.append(self._entries, -1)[places] == wanted
+        if not known.all():
+            self._add(wanted[~known])
         rows = self._rows[np.searchsorted(self._entries, wanted)[which]]
         bounds = np.frombuffer(self._bounds, np.int64)
         lengths = bounds[rows + 1] - bounds[rows]
