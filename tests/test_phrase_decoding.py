@@ -56,6 +56,13 @@ def joint(world: World, both: Path) -> list[object]:
     return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]
 
 
+def load_ensemble(world: World, words: list[object], beam: int = 1) -> tuple[Any, Any, list[Any], Any]:
+    """The settings, the task, its models, and these with their memories."""
+    cfg = parse_generation(world.options("--no-progress-bar", *words))
+    task, models = load(cfg)
+    return cfg, task, models, task.build_ensemble(models, beam)
+
+
 @contextmanager
 def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) -> Iterator[None]:
     """In the place of what the encoder finds, the phrases of a text that is chosen for each source sentence.
@@ -126,9 +133,8 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
     """Prefixes and coverage follow the beam, and the batch as it shrinks."""
     words = [*joint, *gate, "--phrase-lambda", 0.8, "--phrase-enter", 1]
     found = decode(*words)
-    cfg = parse_generation(world.options("--no-progress-bar", "--max-tokens", 2000, "--gen-subset", "test", *words))
-    task, models = load(cfg)
-    ensemble = task.build_ensemble(models, 5)
+    options = ["--max-tokens", 2000, "--gen-subset", "test", *words]
+    cfg, task, models, ensemble = load_ensemble(world, options, beam=5)
     coming = 0
     for sample in batches(cfg, task, models):
         best = [found[i][0] for i in sample["id"].tolist()]
@@ -146,9 +152,7 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
 
 
 def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World, joint: list[object]):
-    cfg = parse_generation(world.options("--no-progress-bar", *joint, "--phrase-lambda", 0.9, "--phrase-enter", 1))
-    task, models = load(cfg)
-    ensemble = task.build_ensemble(models, 1)
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9, "--phrase-enter", 1])
     dictionary = task.target_dictionary
     for sample in batches(cfg, task, models):
         log_probs, _ = ensemble.force_decode(sample)
@@ -195,9 +199,7 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
 def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint: list[object]):
     words = [*joint, "--phrase-lambda", 0, "--phrase-enter", 1]
     assert not equal(decode(*words, "--phrase-reward", 3), decode(*words), tolerance=1e-2)
-    cfg = parse_generation(world.options("--no-progress-bar", *words, "--phrase-reward", 3))
-    task, models = load(cfg)
-    ensemble = task.build_ensemble(models, 1)
+    cfg, task, models, ensemble = load_ensemble(world, [*words, "--phrase-reward", 3])
     sample = next(iter(batches(cfg, task, models)))
     real = sample["target"].ne(task.target_dictionary.pad())
     of_model, _, attention = ensemble.force_decode_models(sample)
@@ -279,26 +281,15 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool):
         gc.enable()
 
 
-def load_ensemble(world: World, words: list[object]) -> tuple[Any, Any, Any]:
-    """A task, the settings, and its models with their memories."""
-    cfg = parse_generation(world.options("--no-progress-bar", *words))
-    task, models = load(cfg)
-    return task, cfg, task.build_ensemble(models, 1)
-
-
 def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]):
     """Against cutting every string out of its sentence; most are asked for more than once."""
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
-    task, cfg, ensemble = load_ensemble(world, words)
+    cfg, task, models, ensemble = load_ensemble(world, words)
     candidates, seen = ensemble.phrases.candidates, 0
     subwords, cuts = candidates.subwords, []
     cut = subwords.slice
     with patch.object(subwords, "slice", lambda *where: cuts.append(where) or cut(*where)):
-        found = [
-            one
-            for sample in batches(cfg, task, list(ensemble.models))
-            for one in candidates(sample["net_input"]["src_tokens"])
-        ]
+        found = [one for sample in batches(cfg, task, models) for one in candidates(sample["net_input"]["src_tokens"])]
     for sentence in found:
         wanted = []
         for number, query in enumerate(sentence.queries):
@@ -371,9 +362,7 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
 
 def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]):
     settings = ["--phrase-lambda", 0.6, "--phrase-k", 2, "--phrase-temperature", 0.1, "--phrase-enter", 0.5]
-    cfg = parse_generation(world.options("--no-progress-bar", *joint, *settings, "--phrase-min-similarity", 0.3))
-    task, models = load(cfg)
-    ensemble = task.build_ensemble(models, 1)
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrase-min-similarity", 0.3])
     direct = []
     for sample in batches(cfg, task, models):
         log_probs, _ = ensemble.force_decode(sample)

@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-FEW = 32  # neighbours
+FEW = 32  # neighbours that are compared with one another; more are sorted
 # A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
 
