@@ -30,7 +30,8 @@ setup(
     python_requires=">=3.9",
     packages=find_packages(include=["fairseq_ccpr", "fairseq_ccpr.*"]),
     package_data={
-        "fairseq_ccpr.evaluation": ["*.html", "*.css", "*.js"],
+        "fairseq_ccpr.evaluation": ["*.css"],
+        "fairseq_ccpr.evaluation.explain": ["*.html", "*.css", "*.js"],
         "fairseq_ccpr.experiments": ["*.html", "*.css"],
     },
     install_requires=[

@@ -17,34 +17,21 @@ for name in ("fairseq.tasks.text_to_speech", "matplotlib"):
 torch.serialization.add_safe_globals([Namespace])
 install_report()
 
-# Importing them registers them with fairseq.
-from fairseq_ccpr.models import (  # noqa: E402
-    ccpr_criterion,
-    phrase_encoder,
-    supervised_contrastive,
-    token_adapter,
-    xpco_criterion,
-    xpr_encoder,
-)
-from fairseq_ccpr.tasks import (  # noqa: E402
-    phrase_contrast,
-    phrase_lexicon,
-    token_contrast,
-    translation_cpu_bf16,
-    translation_retrieval,
-)
+# Importing what is public also registers tasks, models and criterions with fairseq.
+from fairseq_ccpr import models, training  # noqa: E402
+from fairseq_ccpr.datastore.phrase import PhraseDatastore  # noqa: E402
+from fairseq_ccpr.datastore.token import TokenDatastore  # noqa: E402
+from fairseq_ccpr.decoding.options import TranslationRetrievalConfig  # noqa: E402
+from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
 
 __all__ = [
+    "PhraseDatastore",
+    "TokenDatastore",
+    "TokenRetriever",
+    "TranslationRetrievalConfig",
+    "TranslationRetrievalTask",
     "__version__",
-    "ccpr_criterion",
-    "phrase_contrast",
-    "phrase_encoder",
-    "phrase_lexicon",
-    "supervised_contrastive",
-    "token_adapter",
-    "token_contrast",
-    "translation_cpu_bf16",
-    "translation_retrieval",
-    "xpco_criterion",
-    "xpr_encoder",
+    "models",
+    "training",
 ]

@@ -53,12 +53,12 @@ from fairseq_ccpr.cli import (
     tune_retrieval,
 )
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.evaluation.decoding import load
-from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
-from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
-from fairseq_ccpr.phrases.subwords import SubwordTokenizer
-from fairseq_ccpr.phrases.text_pairs import read_pairs
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.text.subwords import SubwordTokenizer
 
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
 ROOT = Path(__file__).resolve().parent.parent

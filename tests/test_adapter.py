@@ -21,15 +21,15 @@ from conftest import ROOT, USER_DIR, World, build, build_options, call, equal, r
 from sklearn.decomposition import PCA
 from test_bad_input import refused
 
+from fairseq_ccpr.building import adapter_build, adapter_training, token_part
+from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.datastore.projection import KeyProjection, Pca, fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.tuning import fill_caches
-from fairseq_ccpr.extraction import adapter_build, adapter_training, token_part
-from fairseq_ccpr.extraction.adapter_training import AdapterTraining
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 
 TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "

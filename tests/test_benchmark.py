@@ -12,11 +12,16 @@ from conftest import World, build, call
 from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.decoding_speed import SpeedTest
-from fairseq_ccpr.evaluation.machine import Limits
-from fairseq_ccpr.evaluation.part_timer import DECODER, MERGE, SEARCH, PartTimer
-from fairseq_ccpr.evaluation.synthetic_store import grow, queries_near
+from fairseq_ccpr.evaluation.speed.decoding_speed import SpeedTest
+from fairseq_ccpr.evaluation.speed.machine import Limits
+from fairseq_ccpr.evaluation.speed.part_timer import (
+    DECODER,
+    MERGE,
+    SEARCH,
+    PartTimer,
+)
+from fairseq_ccpr.evaluation.speed.synthetic_store import grow, queries_near
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import recall, recall_of_sample
 

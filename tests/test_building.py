@@ -15,9 +15,9 @@ import pytest
 import torch
 from conftest import ROOT, World, build, build_options, call, run
 
+from fairseq_ccpr.building.loading import load_model, load_task
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.extraction.loading import load_model, load_task
 from fairseq_ccpr.models.key_layer import KeyCapture
 
 SMALL_SHARDS = ("--shard-tokens", 400, "--index", "IVF16,Flat")
@@ -103,7 +103,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whol
 
 
 def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path):
-    with patch("fairseq_ccpr.extraction.token_part.build_index", side_effect=KeyboardInterrupt):
+    with patch("fairseq_ccpr.building.token_part.build_index", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
     assert done.returncode == 130
     written = (stopped / "token.partial" / "keys.npy").stat().st_mtime_ns

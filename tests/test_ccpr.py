@@ -26,18 +26,18 @@ from test_bad_input import refused
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models.ccpr_criterion import CcprConfig, CcprCriterion
-from fairseq_ccpr.models.context_encoder import ContextEncoder
-from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, of_ends
-from fairseq_ccpr.phrases.contrast_dataset import PhraseContrastDataset
-from fairseq_ccpr.phrases.contrast_draw import ContrastOptions, Occurrences
-from fairseq_ccpr.phrases.length_batches import LengthBatches, Mixture
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
-from fairseq_ccpr.phrases.subwords import subword_bounds
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.tokenizers import load_tokenizer
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.subwords import subword_bounds
+from fairseq_ccpr.text.tokenizers import load_tokenizer
+from fairseq_ccpr.text.words import word_spans
+from fairseq_ccpr.training.ccpr_criterion import CcprConfig, CcprCriterion
+from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
+from fairseq_ccpr.training.contrast_draw import ContrastOptions, Occurrences
+from fairseq_ccpr.training.length_batches import LengthBatches, Mixture
+from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
 
 
 def reference(sources, targets, scale, strings, contexts, any_context):

@@ -32,9 +32,15 @@ from hypothesis import strategies as st
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_retriever import Retrieved
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.phrases.decoder_subwords import ENOUGH_PIECES, MOSES, SENTENCES, DecoderSubwords, Pieces
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.words import SPACE, kinds_of, word_spans
+from fairseq_ccpr.text.decoder_subwords import (
+    ENOUGH_PIECES,
+    MOSES,
+    SENTENCES,
+    DecoderSubwords,
+    Pieces,
+)
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.words import SPACE, kinds_of, word_spans
 
 DEMO = Path(__file__).resolve().parent.parent / "datastores" / "demo"
 MIXED = "   \u3000\u00a0\u200b\ttheLordandßäöüé,.'\"-&|<>[]@½…ﬁｔe\u0301中国人한ไท😀👍\U0001f3fd☃▁#;\x00\x85"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from conftest import PAIRS, ROOT, World, build, call, equal, run
 
+from fairseq_ccpr.building.loading import load_model, load_task
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.extraction.loading import load_model, load_task
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
 
 SEARCHES = [
     [],

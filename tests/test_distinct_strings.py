@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.datastore import string_hashes
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.string_hashes import hash_strings
-from fairseq_ccpr.datastore.text_lines import TextLines, write_lines
-from fairseq_ccpr.decoding.distinct_strings import first_of_each, nearest_distinct
 from fairseq_ccpr.search import ExactIndex, Index
+from fairseq_ccpr.search.distinct_strings import first_of_each, nearest_distinct
+from fairseq_ccpr.storage import string_hashes
+from fairseq_ccpr.storage.string_hashes import hash_strings
+from fairseq_ccpr.storage.text_lines import TextLines, write_lines
 
 LINES = st.lists(st.text(st.sampled_from("ab ä中😀\t\x85\u2028"), max_size=12), min_size=1, max_size=9)
 
@@ -85,7 +85,7 @@ def test_search_goes_as_deep_as_it_must(size: int, words: int, k: int, min_simil
     rng = np.random.default_rng(seed)
     strings = [f"w{n}" for n in rng.geometric(0.5, size) % words]
     keys, queries = (torch.from_numpy(rng.integers(-2, 3, (n, 3))).float() for n in (size, 4))
-    with patch("fairseq_ccpr.decoding.distinct_strings.PHRASE_DEPTH", first):
+    with patch("fairseq_ccpr.search.distinct_strings.PHRASE_DEPTH", first):
         found = nearest(ExactIndex(keys, "ip"), strings, queries, k, min_similarity)
     for query, of_query in zip(queries, found, strict=True):
         scores, best = (keys @ query).tolist(), {}
@@ -136,7 +136,7 @@ class ShallowIndex(ExactIndex):
 def test_search_ends_where_the_index_does():
     keys = torch.arange(100, 0, -1).float()[:, None]
     strings, index, query = ["often"] * 8 + ["rare", "x"] * 46, ShallowIndex(keys, "ip"), torch.ones(1, 1)
-    with patch("fairseq_ccpr.decoding.distinct_strings.PHRASE_DEPTH", 3):
+    with patch("fairseq_ccpr.search.distinct_strings.PHRASE_DEPTH", 3):
         found = nearest(index, strings, query, 3, 0.0)
         assert found == [[(0, 100.0), (8, 92.0), (9, 91.0)]]
         assert nearest(index, strings, query, 4, 0.0) == found

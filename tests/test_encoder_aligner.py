@@ -12,13 +12,13 @@ import torch
 from conftest import DEMO, call, random_context
 from test_bad_input import refused
 
-from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.encoder_aligner import EncoderAligner, linked_words, words_of_subwords
 from fairseq_ccpr.phrases.pair_store import PhrasePairs, read_manifest
-from fairseq_ccpr.phrases.subwords import Subwords
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.subwords import Subwords
+from fairseq_ccpr.text.words import word_spans
 
 VERSES = list(itertools.islice(read_pairs(DEMO / "bible.valid.tsv.xz"), 120))
 

@@ -15,11 +15,11 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 from test_bad_input import refused
 
+from fairseq_ccpr.building.data_bin import read_pairs
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.significance import compare_systems
-from fairseq_ccpr.evaluation.tuning import fill_caches
-from fairseq_ccpr.extraction.preparation import read_pairs
+from fairseq_ccpr.evaluation.translation.significance import compare_systems
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 
 
 @pytest.mark.parametrize(("k", "lambda_", "temperature"), [(1, 0.3, 1), (8, 0.6, 10), (64, 0.9, 100)])

@@ -24,9 +24,9 @@ from conftest import MAINS, ROOT, Ccpr, World, call
 from test_bad_input import refused
 
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.experiments.commands import execute, locked
 from fairseq_ccpr.experiments.config import read_config
-from fairseq_ccpr.experiments.plan import ENCODER_TRAINING, Plan
-from fairseq_ccpr.experiments.processes import execute, locked
+from fairseq_ccpr.experiments.pipeline import ENCODER_TRAINING, Plan
 from fairseq_ccpr.experiments.report_page import Report, as_page
 from fairseq_ccpr.experiments.stages import Runner, with_needs
 from fairseq_ccpr.experiments.tables import check_of_base
@@ -305,7 +305,7 @@ def test_interrupted_command_leaves_no_process_behind(tmp_path: Path):
     program = grandchild + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
     log = tmp_path / "log"
     with (
-        patch("fairseq_ccpr.experiments.processes.PATIENCE", 0.2),
+        patch("fairseq_ccpr.experiments.commands.PATIENCE", 0.2),
         pytest.raises(KeyboardInterrupt),
         log.open("w") as to,
         locked(tmp_path / "out") as lock,

@@ -14,7 +14,7 @@ from fairseq_ccpr.decoding.interpolation import (
     reward_,
     target_log_probabilities,
 )
-from fairseq_ccpr.evaluation.token_grid import TokenCache
+from fairseq_ccpr.evaluation.tuning.token_grid import TokenCache
 
 
 def dense_reference(log_probs, scores, ids, values, share, temperature):

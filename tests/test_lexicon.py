@@ -16,9 +16,9 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, draw
 from fairseq_ccpr.phrases.lexicon_split import is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
-from fairseq_ccpr.phrases.text_pairs import read_lines, read_pairs
-from fairseq_ccpr.phrases.text_samples import digest_of
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.pairs import read_lines, read_pairs
+from fairseq_ccpr.text.samples import digest_of
+from fairseq_ccpr.text.words import word_spans
 
 SPLITS = "train", "valid", "test"
 

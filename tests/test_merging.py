@@ -15,8 +15,8 @@ from test_bad_input import refused
 from test_building import contents
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.repeats import first_of_equals
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.storage.equal_strings import first_of_equals
 
 SMALL = ("--shard-tokens", 300, "--subset", "valid", "test")
 BUILD = "scripts/build_datastore.py"
@@ -120,7 +120,7 @@ def test_a_third_text_is_added_and_names_last(tokens: Path, world: World, tmp_pa
 
 def test_a_stopped_merge_leaves_nothing(tokens: Path, tmp_path: Path):
     words = tokens / "valid", tokens / "test", "--output", tmp_path / "both"
-    with patch("fairseq_ccpr.merging.merge.describe_files", side_effect=KeyboardInterrupt):
+    with patch("fairseq_ccpr.building.merge.describe_files", side_effect=KeyboardInterrupt):
         assert merge(*words, check=False).returncode == 130
     assert not list(tmp_path.iterdir())
     (tmp_path / "both.partial" / "token").mkdir(parents=True)  # of a run that was killed
@@ -176,5 +176,5 @@ def test_impossible_shards_are_refused(world: World, tmp_path: Path):
 def test_first_of_equals_is_what_a_dictionary_finds(tmp_path_factory, strings, block):
     firsts: dict[str, int] = {}
     wanted = [firsts.setdefault(string, number) for number, string in enumerate(strings)]
-    with patch("fairseq_ccpr.datastore.repeats.BLOCK", block):
+    with patch("fairseq_ccpr.storage.equal_strings.BLOCK", block):
         assert first_of_equals(strings, tmp_path_factory.mktemp("repeats")).tolist() == wanted

@@ -20,17 +20,16 @@ from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding import distinct_strings
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, QueryPhrase, Waiting
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.search import ExactIndex, milvus_index, milvus_server
+from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus_index, milvus_server
 from fairseq_ccpr.search.base import IndexDescription
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.search.recall import recall
+from fairseq_ccpr.text.pairs import read_pairs
 
 pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
 pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")

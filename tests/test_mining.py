@@ -18,17 +18,22 @@ from test_subwords import sentencepiece_tokenizer
 
 from fairseq_ccpr.mining import encoded_text, miner, neighbours
 from fairseq_ccpr.mining.encoded_text import encode
+from fairseq_ccpr.mining.f1 import (
+    decide,
+    f1_by_threshold,
+    mcnemar,
+    score,
+)
 from fairseq_ccpr.mining.fragments import fragment_text, fragments
+from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part, read_labelled
 from fairseq_ccpr.mining.margin import margin_answers
 from fairseq_ccpr.mining.miner import Miner, Pair
 from fairseq_ccpr.mining.neighbours import Neighbours
 from fairseq_ccpr.mining.pknn import Answers, answer, distributions, entropy_ranks
-from fairseq_ccpr.mining.scores import decide, f1_by_threshold, mcnemar, score
-from fairseq_ccpr.mining.sentence_encoders import MeanPooledEncoder, load_sentence_encoder
 from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
 from fairseq_ccpr.mining.trial import Trial
-from fairseq_ccpr.mining.tuning import Grid
+from fairseq_ccpr.models.pretrained.sentence_encoders import MeanPooledEncoder, load_sentence_encoder
 
 RNG = np.random.default_rng()
 WORDS = [f"{first}{second}o" for first in "bcdfghklmnprstvw" for second in ("a", "e", "i", "u", "ei", "ou")]

@@ -15,10 +15,10 @@ from test_mining import ToyEncoder, random_pairs, write
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.experiments.config import read_config
-from fairseq_ccpr.experiments.plan import Plan
-from fairseq_ccpr.mining.sentence_encoders import StoredVectors
+from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.mining.settings import RfrSettings, TunedSettings
-from fairseq_ccpr.phrases.text_pairs import read_pairs
+from fairseq_ccpr.models.pretrained.sentence_encoders import StoredVectors
+from fairseq_ccpr.text.pairs import read_pairs
 
 
 def vectors_folder(folder: Path, texts: Path) -> Path:

@@ -17,14 +17,19 @@ from test_subwords import sentencepiece_tokenizer
 
 from fairseq_ccpr.cli.command import named
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
-from fairseq_ccpr.evaluation.gold_phrases import GoldPhrases, read_gold
-from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
-from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
-from fairseq_ccpr.evaluation.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
+from fairseq_ccpr.evaluation.accuracy.gold_phrases import GoldPhrases, read_gold
+from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import Scores, score_system
+from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
+from fairseq_ccpr.evaluation.accuracy.phrase_systems import (
+    Phrases,
+    PhraseSystem,
+    SentenceSystem,
+    load_system,
+)
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.text_samples import sample_occurrences, sample_sentences
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.samples import sample_occurrences, sample_sentences
+from fairseq_ccpr.text.words import word_spans
 
 CPU = torch.device("cpu")
 VERSES = [target for _, target in read_pairs(DEMO / "bible.valid.tsv.xz")][:240]
@@ -144,7 +149,7 @@ def test_streamed_search_equals_a_plain_one(encoders: dict[str, Path], files: tu
         assert as_lists(score_system(system, benchmark, name, True)) == expected
         found += [sum(expected["entry"]), sum(expected["same 0"]) - sum(expected["same 3"])]
         with monkeypatch.context() as patch:
-            patch.setattr("fairseq_ccpr.evaluation.phrase_accuracy.TILE_NUMBERS", 40 * 7)
+            patch.setattr("fairseq_ccpr.evaluation.accuracy.phrase_accuracy.TILE_NUMBERS", 40 * 7)
             assert as_lists(score_system(system, benchmark, name, True, block=3)) == expected
     assert 0 < found[0] < 120 and found[1] > 0  # or nothing was tested
 

@@ -27,12 +27,17 @@ from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Retrieved
 from fairseq_ccpr.decoding.trace import trace
-from fairseq_ccpr.evaluation.decoding import batches, load, parse_generation
-from fairseq_ccpr.evaluation.part_timer import DECODER, FINDING, PHRASES, PartTimer
-from fairseq_ccpr.evaluation.phrase_grid import References
-from fairseq_ccpr.evaluation.tuning import fill_caches, with_all_phrases
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.evaluation.speed.part_timer import (
+    DECODER,
+    FINDING,
+    PHRASES,
+    PartTimer,
+)
+from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
+from fairseq_ccpr.evaluation.tuning.phrase_grid import References
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches, with_all_phrases
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.words import word_spans
 
 SEARCHES = [
     [],

@@ -22,18 +22,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
 
+from fairseq_ccpr.building import phrase_build
+from fairseq_ccpr.building import phrase_chunks as phrase_runs
+from fairseq_ccpr.cli.phrase_prompt import (
+    as_json,
+    as_prompt,
+    as_table,
+    marked,
+)
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table, marked
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.extraction import phrase_build, phrase_runs
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
-from fairseq_ccpr.phrases.subwords import subword_bounds
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.subwords import subword_bounds
+from fairseq_ccpr.text.words import word_spans
 from fairseq_ccpr.version import __version__
 
 

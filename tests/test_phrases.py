@@ -28,7 +28,7 @@ from fairseq_ccpr.phrases.pair_extraction import consistent_pairs
 from fairseq_ccpr.phrases.pair_filters import PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import FILES, GrowingArray, PhrasePairs
 from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
-from fairseq_ccpr.phrases.words import space_spans, word_spans
+from fairseq_ccpr.text.words import space_spans, word_spans
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from test_phrase_accuracy import VERSES, random_encoders
 from fairseq_ccpr.cli import benchmark_phrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
-from fairseq_ccpr.evaluation.bootstrap import resample
-from fairseq_ccpr.evaluation.retrieved_phrases import (
+from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import (
     MEASURES,
     Reference,
     count_held,
@@ -33,9 +32,10 @@ from fairseq_ccpr.evaluation.retrieved_phrases import (
     make_references,
     measure,
 )
+from fairseq_ccpr.evaluation.translation.bootstrap import resample
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.words import word_spans
 
 CPU = torch.device("cpu")
 

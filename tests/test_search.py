@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, tiled
-from fairseq_ccpr.search.plan import Effort, plan_index
+from fairseq_ccpr.search.index_plan import Effort, plan_index
 
 
 def brute_force(keys, queries, k, metric):

@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 from test_encoder import VOCABULARY, train_unigram
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.phrases.sentencepiece_model import read_pieces
-from fairseq_ccpr.phrases.sentencepiece_tokenizer import SentencePieceTokenizer
-from fairseq_ccpr.phrases.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
-from fairseq_ccpr.phrases.tokenizers import load_tokenizer
-from fairseq_ccpr.phrases.wordpiece_tokenizer import WordPieceSettings, WordPieceTokenizer
-from fairseq_ccpr.phrases.words import SPACE, has_letters, kinds_of, word_spans
+from fairseq_ccpr.text.sentencepiece_model import read_pieces
+from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.text.subwords import (
+    Subwords,
+    SubwordTokenizer,
+    collate,
+    subword_bounds,
+)
+from fairseq_ccpr.text.tokenizers import load_tokenizer
+from fairseq_ccpr.text.wordpiece_tokenizer import WordPieceSettings, WordPieceTokenizer
+from fairseq_ccpr.text.words import (
+    SPACE,
+    has_letters,
+    kinds_of,
+    word_spans,
+)
 
 MIXED = " \u3000\u200b\tabzAZß,.…!'\"(-¿%$ｆＦ½㍿ﷺéе́\u0301\u0308"
 MIXED += "中国東京かなカナ한국ไทยที่नमस्ते😀👍\U0001f3fd❤\ufe0f\u200d\u00ad\u2581\x00\x85"

@@ -18,7 +18,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex, TorchIvfIndex, build_index, open_index, torch_ivf
-from fairseq_ccpr.search.plan import index_bytes, plan_index
+from fairseq_ccpr.search.index_plan import index_bytes, plan_index
 from fairseq_ccpr.search.recall import recall
 
 

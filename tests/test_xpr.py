@@ -18,19 +18,19 @@ from test_ccpr import gradient_of_two_processes
 from torch import nn
 
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models import type_vectors
-from fairseq_ccpr.models.context_encoder import ContextEncoder
-from fairseq_ccpr.models.phrase_contrast_loss import alignment_losses
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.models.type_vectors import find_translations, type_means
-from fairseq_ccpr.models.xpco_criterion import XpcoConfig, XpcoCriterion, false_negatives
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig, pool, span_means
-from fairseq_ccpr.phrases.lexicon_dataset import LexiconDataset
+from fairseq_ccpr.phrases import type_vectors
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
-from fairseq_ccpr.phrases.subwords import subword_bounds
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.tokenizers import load_tokenizer
+from fairseq_ccpr.phrases.type_vectors import find_translations, type_means
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.subwords import subword_bounds
+from fairseq_ccpr.text.tokenizers import load_tokenizer
+from fairseq_ccpr.training.lexicon_dataset import LexiconDataset
+from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses
+from fairseq_ccpr.training.xpco_criterion import XpcoConfig, XpcoCriterion, false_negatives
 
 CPU = torch.device("cpu")
 

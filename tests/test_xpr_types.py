@@ -21,16 +21,16 @@ from test_bad_input import refused
 from torch import nn
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.evaluation import type_systems
-from fairseq_ccpr.evaluation.phrase_systems import SentenceSystem
+from fairseq_ccpr.evaluation.accuracy import type_systems
+from fairseq_ccpr.evaluation.accuracy.phrase_systems import SentenceSystem
+from fairseq_ccpr.evaluation.accuracy.type_accuracy import TypeResult
+from fairseq_ccpr.evaluation.accuracy.type_systems import OrthogonalTypes, TransformerTypes, load_type_system
 from fairseq_ccpr.evaluation.plots import draw_types
-from fairseq_ccpr.evaluation.type_accuracy import TypeResult
-from fairseq_ccpr.evaluation.type_systems import OrthogonalTypes, TransformerTypes, load_type_system
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
-from fairseq_ccpr.phrases.subwords import subword_bounds
-from fairseq_ccpr.phrases.text_pairs import read_lines, read_pairs
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.pairs import read_lines, read_pairs
+from fairseq_ccpr.text.subwords import subword_bounds
+from fairseq_ccpr.text.words import word_spans
 
 
 def evaluate(xpr: Xpr, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:

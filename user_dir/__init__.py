@@ -8,8 +8,7 @@ The share of the datastore is lambda where all neighbours name the same token, a
 from fairseq.tasks import register_task
 from torch import Tensor
 
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.tasks.translation_retrieval import TranslationRetrievalConfig, TranslationRetrievalTask
+from fairseq_ccpr import TokenRetriever, TranslationRetrievalConfig, TranslationRetrievalTask
 
 
 class AgreementRetriever(TokenRetriever):

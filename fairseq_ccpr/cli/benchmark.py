@@ -16,15 +16,20 @@ from tqdm import tqdm
 
 from fairseq_ccpr.cli.command import HelpFormatter, check_folder, markdown_table, named, own_arguments, run
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.task import find_parts
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.benchmark_report import decoding_table, search_table
-from fairseq_ccpr.evaluation.decoding import load, parse_generation
-from fairseq_ccpr.evaluation.decoding_speed import DecodingSpeed, SpeedTest
-from fairseq_ccpr.evaluation.machine import Limits, machine_name, measure_limits, versions
 from fairseq_ccpr.evaluation.plots import draw_costs
-from fairseq_ccpr.evaluation.search_speed import SearchCost, Sweep, measure_searches
-from fairseq_ccpr.search.plan import plan_index
-from fairseq_ccpr.tasks.translation_retrieval import find_parts
+from fairseq_ccpr.evaluation.speed.benchmark_report import decoding_table, search_table
+from fairseq_ccpr.evaluation.speed.decoding_speed import DecodingSpeed, SpeedTest
+from fairseq_ccpr.evaluation.speed.machine import (
+    Limits,
+    machine_name,
+    measure_limits,
+    versions,
+)
+from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.search.index_plan import plan_index
 
 HELP = """\
 Speed with token datastores of any size: of decoding, beside plain fairseq in the same process, and of search alone.

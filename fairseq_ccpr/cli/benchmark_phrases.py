@@ -23,17 +23,17 @@ from fairseq_ccpr.cli.command import (
     run,
 )
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.machine import machine_name, versions
-from fairseq_ccpr.evaluation.phrase_speed import (
+from fairseq_ccpr.evaluation.plots import draw_speed
+from fairseq_ccpr.evaluation.speed.machine import machine_name, versions
+from fairseq_ccpr.evaluation.speed.phrase_speed import (
     BuildingSpeed,
     SearchSettings,
     SearchSpeed,
     measure_building,
     measure_search,
 )
-from fairseq_ccpr.evaluation.plots import draw_speed
-from fairseq_ccpr.phrases.text_samples import sample_sentences
-from fairseq_ccpr.search.plan import plan_index
+from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.text.samples import sample_sentences
 
 HELP = """\
 Speed and size of phrase datastores.

@@ -8,16 +8,16 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from fairseq_ccpr.building.adapter_build import PCA_DIMENSION, build_projected_datastore
+from fairseq_ccpr.building.distributed import launched
+from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
-from fairseq_ccpr.datastore.fingerprint import short
-from fairseq_ccpr.extraction.adapter_build import PCA_DIMENSION, build_projected_datastore
-from fairseq_ccpr.extraction.phrase_build import PhraseBuildSettings, build_phrase_datastore
-from fairseq_ccpr.extraction.processes import launched
-from fairseq_ccpr.extraction.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.models.phrase_finder import KINDS
 from fairseq_ccpr.search import METRICS
 from fairseq_ccpr.search.milvus_server import SLOW
+from fairseq_ccpr.storage.fingerprint import short
 
 TOKENS_HELP = """\
 Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model and keep, for every target

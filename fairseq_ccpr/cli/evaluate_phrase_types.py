@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from fairseq_ccpr.cli.command import HelpFormatter, add_evaluation_options, check_folder, markdown_table, named
-from fairseq_ccpr.datastore.fingerprint import of_strings, short
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.phrase_systems import MUSE
+from fairseq_ccpr.evaluation.accuracy.phrase_systems import MUSE
+from fairseq_ccpr.evaluation.accuracy.type_accuracy import accuracy_rows, evaluate_types
+from fairseq_ccpr.evaluation.accuracy.type_systems import ORTHOGONAL, TypeSystem, load_type_system
 from fairseq_ccpr.evaluation.plots import draw_types
-from fairseq_ccpr.evaluation.type_accuracy import accuracy_rows, evaluate_types
-from fairseq_ccpr.evaluation.type_systems import ORTHOGONAL, TypeSystem, load_type_system
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
+from fairseq_ccpr.storage.fingerprint import of_strings, short
 from fairseq_ccpr.version import __version__
 
 HELP = f"""\

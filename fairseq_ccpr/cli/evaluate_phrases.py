@@ -19,15 +19,20 @@ from fairseq_ccpr.cli.command import (
     own_arguments,
     run,
 )
-from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.phrase_accuracy import score_system
-from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
-from fairseq_ccpr.evaluation.phrase_report import PhraseReport, accuracy_table, report, same_string_table
-from fairseq_ccpr.evaluation.phrase_systems import PhraseSystem, load_system
-from fairseq_ccpr.mining.sentence_encoders import MUSE
+from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import score_system
+from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
+from fairseq_ccpr.evaluation.accuracy.phrase_report import (
+    PhraseReport,
+    accuracy_table,
+    report,
+    same_string_table,
+)
+from fairseq_ccpr.evaluation.accuracy.phrase_systems import PhraseSystem, load_system
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED
+from fairseq_ccpr.models.pretrained.sentence_encoders import MUSE
+from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.version import __version__
 
 HELP = """\

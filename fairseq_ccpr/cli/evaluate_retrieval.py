@@ -8,11 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
-from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.plots import draw_clusters, draw_precision
-from fairseq_ccpr.evaluation.retrieval_accuracy import (
+from fairseq_ccpr.evaluation.accuracy.retrieval_accuracy import (
     BANDS,
     OVERALL,
     RAW,
@@ -21,6 +19,8 @@ from fairseq_ccpr.evaluation.retrieval_accuracy import (
     evaluate_retrieval,
     key_sets,
 )
+from fairseq_ccpr.evaluation.plots import draw_clusters, draw_precision
+from fairseq_ccpr.storage.fingerprint import short
 
 HELP = """\
 Precision@k (share of the k nearest neighbours that have the right token) and any-hit@k (whether one has it) of raw

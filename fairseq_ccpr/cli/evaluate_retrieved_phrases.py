@@ -18,14 +18,24 @@ from fairseq_ccpr.cli.command import (
     own_arguments,
     run,
 )
-from fairseq_ccpr.datastore import fingerprint
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.retrieved_phrases import count_held, count_retrieved, make_references, read_text
-from fairseq_ccpr.evaluation.retrieved_report import RetrievedReport, StoreResult, report, retrieved_table
+from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import (
+    count_held,
+    count_retrieved,
+    make_references,
+    read_text,
+)
+from fairseq_ccpr.evaluation.accuracy.retrieved_report import (
+    RetrievedReport,
+    StoreResult,
+    report,
+    retrieved_table,
+)
 from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.storage import fingerprint
 
 HELP = """\
 What phrase datastores bring back for a text, compared with its reference translations. Retrieval is that of decoding and

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL
-from fairseq_ccpr.evaluation.decoding import parse_generation
-from fairseq_ccpr.evaluation.explaining import explain
-from fairseq_ccpr.evaluation.explanation import Explanation
-from fairseq_ccpr.evaluation.explanation_page import write_page
+from fairseq_ccpr.evaluation.explain.explanation import Explanation
+from fairseq_ccpr.evaluation.explain.page import write_page
+from fairseq_ccpr.evaluation.explain.translate import explain
+from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
+from fairseq_ccpr.evaluation.translation.test_set import parse_generation
 
 HELP = """\
 Translate sentences with retrieval and without, and write a page for any browser, one file that needs no network: for each

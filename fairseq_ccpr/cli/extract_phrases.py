@@ -11,7 +11,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.aligners import ALIGNERS
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, PairExtraction
 from fairseq_ccpr.phrases.statistical_aligners import MAX_WORDS, SYMMETRIZATIONS
-from fairseq_ccpr.phrases.text_pairs import TextPairs
+from fairseq_ccpr.text.pairs import TextPairs
 
 HELP = """\
 Align the words of sentence pairs and write down all phrase pairs that agree with the alignment, with their places in the

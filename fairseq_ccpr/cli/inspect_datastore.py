@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, run
+from fairseq_ccpr.cli.phrase_prompt import marked
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import KEYS, TokenDatastore
-from fairseq_ccpr.decoding.phrase_prompt import marked
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.machine import Limits
-from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
+from fairseq_ccpr.evaluation.speed.machine import Limits
+from fairseq_ccpr.evaluation.speed.planning import (
+    describe_room,
+    measure_speeds,
+    needs,
+    parse_speeds,
+)
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
 
 SEARCHED = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq_ccpr.building.merge import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import HelpFormatter, named, run
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.merging.merge import MergeSettings, merge_datastores
 
 HELP = """\
 Write a new datastore out of others, tokens, phrases or both, without encoding anything again: the shards of one build

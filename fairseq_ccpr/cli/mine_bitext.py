@@ -10,21 +10,12 @@ from pathlib import Path
 import torch
 
 from fairseq_ccpr.cli.command import HelpFormatter, check_folder, own_arguments, run
-from fairseq_ccpr.datastore import fingerprint
-from fairseq_ccpr.datastore.arrays import bring_to_disk
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.machine import peak_bytes
+from fairseq_ccpr.evaluation.speed.machine import peak_bytes
 from fairseq_ccpr.mining.fragments import WINDOW, fragments
+from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, read_labelled
 from fairseq_ccpr.mining.miner import Miner, read_sentences
-from fairseq_ccpr.mining.sentence_encoders import (
-    E5,
-    MUSE,
-    TEXTS,
-    VECTORS,
-    SentenceEncoder,
-    load_sentence_encoder,
-)
 from fairseq_ccpr.mining.settings import (
     ENTROPIES,
     MARGIN,
@@ -36,7 +27,16 @@ from fairseq_ccpr.mining.settings import (
     Settings,
     TunedSettings,
 )
-from fairseq_ccpr.mining.tuning import Grid
+from fairseq_ccpr.models.pretrained.sentence_encoders import (
+    E5,
+    MUSE,
+    TEXTS,
+    VECTORS,
+    SentenceEncoder,
+    load_sentence_encoder,
+)
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import bring_to_disk
 
 HELP = f"""\
 For each sentence of one text find its translation in another, or none: RFR, which compares fragments of {WINDOW} words, each

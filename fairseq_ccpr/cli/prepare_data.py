@@ -6,9 +6,14 @@ import argparse
 import shutil
 from pathlib import Path
 
+from fairseq_ccpr.building.data_bin import (
+    binarise,
+    pair_files,
+    train_sentencepiece,
+    write_dictionary,
+)
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extraction.preparation import binarise, pair_files, train_sentencepiece, write_dictionary
 
 HELP = """\
 Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, Waiting
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import KINDS, Segmentation, choose_segmentation

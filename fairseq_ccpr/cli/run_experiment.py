@@ -10,9 +10,9 @@ from pathlib import Path
 from fairseq_ccpr.cli.command import HelpFormatter, run
 from fairseq_ccpr.cli.report import as_markdown
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.experiments.commands import locked
 from fairseq_ccpr.experiments.config import read_config
-from fairseq_ccpr.experiments.plan import Plan
-from fairseq_ccpr.experiments.processes import locked
+from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.results import choose, goals, write_results
 from fairseq_ccpr.experiments.stages import Runner, Stage, with_needs
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.plots import draw_grids
-from fairseq_ccpr.evaluation.tuning import tune
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.tuning.tune import tune
 
 HELP = """\
 Choose --knn-k, --knn-lambda and --knn-temperature for tokens, and --phrase-k, --phrase-lambda, --phrase-temperature and

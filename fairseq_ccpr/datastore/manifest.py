@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fairseq_ccpr.datastore import fingerprint
-from fairseq_ccpr.datastore.arrays import bring_to_disk
 from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.milvus_server import StoreAddress
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import bring_to_disk
 from fairseq_ccpr.version import __version__
 
 MANIFEST = "manifest.json"

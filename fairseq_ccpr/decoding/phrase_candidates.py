@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.distinct_strings import first_of_each
 from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, Retrieved
 from fairseq_ccpr.decoding.written_phrases import WrittenPhrases
-from fairseq_ccpr.phrases.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.search.distinct_strings import first_of_each
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 
 
 class Candidates(NamedTuple):

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.distinct_strings import NearestEntries, nearest_distinct
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.fingerprint import short
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, neighbour_log_probabilities, retrieval_confidence
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import Index
+from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.version import __version__
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
-from fairseq_ccpr.phrases.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 
 
 class Written(NamedTuple):

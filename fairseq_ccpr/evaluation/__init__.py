@@ -1,0 +1,1 @@
+"""Measuring: translation quality, retrieval accuracy, tuning, speed, and pages that explain a translation."""

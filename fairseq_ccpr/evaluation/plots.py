@@ -15,9 +15,9 @@ from matplotlib.image import AxesImage
 
 from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
-from fairseq_ccpr.evaluation.phrase_speed import SearchSpeed
-from fairseq_ccpr.evaluation.search_speed import SearchCost
-from fairseq_ccpr.evaluation.type_accuracy import TypeResult
+from fairseq_ccpr.evaluation.accuracy.type_accuracy import TypeResult
+from fairseq_ccpr.evaluation.speed.phrase_speed import SearchSpeed
+from fairseq_ccpr.evaluation.speed.search_speed import SearchCost
 
 COLOURS = matplotlib.colormaps["tab10"]
 DPI = 130

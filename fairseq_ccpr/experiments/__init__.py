@@ -1,0 +1,1 @@
+"""Experiments from one file of settings: stages that resume, their results, their report."""

@@ -11,10 +11,10 @@ import torch
 
 from fairseq_ccpr.datastore.manifest import write_json
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.comparison import BASE, RETRIEVAL
-from fairseq_ccpr.evaluation.machine import machine_name, versions
+from fairseq_ccpr.evaluation.speed.machine import machine_name, versions
+from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.experiments.config import ExperimentConfig
-from fairseq_ccpr.experiments.plan import Plan
+from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.stages import Runner, Stage, with_needs
 from fairseq_ccpr.experiments.tables import METRICS
 

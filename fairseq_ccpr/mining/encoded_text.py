@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.mining.fragments import FragmentedText
-from fairseq_ccpr.mining.sentence_encoders import SentenceEncoder
+from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 
 DTYPE = np.float16
 BLOCK_TEXTS = 2048  # encoded at a time

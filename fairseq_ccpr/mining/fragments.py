@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairseq_ccpr.phrases.words import has_letters, word_spans
+from fairseq_ccpr.text.words import has_letters, word_spans
 
 WINDOW = 6  # words of a fragment
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.fragments import fragments
-from fairseq_ccpr.phrases.text_pairs import read_pairs
+from fairseq_ccpr.text.pairs import read_pairs
 
 
 @dataclass

@@ -10,22 +10,22 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_ccpr.datastore.arrays import GrowingArray, check_space
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.encoded_text import DTYPE, encode_distinct, fragment_keys
+from fairseq_ccpr.mining.f1 import decide
 from fairseq_ccpr.mining.fragments import FragmentedText, fragment_text, fragments
+from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText
 from fairseq_ccpr.mining.margin import margin_answers, mean_of_found
 from fairseq_ccpr.mining.neighbours import Neighbours, Side, open_neighbours
 from fairseq_ccpr.mining.pknn import Answers, rfr_answers
-from fairseq_ccpr.mining.scores import decide
-from fairseq_ccpr.mining.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
 from fairseq_ccpr.mining.trial import Trial, Unlabelled
-from fairseq_ccpr.mining.tuning import Grid
-from fairseq_ccpr.phrases.text_pairs import read_lines
+from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.search import IndexDescription
-from fairseq_ccpr.search.plan import plan_index
+from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.storage.arrays import GrowingArray, check_space
+from fairseq_ccpr.text.pairs import read_lines
 
 BLOCK_CHARACTERS = 1 << 16  # about, of the sentences that are encoded at a time; no text has more fragments than that
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.fragments import fragment_text
+from fairseq_ccpr.mining.grid import Grid, tune_margin, tune_rfr
 from fairseq_ccpr.mining.labelled import LabelledText
 from fairseq_ccpr.mining.margin import margin_answers, mean_of_found
 from fairseq_ccpr.mining.neighbours import Neighbours, Searched, Side
 from fairseq_ccpr.mining.pknn import Answers, classes_of, rfr_answers
-from fairseq_ccpr.mining.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.mining.settings import MarginSettings, Settings
-from fairseq_ccpr.mining.tuning import Grid, tune_margin, tune_rfr
+from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 
 DEEPEST = max(Grid().k)  # neighbours that are searched for, so that one search does for most settings
 

@@ -12,10 +12,10 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ccpr.datastore.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.span_encoder import DEFAULT_KIND, KINDS, SpanEncoder
+from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 SIMILARITIES = "cosine", "dot"
 MOST_SCALE = 100.0  # of a learned 1 / temperature: beyond it only the nearest candidate counts

@@ -9,14 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.fingerprint import of_file, short
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.models.xpr_encoder import span_means
-from fairseq_ccpr.phrases.subwords import Subwords, batches_of_like_length, collate, subword_bounds
-from fairseq_ccpr.phrases.text_pairs import read_lines
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.storage.fingerprint import of_file, short
+from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.text.subwords import (
+    Subwords,
+    batches_of_like_length,
+    collate,
+    subword_bounds,
+)
+from fairseq_ccpr.text.words import word_spans
 
 LEARNED, ALL, NGRAM, LEXICON = "learned", "all", "ngram:", "lexicon:"
 KINDS = "learned|all|ngram:N|lexicon:FILE"

@@ -12,8 +12,8 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models.context_encoder import TRANSFORMER, ContextEncoder
-from fairseq_ccpr.phrases.tokenizers import load_tokenizer
+from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
+from fairseq_ccpr.text.tokenizers import load_tokenizer
 
 E = TypeVar("E", bound="SpanEncoder")
 CONTEXT = "context.transformer."  # where a phrase encoder has its Transformer

@@ -14,7 +14,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.identity_start import start_from_the_identity
+from fairseq_ccpr.models.identity_init import start_from_the_identity
 
 HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
 WIDEST_OUTPUT = 512  # the paper's, for that decoder

@@ -12,12 +12,12 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from fairseq_ccpr.datastore.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.context_encoder import ContextEncoder
-from fairseq_ccpr.models.identity_start import start_from_the_identity
+from fairseq_ccpr.models.identity_init import start_from_the_identity
 from fairseq_ccpr.models.momentum_encoder import MomentumEncoder
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.span_encoder import KINDS, SpanEncoder
+from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 NAME = "phrase_encoder_xpr"
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.alignment import Aligner, SentencePair
-from fairseq_ccpr.phrases.text_pairs import read_together
-from fairseq_ccpr.phrases.words import space_spans
+from fairseq_ccpr.text.pairs import read_together
+from fairseq_ccpr.text.words import space_spans
 
 _LINK = re.compile(r"(\d+)([-p])(\d+)")
 Link = tuple[int, int]

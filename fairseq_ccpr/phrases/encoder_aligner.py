@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.context_encoder import ContextEncoder
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans
-from fairseq_ccpr.phrases.subwords import Subwords, collate
+from fairseq_ccpr.text.subwords import Subwords, collate
 
 MUTUAL = "mutual-nearest"  # in place of a symmetrisation
 BATCH_TOKENS = 4000  # of either side, padding included

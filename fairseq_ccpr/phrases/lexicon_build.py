@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.datastore import fingerprint
-from fairseq_ccpr.datastore.publishing import appearing
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.lexicon_split import Pair, is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import LexiconManifest, Place, write_lexicon
-from fairseq_ccpr.phrases.text_pairs import read_pairs
-from fairseq_ccpr.phrases.text_samples import digest_of, sample_occurrences
-from fairseq_ccpr.phrases.words import has_letters
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.atomic import appearing
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.samples import digest_of, sample_occurrences
+from fairseq_ccpr.text.words import has_letters
 
 LONGER_BY = 10  # characters that an example sentence has more than its phrase
 

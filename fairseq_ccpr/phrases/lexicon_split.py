@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from fairseq_ccpr.phrases.text_samples import digest_of
-from fairseq_ccpr.phrases.words import word_spans
+from fairseq_ccpr.text.samples import digest_of
+from fairseq_ccpr.text.words import word_spans
 
 SHARES = {"train": 3, "valid": 1, "test": 1}
 Pair = tuple[str, str]

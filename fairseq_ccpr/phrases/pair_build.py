@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_ccpr.datastore import fingerprint
-from fairseq_ccpr.datastore.publishing import appearing
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans, parse_links
 from fairseq_ccpr.phrases.pair_extraction import character_spans, consistent_pairs
 from fairseq_ccpr.phrases.pair_filters import FilterCounts, PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
-from fairseq_ccpr.phrases.text_pairs import TextPairs
-from fairseq_ccpr.phrases.words import space_spans, word_spans
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.atomic import appearing
+from fairseq_ccpr.text.pairs import TextPairs
+from fairseq_ccpr.text.words import space_spans, word_spans
 
 TRAIN, VALID = "train", "valid"
 READY = "ready"  # in place of an aligner's name, where alignments are given

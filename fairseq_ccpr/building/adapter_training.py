@@ -1,0 +1,142 @@
+"""Training a CLKNN adapter with fairseq-train, as a stage of a build."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fairseq import options
+
+from fairseq_ccpr.datastore.manifest import PLAN, write_json
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.models.token_adapter import TokenAdapterConfig, default_output
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.training.supervised_contrastive import SupervisedContrastiveConfig
+from fairseq_ccpr.training.token_contrast import TokenContrastConfig
+from fairseq_ccpr.version import __version__
+
+BEST, LAST = "checkpoint_best.pt", "checkpoint_last.pt"
+FINISHED = "finished"  # a file in the save directory
+LOG = "train.log"
+LOCK = "lock"
+UPDATES = 1000
+
+# fairseq takes the later of two, so --adapter-options can change any of them.
+DEFAULTS = (
+    "--task token_contrast --arch token_adapter --criterion supervised_contrastive "
+    "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --no-epoch-checkpoints --optimizer adam --lr 3e-4 "
+    "--lr-scheduler polynomial_decay --warmup-updates 100 --clip-norm 1 --batch-size 128 --seed 1 --num-workers 0"
+)
+
+
+@dataclass(frozen=True)
+class AdapterTraining:
+    """How an adapter is to be trained."""
+
+    words: list[str]  # of the command line, the defaults first
+    output_dim: int | None  # as given; None: what the width of the keys makes it
+
+    @classmethod
+    def parse(cls, extra: str) -> AdapterTraining:
+        """Read `--adapter-options`, options of fairseq-train, before any work is done.
+
+        Raises:
+            ConfigurationError: fairseq-train does not take them.
+        """
+        said = io.StringIO()
+        try:
+            given = shlex.split(extra)
+            words = [*shlex.split(DEFAULTS), "--max-update", str(UPDATES), *given]
+            parser = options.get_training_parser()
+            with contextlib.redirect_stderr(said):
+                parsed: Any = options.parse_args_and_arch(
+                    parser, input_args=["datastore", "--total-num-update", "1", *words]
+                )
+        except (SystemExit, ValueError, KeyError, RuntimeError) as error:
+            lines = said.getvalue().strip().splitlines()
+            reason = lines[-1].split("error: ")[-1] if lines else error
+            raise ConfigurationError(
+                f"--adapter-options '{extra}': fairseq-train does not take them ({reason})"
+            ) from None
+        # The learning rate falls to 0 at the last update.
+        words = ["--total-num-update", str(parsed.max_update), *words]
+        return cls(words, getattr(parsed, "adapter_output_dim", 0) or None)
+
+    def fingerprint(self, of_keys: list[str]) -> str:
+        """Digest of all that the outcome depends on: the keys, the options, and the defaults of those not given."""
+        configs = (TokenContrastConfig, TokenAdapterConfig, SupervisedContrastiveConfig)
+        defaults = [f"{config.__name__}.{f.name}={f.default}" for config in configs for f in fields(config)]
+        return fingerprint.of_strings([*of_keys, *self.words, *defaults, __version__])
+
+    def width(self, dimension: int) -> int:
+        """Of the vectors the adapter makes of keys of width `dimension`."""
+        return self.output_dim or default_output(dimension)
+
+    def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
+        """Train, go on training, or find trained, the adapter of a raw datastore.
+
+        Args:
+            stores: datastores of the decoder's own states: to train on, and, if there is one, to validate on.
+            save_dir: where fairseq keeps its checkpoints.
+            identity: the fingerprint.
+            quiet: let fairseq's messages go to a log in `save_dir`, not to stderr.
+
+        Returns:
+            The checkpoint with the best retrieval accuracy on held-out sentences.
+
+        Raises:
+            ConfigurationError: fairseq-train fails.
+            DatastoreError: the folder holds the training of something else.
+        """
+        plan = save_dir / PLAN
+        begun = plan.exists() and (save_dir / LAST).exists()
+        if begun and json.loads(plan.read_text(encoding="utf-8")) != {"fingerprint": identity}:
+            raise DatastoreError(
+                f"{save_dir} holds another training: give the same options, or another --output, or delete it"
+            )
+        if not (save_dir / FINISHED).exists():
+            save_dir.mkdir(parents=True, exist_ok=True)
+            write_json(plan, {"fingerprint": identity})
+            user_dir = Path(__file__).resolve().parent.parent
+            command = [sys.executable, "-m", "fairseq_cli.train", str(stores[0]), "--user-dir", str(user_dir)]
+            command += [word for valid in stores[1:] for word in ("--valid-datastore", str(valid))]
+            command += [*self.words, "--save-dir", str(save_dir), *(["--cpu"] if cpu else [])]
+            _run(command, save_dir, quiet)
+            if not (save_dir / BEST).exists():
+                raise ConfigurationError(
+                    f"fairseq-train wrote no {save_dir / BEST}: take options that turn saving or validation off out of "
+                    "--adapter-options"
+                )
+            (save_dir / FINISHED).touch()
+        return save_dir / BEST
+
+
+def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
+    # In a process of its own: fairseq-train starts as many as there are GPUs, and is none of torchrun's.
+    of_torchrun = ("MASTER_", "WORLD_SIZE", "RANK", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        environment.pop("OMP_NUM_THREADS", None)  # torchrun sets it to 1, for many processes at once
+    with (save_dir / LOCK).open("w") as lock, (save_dir / LOG).open("a") as log:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(f"a process is training in {save_dir} already: wait for it, or stop it") from None
+        to = log if quiet else sys.stderr
+        # The training holds the lock as well, and so on its own, should this process be killed.
+        done = subprocess.run(command, env=environment, stdout=to, stderr=to, pass_fds=[lock.fileno()])
+    if done.returncode:
+        lines = (save_dir / LOG).read_text(encoding="utf-8").strip().splitlines() if quiet else []
+        raise ConfigurationError(
+            f"fairseq-train ended with exit code {done.returncode} ({lines[-1] if lines else 'see above'}); "
+            "when its cause is gone, the same command goes on where it was"
+        )

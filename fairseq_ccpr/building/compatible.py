@@ -1,0 +1,161 @@
+"""Whether parts of datastores may become one: built with the same things, from other text, no shard missing or twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fairseq_ccpr.datastore.manifest import PhraseSection, Source, TokenSection
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import PROJECTION, TOKEN, TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.storage import fingerprint
+
+Section = TypeVar("Section", TokenSection, PhraseSection)
+Store = TypeVar("Store", TokenDatastore, PhraseDatastore)
+
+
+class Opened(Generic[Store]):
+    """A datastore that is to be merged, and the corpora that its entries are of.
+
+    Args:
+        name: of its corpus, where it has but one.
+        store: the token or the phrase part.
+        too_long: sentences of that corpus without phrases.
+    """
+
+    def __init__(self, name: str, store: Store, too_long: int = 0) -> None:
+        self.store: Store = store
+        self.directory = store.directory
+        section: TokenSection | PhraseSection = store.section
+        subsets: dict[str, int] = section.subsets if isinstance(section, TokenSection) else {}
+        sentences = section.sentences if isinstance(section, PhraseSection) else sum(subsets.values())
+        whole = Source(
+            name, section.fingerprints["corpus"], section.size, sentences, section.share, dict(subsets), too_long
+        )
+        self.sources: list[Source] = section.sources or [whole]
+
+
+def check_alike(opened: list[Opened[Store]]) -> None:
+    """Refuse to put together what was built with different things.
+
+    Raises:
+        DatastoreError: names both sides.
+    """
+    first, *others = opened
+    wanted = _built_with(first.store.section)
+    for other in others:
+        found = _built_with(other.store.section)
+        for name in wanted | found:
+            if wanted.get(name) != found.get(name):
+                raise DatastoreError(
+                    f"{first.directory} and {other.directory} cannot be merged: {name} is {_brief(wanted.get(name))} in the "
+                    f"first, and {_brief(found.get(name))} in the second; build both with the same"
+                )
+
+
+def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
+    """What must be the same in all, by name."""
+    same: dict[str, Any] = {k.replace("_", " "): v for k, v in section.fingerprints.items() if k != "corpus"}
+    same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
+    if isinstance(section, PhraseSection):
+        return same | {"the segmentation": section.segmentation}
+    projection = section.files.get(f"{TOKEN}/{PROJECTION}", {})
+    return same | {"the key layer": section.key_layer, "the projection": projection.get("sha256")}
+
+
+def _brief(value: Any) -> str:
+    return fingerprint.short(value) if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def in_order(opened: list[Opened[Store]]) -> list[Opened[Store]]:
+    """The same, the shards of a corpus one after the other.
+
+    Raises:
+        ConfigurationError: a shard is missing, or a corpus or a shard is given twice, or two corpora have one name.
+    """
+    by_corpus: dict[str, list[Opened[Store]]] = {}
+    for one in opened:
+        for source in one.sources:
+            by_corpus.setdefault(source.corpus, []).append(one)
+    for group in by_corpus.values():
+        _check_shards(group)
+    ordered: list[Opened[Store]] = []
+    for one in opened:
+        if one.store.section.shard is None:
+            ordered.append(one)
+        elif one not in ordered:
+            ordered += sorted(by_corpus[one.sources[0].corpus], key=lambda shard: shard.store.section.shard or [])
+    return ordered
+
+
+def _check_shards(group: list[Opened[Store]]) -> None:
+    """See that what has one corpus is one datastore, or all shards of one."""
+    by_number: dict[int, Path] = {}
+    first = group[0].store.section.shard
+    shares = {one.store.section.share for one in group}
+    for one in group:
+        shard = one.store.section.shard
+        if first and shard and first[1:] != shard[1:]:
+            raise ConfigurationError(
+                f"{group[0].directory} is one of {first[1]} shards of runs of {first[2]:,}, and {one.directory} one of "
+                f"{shard[1]} of runs of {shard[2]:,}: build all with the same --num-shards and --shard-sentences or "
+                "--shard-tokens, else they do not meet"
+            )
+        number = shard[0] if shard else 0
+        if number in by_number or (first is None) != (shard is None) or len(shares) > 1:
+            before = by_number.get(number, group[0].directory)
+            raise ConfigurationError(
+                f"{before} and {one.directory} hold the same text{f' (shard {number})' if shard else ''}: "
+                "give each once"
+            )
+        by_number[number] = one.directory
+    wanted = first[1] if first else 1
+    if missing := [str(number) for number in range(wanted) if number not in by_number]:
+        raise ConfigurationError(
+            f"{group[0].directory} is one of {wanted} shards, and these are missing: {', '.join(missing)}; give all of them"
+        )
+
+
+def sources_of(ordered: list[Opened[Store]]) -> list[Source]:
+    """The corpora in their order; that of shards once, with the size of all.
+
+    Raises:
+        ConfigurationError: two have the same name.
+    """
+    sources: dict[str, Source] = {}
+    for one in ordered:
+        for source in one.sources:
+            before = sources.get(source.corpus)
+            if before is None:
+                sources[source.corpus] = replace(source)
+            else:
+                before.size += source.size
+                before.too_long += source.too_long
+                before.sentences += 0 if source.subsets else source.sentences  # those of tokens are of the whole corpus
+    names: set[str] = set()
+    for source in sources.values():
+        if source.name in names:
+            raise ConfigurationError(
+                f"two texts are called '{source.name}': name them, as in {source.name}-2=DATASTORE"
+            )
+        names.add(source.name)
+    return list(sources.values())
+
+
+def describe_corpora(section: Section, kept: list[Source]) -> Section:
+    """A section with what it says of its corpora: of one as when it was built from it, of several each by its name."""
+    one = kept[0] if len(kept) == 1 else None
+    corpus = one.corpus if one else fingerprint.of_strings(source.corpus for source in kept)
+    changed = replace(
+        section,
+        fingerprints=section.fingerprints | {"corpus": corpus},
+        share=one.share if one else 1.0,
+        shard=None,
+        sources=[] if one else kept,
+    )
+    if isinstance(changed, TokenSection):
+        named = {f"{source.name}/{subset}": n for source in kept for subset, n in source.subsets.items()}
+        changed.subsets = dict(one.subsets) if one else named
+    return changed

@@ -1,0 +1,111 @@
+"""From sentence pairs as text to a DATA_BIN: tokenizer and BPE as fairseq has them, then fairseq-preprocess.
+
+Raises:
+    ConfigurationError: options that fairseq does not take, a file that is no SentencePiece model, a line that is no pair.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import sentencepiece
+from fairseq import options
+from fairseq.data import encoders
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import preprocess
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.pairs import read_pairs, read_together
+
+SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by itself
+
+
+def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pieces: int) -> None:
+    """Train a joint SentencePiece model on both sides of sentence pairs; writes PREFIX.model."""
+    sentences = (side for pair in read_subset(path, *languages) for side in pair)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=sentences, model_prefix=str(prefix), vocab_size=pieces, model_type="bpe",
+        character_coverage=0.9995, input_sentence_size=1_000_000, shuffle_input_sentence=True, minloglevel=2,
+    )  # fmt: skip
+
+
+def write_dictionary(model: Path, path: Path) -> None:
+    """fairseq's dictionary of all pieces of a SentencePiece model."""
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    pieces = (processor.id_to_piece(i) for i in range(SPECIAL_PIECES, len(processor)))
+    path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+
+
+def pair_files(path: Path, *languages: str) -> list[Path]:
+    """Where pairs are: one TSV file, or else two, called as the path is, with the languages at the end."""
+    return [path] if path.is_file() else [path.with_name(f"{path.name}.{language}") for language in languages]
+
+
+def read_subset(path: Path, *languages: str) -> Iterator[tuple[str, str]]:
+    """The pairs of a TSV file or of two files."""
+    files = pair_files(path, *languages)
+    return read_pairs(path) if files == [path] else read_together(*files)
+
+
+def splitter(subwords: list[str], language: str) -> Callable[[str], str]:
+    """From text of a language to its subwords with spaces between them.
+
+    Args:
+        subwords: fairseq's options of that: `--tokenizer`, `--bpe`, and those that they bring.
+    """
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed = options.parse_args_and_arch(
+                options.get_generation_parser(), input_args=["data", "-s", language, "-t", language, *subwords]
+            )
+        cfg = convert_namespace_to_omegaconf(parsed)
+        steps = [encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe)]
+    except SystemExit:
+        reason = said.getvalue().strip().split("error: ")[-1]
+        raise ConfigurationError(f"fairseq does not take '{' '.join(subwords)}': {reason}") from None
+    except (ImportError, RuntimeError, ValueError) as error:  # a missing package, a file that is no model
+        raise ConfigurationError(f"'{' '.join(subwords)}' cannot be had: {error}") from None
+
+    def split(text: str) -> str:
+        for step in steps:
+            text = step.encode(text) if step is not None else text
+        return text
+
+    return split
+
+
+def binarise(
+    subsets: dict[str, Path], languages: tuple[str, str], subwords: list[str], dictionaries: list[Path], output: Path
+) -> None:
+    """Split the pairs of each subset (train, valid, test) and binarise them with fairseq-preprocess.
+
+    Args:
+        subsets: a TSV file each, or what two files' names begin with.
+        languages: source and target.
+        subwords: see `splitter`.
+        dictionaries: a joint one, or those of source and target.
+        output: the DATA_BIN, whose folder `text` keeps the subwords.
+    """
+    split_source, split_target = (splitter(subwords, language) for language in languages)
+    text = output / "text"
+    text.mkdir(parents=True, exist_ok=True)
+    source_lang, target_lang = languages
+    arguments = [
+        "-s", source_lang, "-t", target_lang, "--destdir", str(output),
+        "--srcdict", str(dictionaries[0]), "--tgtdict", str(dictionaries[-1]),
+    ]  # fmt: skip
+    for name, path in subsets.items():
+        with (
+            (text / f"{name}.{source_lang}").open("w", encoding="utf-8") as source_text,
+            (text / f"{name}.{target_lang}").open("w", encoding="utf-8") as target_text,
+        ):
+            for source, target in read_subset(path, *languages):
+                source_text.write(split_source(source) + "\n")
+                target_text.write(split_target(target) + "\n")
+        arguments += [f"--{name}pref", str(text / name)]
+    with redirect_stdout(io.StringIO()):
+        preprocess.main(options.get_preprocessing_parser().parse_args(arguments))

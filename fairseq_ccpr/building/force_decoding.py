@@ -1,0 +1,84 @@
+"""Force-decoding a corpus with a translation model, to read a key for every target token."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.data.iterators import EpochBatchIterator
+
+from fairseq_ccpr.building.corpus import Corpus, Shard
+from fairseq_ccpr.datastore.token import KEYS, PROVENANCE, VALUES
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.models.key_layer import KeyCapture
+
+
+def force_decode(
+    model: Any, capture: KeyCapture, corpus: Corpus, shards: list[Shard], max_tokens: int
+) -> Iterator[tuple[Shard, dict[str, np.ndarray]]]:
+    """Keys, values and provenance of each shard, rows in the order of the corpus.
+
+    Equation 3 of the CLKNN paper: for each sentence pair (x, y) and position t the key h_t = f(x, y_<t) and the value
+    y_t. The end of the sentence is a value like any other; padding never is.
+
+    Args:
+        model: a fairseq model in evaluation mode, whose keys `capture` reads.
+
+    Yields:
+        The shard, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
+
+    Raises:
+        DatastoreError: the model computes NaN, or a number that fp16 cannot hold.
+    """
+    for subset in corpus.subsets:
+        work = [(shard, corpus.batches(shard, max_tokens)) for shard in shards if shard.subset == subset]
+        stream = _load(corpus.task.dataset(subset), [batch for _, batches in work for batch in batches])
+        for shard, batches in work:
+            yield shard, _decode_shard(model, capture, corpus, shard, itertools.islice(stream, len(batches)))
+
+
+def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
+    """fairseq's own loader over ready batches, one worker thread ahead."""
+    return iter(EpochBatchIterator(dataset, dataset.collater, batches, buffer_size=8).next_epoch_itr(shuffle=False))
+
+
+@torch.inference_mode()
+def _decode_shard(
+    model: Any, capture: KeyCapture, corpus: Corpus, shard: Shard, samples: Iterable[dict[str, Any]]
+) -> dict[str, np.ndarray]:
+    dataset = corpus.task.dataset(shard.subset)
+    pad = corpus.task.target_dictionary.pad()
+    offset = corpus.sentence_offset(shard.subset)
+    lengths = dataset.tgt_sizes[shard.sentences].astype(np.int64)
+    first_row = dict(zip(shard.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
+    keys = np.empty((shard.rows, capture.dimension), dtype=np.float16)
+    values = np.empty(shard.rows, dtype=np.int32)
+    provenance = np.empty((shard.rows, 2), dtype=np.int32)
+    filled = 0
+    for sample in samples:
+        net_input, target = sample["net_input"], sample["target"]
+        if next(model.parameters()).is_cuda:
+            net_input, target = utils.move_to_cuda(net_input), target.cuda()
+        model(**net_input)
+        real = target.ne(pad)  # [B, T]; all that follows is [B, T] -> [tokens]
+        position = (real.cumsum(1) - 1)[real].cpu().numpy()
+        length = real.sum(1).cpu().numpy()
+        sentence = np.repeat(sample["id"].numpy(), length)
+        rows = np.repeat([first_row[i] for i in sample["id"].tolist()], length) + position
+        keys[rows] = capture.read()[real].half().cpu().numpy()
+        values[rows] = target[real].cpu().numpy()
+        provenance[rows] = np.stack([sentence + offset, position], axis=1)
+        filled += len(rows)
+    if filled != shard.rows:
+        raise RuntimeError(f"fairseq's batches hold {filled} of the {shard.rows} tokens of shard {shard.number}")
+    if not np.isfinite(keys).all():
+        row = int(np.flatnonzero(~np.isfinite(keys).all(axis=1))[0])
+        raise DatastoreError(
+            f"the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in sentence "
+            f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
+        )
+    return {KEYS: keys, VALUES: values, PROVENANCE: provenance}

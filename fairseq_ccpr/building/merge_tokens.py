@@ -1,0 +1,74 @@
+"""Token datastores of several corpora, or shards of one, as one: entries appended, sentences counted through."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fairseq_ccpr.building.compatible import Opened, describe_corpora
+from fairseq_ccpr.datastore.manifest import Source, TokenSection
+from fairseq_ccpr.datastore.token import (
+    KEYS,
+    PROJECTION,
+    PROVENANCE,
+    SYMBOLS,
+    TOKEN,
+    VALUES,
+    TokenDatastore,
+    array_shapes,
+)
+from fairseq_ccpr.storage.arrays import GrowingArray
+
+BLOCK_ROWS = 1 << 16
+
+
+def merge_tokens(
+    ordered: list[Opened[TokenDatastore]], kept: list[Source], folder: Path, progress: Callable[[int], object]
+) -> TokenSection:
+    """Write the token part of a datastore, all but its index.
+
+    Args:
+        ordered: from `compatible.in_order`.
+        kept: which of their corpora stay.
+        folder: of the new datastore.
+        progress: told how many entries were written.
+
+    Returns:
+        What the manifest says of it, without index and files.
+    """
+    part = folder / TOKEN
+    part.mkdir()
+    arrays = {
+        name: GrowingArray(part / f"{name}.npy", shape[1:], dtype)
+        for name, (shape, dtype) in array_shapes(0, ordered[0].store.section.dimension).items()
+    }
+    starts, sentences = {}, 0  # where the sentences of each corpus begin
+    for source in kept:
+        starts[source.corpus] = sentences
+        sentences += source.sentences
+    for one in ordered:
+        first = before = 0
+        for source in one.sources:
+            if source.corpus in starts:
+                rows = range(first, first + source.size)
+                _append(one.store, rows, starts[source.corpus] - before, arrays, progress)
+            first, before = first + source.size, before + source.sentences
+    for array in arrays.values():
+        array.close()
+    for name in (SYMBOLS, *([PROJECTION] if ordered[0].store.section.projection else [])):
+        shutil.copyfile(ordered[0].directory / TOKEN / name, part / name)
+    return replace(describe_corpora(ordered[0].store.section, kept), size=arrays[VALUES].rows)
+
+
+def _append(
+    store: TokenDatastore, rows: range, shift: int, arrays: dict[str, GrowingArray], progress: Callable[[int], object]
+) -> None:
+    """Append some rows of a datastore, whose sentences are counted from elsewhere."""
+    for start in range(rows.start, rows.stop, BLOCK_ROWS):
+        block = slice(start, min(start + BLOCK_ROWS, rows.stop))
+        arrays[KEYS].append(store.keys[block])
+        arrays[VALUES].append(store.values[block])
+        arrays[PROVENANCE].append(store.provenance[block] + [shift, 0])
+        progress(block.stop - block.start)

@@ -1,0 +1,189 @@
+"""`--task translation_retrieval`: translating with a datastore beside the model."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.search import DiverseBeamSearch
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationTask
+
+from fairseq_ccpr.building.loading import check_data_bin
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, TokenMemory
+from fairseq_ccpr.decoding.options import TranslationRetrievalConfig, phrase_settings, token_settings
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Waiting, find_encoder, query_segmentation
+from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+
+logger = logging.getLogger(__name__)
+
+
+@register_task("translation_retrieval", dataclass=TranslationRetrievalConfig)
+class TranslationRetrievalTask(TranslationTask):
+    """fairseq's translation task whose generators mix what a datastore says into beam search."""
+
+    retriever_class = TokenRetriever
+
+    def __init__(self, cfg: TranslationRetrievalConfig, src_dict: Any, tgt_dict: Any) -> None:
+        super().__init__(cfg, src_dict, tgt_dict)
+        if not 0 <= cfg.retrieval_lambda_max < 1:
+            raise ConfigurationError(
+                f"--retrieval-lambda-max is {cfg.retrieval_lambda_max}: a share from 0 up to, but not, 1 is needed"
+            )
+        self.token_datastore = self.phrase_datastore = None
+        folders = find_parts(cfg.datastore)
+        if "token" in folders:
+            self.token_datastore = TokenDatastore(folders["token"])
+            self.token_datastore.check_fingerprint(
+                "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
+            )
+            self.token_settings = token_settings(cfg, self.token_datastore)
+        if "phrase" in folders:
+            self.phrase_datastore = PhraseDatastore(folders["phrase"])
+            self.phrase_settings = phrase_settings(cfg)
+        self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
+        self.bpe = self.tokenizer = None
+
+    @classmethod
+    def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
+        """See `FairseqTask.setup_task`."""
+        data_bin = Path(utils.split_paths(cfg.data)[0])
+        check_data_bin(data_bin, *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
+        return super().setup_task(cfg, **kwargs)
+
+    def build_base_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
+        """fairseq's own generator, without retrieval."""
+        return super().build_generator(models, args, **kwargs)
+
+    def build_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
+        """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one.
+
+        Raises:
+            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
+        """
+        generator = self.build_base_generator(models, args, **kwargs)
+        scoring = getattr(args, "score_reference", False)
+        ensemble = self.build_ensemble(models, 1 if scoring else generator.beam_size)
+        logger.info("retrieval signature: %s", ensemble.signature())
+        if scoring:
+            return RetrievalScorer(
+                ensemble, self.target_dictionary, compute_alignment=getattr(args, "print_alignment", False)
+            )
+        generator.model = ensemble
+        return generator
+
+    def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
+        """See `FairseqTask.get_batch_iterator`; but no sentence is left out.
+
+        fairseq-generate asks for batches of a multiple of 8 sentences, and fairseq then drops those that remain in the end.
+        """
+        return super().get_batch_iterator(*args, required_batch_size_multiple=1, **kwargs)
+
+    def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
+        """See `FairseqTask.inference_step`."""
+        if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
+            # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
+            given = {name: value for name, value in sample.items() if name != "id"}
+        else:
+            given = sample
+        hypotheses = super().inference_step(generator, models, given, **kwargs)
+        if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
+            self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
+        return hypotheses
+
+    def build_tokenizer(self, args: Any) -> Any:
+        """See `FairseqTask.build_tokenizer`; kept, since phrases are made of text."""
+        self.tokenizer = super().build_tokenizer(args)
+        return self.tokenizer
+
+    def build_bpe(self, args: Any) -> Any:
+        """See `FairseqTask.build_bpe`; kept, since phrases are made of text."""
+        self.bpe = super().build_bpe(args)
+        return self.bpe
+
+    def build_ensemble(self, models: list[Any], beam_size: int) -> RetrievalEnsemble:
+        """The models and the datastore as one.
+
+        Raises:
+            ConfigurationError: there is no datastore.
+            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
+        """
+        if self.token_datastore is None and self.phrase_datastore is None:
+            raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by build_datastore.py")
+        tokens, phrases = self._token_memory(models), self._phrase_memory(models)
+        share_max = self.cfg.retrieval_lambda_max
+        return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), beam_size, share_max)
+
+    def _token_memory(self, models: list[Any]) -> TokenMemory | None:
+        datastore = self.token_datastore
+        if datastore is None:
+            return None
+        found = [fingerprint.of_parameters(model.named_parameters()) for model in models]
+        expected = datastore.section.fingerprints["model"]
+        if expected not in found:
+            datastore.check_fingerprint("model", found[0], "--path")
+        member = models[found.index(expected)]
+        retriever = self.retriever_class(datastore, self.token_settings, next(member.parameters()).device)
+        return TokenMemory(KeyCapture(member, datastore.section.key_layer), retriever)
+
+    def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
+        datastore = self.phrase_datastore
+        if datastore is None:
+            return None
+        device = next(models[0].parameters()).device
+        path = find_encoder(datastore, self.cfg.phrase_encoder)
+        with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
+            encoder = load_phrase_encoder(path)
+        encoder.context.bf16 = self.cfg.phrase_bf16
+        if getattr(encoder, "similarity", "cosine") != "cosine":
+            logger.warning(
+                "the phrases of %s are compared by inner products without bounds: --phrase-temperature and "
+                "--phrase-min-similarity are made for cosines, and weigh these wrongly", path,
+            )  # fmt: skip
+        segmentation = query_segmentation(datastore, self.cfg.phrase_threshold, self.cfg.phrase_segmentation)
+        settings = self.phrase_settings
+        waiting = Waiting(self.cfg.store_timeout, str(self.cfg.store_unreachable))
+        retriever = PhraseRetriever(
+            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
+        )
+        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
+        return PhraseMemory(candidates, settings, device)
+
+    def _decoder_subwords(self) -> DecoderSubwords:
+        """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
+        return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary)
+
+
+def find_parts(datastore: str | None) -> dict[str, str]:
+    """The folder of each part, token and phrase, that there is in one or several, which stand as in `--path`.
+
+    Raises:
+        ConfigurationError: two of them have the same part.
+        DatastoreError: one is none.
+    """
+    found: dict[str, str] = {}
+    for folder in utils.split_paths(datastore) if datastore else []:
+        manifest = Manifest.read(Path(folder))
+        for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):
+            if section is None:
+                continue
+            if part in found:
+                raise ConfigurationError(
+                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of each kind"
+                )
+            found[part] = folder
+    return found

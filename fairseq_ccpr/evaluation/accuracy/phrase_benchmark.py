@@ -1,0 +1,241 @@
+"""What systems of phrase retrieval are asked: gold phrases among distractors, the same for every system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.accuracy.gold_phrases import (
+    GoldPair,
+    GoldPhrases,
+    as_phrases,
+    read_gold,
+)
+from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
+from fairseq_ccpr.text.samples import sample_occurrences, sample_sentences
+from fairseq_ccpr.text.words import word_spans
+
+Finder = Callable[[list[str]], np.ndarray]  # texts -> int32 [K, 3], spans in characters, by text
+
+
+@dataclass
+class PhraseBenchmarkSettings:
+    """What `evaluate_phrases.py` is told about it. The command's options have these names and defaults."""
+
+    gold: Path
+    distractors: list[Path]
+    sets: list[str] | None = None
+    per_set: int = 200
+    multi_word: bool = False
+    distractor_phrases: int = 500_000
+    segmentation: str = ALL
+    threshold: float = 0.7
+    max_words: int = 4
+    same_string: tuple[int, ...] = ()
+    whole_sentences: bool = False
+
+    def check(self) -> Segmentation:
+        """The segmentation, or a ConfigurationError where an option is out of its range."""
+        for name, value in (("per-set", self.per_set), ("distractor-phrases", self.distractor_phrases)):
+            if value < 1:
+                raise ConfigurationError(f"--{name} is {value}: give at least 1")
+        for count in self.same_string:
+            if count < 0:
+                raise ConfigurationError(f"--same-string has {count}: give numbers from 0, such as 0 4 16")
+        for path in self.distractors:
+            if not path.is_file():
+                raise ConfigurationError(f"there is no distractor text {path}: give files of one sentence a line")
+        return Segmentation(self.segmentation, self.threshold, self.max_words)
+
+
+@dataclass
+class PhraseBenchmark:
+    """What every system is asked."""
+
+    gold: GoldPhrases
+    distractors: Phrases
+    same_strings: Phrases  # occurrences of the answers' strings in other sentences, apart from the index
+    same_string_rows: np.ndarray  # int64 [Q, C], which of them are for which query; -1 for none
+    left_out: int  # gold pairs with a phrase that one of the systems cannot encode
+
+    @property
+    def entries(self) -> int:
+        """Size of the index: gold targets and distractors."""
+        return len(self.gold.targets.spans) + len(self.distractors.spans)
+
+
+def make_benchmark(
+    settings: PhraseBenchmarkSettings, systems: Sequence[PhraseSystem], segmenter: PhraseEncoder | None, quiet: bool
+) -> PhraseBenchmark:
+    """Read gold and text, find the phrases.
+
+    Args:
+        settings: what is wanted.
+        systems: those that are to be compared.
+        segmenter: finds the phrases where segmentation is learned.
+        quiet: no progress bar.
+
+    Raises:
+        ConfigurationError: options, gold or text that cannot work.
+    """
+    segmentation = settings.check()
+    pairs = read_gold(settings.gold, settings.sets, settings.multi_word)
+    usable = _usable_pairs(pairs, systems)
+    if not usable:
+        raise ConfigurationError(
+            f"{settings.gold}: in none of the {len(pairs):,} pairs can all systems encode both phrases"
+        )
+    gold = GoldPhrases.choose(usable, settings.per_set)
+    excluded = set(gold.targets.texts)
+    find = phrase_finder(segmentation, segmenter)
+    found = find_distractors(settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet)
+    if settings.whole_sentences:
+        found = _together(find_neighbours(gold, find, systems), found)
+    most = max(settings.same_string, default=0)
+    same_strings, rows = find_same_strings(settings.distractors, gold, most, systems)
+    return PhraseBenchmark(gold, found, same_strings, rows, len(pairs) - len(usable))
+
+
+def phrase_finder(segmentation: Segmentation, segmenter: PhraseEncoder | None) -> Finder:
+    """How phrases are found in text: by the segmenter's head, or all spans of so many words.
+
+    Args:
+        segmentation: which spans are phrases.
+        segmenter: a phrase encoder, where segmentation is learned.
+    """
+    if segmentation.kind == LEARNED:
+        assert segmenter is not None, "the command asks for one"
+        finder = PhraseFinder(segmenter, segmentation)
+        return lambda texts: finder.find(texts).spans
+    return lambda texts: _word_phrases(texts, *segmentation.words)
+
+
+def _word_phrases(texts: list[str], fewest: int, most: int) -> np.ndarray:
+    found = []
+    for number, text in enumerate(texts):
+        words = word_spans(text)
+        for first, (start, _) in enumerate(words):
+            found += [(number, start, end) for _, end in words[first + fewest - 1 : first + most]]
+    return np.array(found, np.int32).reshape(-1, 3)
+
+
+def find_distractors(
+    paths: list[Path], count: int, excluded: set[str], find: Finder, systems: Sequence[PhraseSystem], quiet: bool
+) -> Phrases:
+    """Phrases of random sentences, until there are `count`, or no more sentences.
+
+    All phrases of a sentence are taken, as an index has them, the same string of it once, but none that one of the
+    systems cannot encode. Which sentences, does not depend on their order; a smaller count begins a larger one.
+
+    Args:
+        paths: texts, a sentence a line.
+        count: phrases wanted.
+        excluded: sentences that are no distractors.
+        find: finds the phrases of texts.
+        systems: those that are to be compared.
+        quiet: no progress bar.
+
+    Raises:
+        ConfigurationError: there is no phrase.
+    """
+    sentences = sample_sentences(paths, count, excluded)
+    spans = np.empty((0, 3), np.int32)
+    with tqdm(desc="distractors", total=count, unit="phrase", unit_scale=True, disable=quiet) as bar:
+        for start in range(0, len(sentences), BLOCK_TEXTS):
+            texts = sentences[start : start + BLOCK_TEXTS]
+            phrases = _without_repeats(Phrases(texts, find(texts)))
+            phrases = phrases.keep(usable_mask(phrases, systems))
+            wanted = phrases.spans[: count - len(spans)] + np.array([start, 0, 0], np.int32)
+            spans = np.concatenate([spans, wanted])
+            bar.update(len(wanted))
+            if len(spans) == count:
+                break
+    if not len(spans):
+        names = ", ".join(map(str, paths))
+        raise ConfigurationError(
+            f"{names}: there is no phrase in it that is not gold: give text of sentences, one a line"
+        )
+    return Phrases(sentences[: spans[-1, 0] + 1], spans)
+
+
+def find_neighbours(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSystem]) -> Phrases:
+    """The other phrases of the sentences that the answers are in.
+
+    Args:
+        gold: those that are among its targets are left out.
+        find: finds the phrases of texts.
+        systems: a phrase that one of them cannot encode is left out.
+    """
+    texts = gold.targets.texts
+    numbers = np.unique(gold.targets.spans[gold.answers, 0])
+    spans = find([texts[number] for number in numbers])
+    spans[:, 0] = numbers[spans[:, 0]]
+    targets = set(map(tuple, gold.targets.spans.tolist()))
+    others = np.array([tuple(span) not in targets for span in spans.tolist()], bool)
+    found = _without_repeats(Phrases(texts, spans[others]))
+    return found.keep(usable_mask(found, systems))
+
+
+def _together(one: Phrases, two: Phrases) -> Phrases:
+    return Phrases(
+        [*one.texts, *two.texts], np.concatenate([one.spans, two.spans + np.array([len(one.texts), 0, 0], np.int32)])
+    )
+
+
+def find_same_strings(
+    paths: list[Path], gold: GoldPhrases, size: int, systems: Sequence[PhraseSystem]
+) -> tuple[Phrases, np.ndarray]:
+    """For each query at most `size` phrases that have the string of its answer, each in another sentence.
+
+    Args:
+        paths: texts, a sentence a line.
+        gold: the sentences of its targets are left out.
+        size: phrases wanted for each.
+        systems: a phrase that one of them cannot encode is left out.
+
+    Returns:
+        The phrases; for each query their rows, int64 [Q, size], -1 where there are fewer.
+    """
+    strings = gold.answer_strings()
+    rows_of = np.full((len(strings), size), -1)
+    if not size:
+        return Phrases([], np.empty((0, 3), np.int32)), rows_of
+    occurrences = sample_occurrences(paths, dict.fromkeys(strings), size, set(gold.targets.texts))
+    phrases, rows = as_phrases(place for places in occurrences.values() for place in places)
+    usable = usable_mask(phrases, systems)
+    new_rows = np.where(usable, usable.cumsum() - 1, -1)[rows]
+    ends = np.cumsum([len(places) for places in occurrences.values()])
+    of_string = dict(zip(occurrences, np.split(new_rows, ends[:-1])))
+    for query, string in enumerate(strings):
+        found = of_string[string][of_string[string] >= 0]
+        rows_of[query, : len(found)] = found
+    return phrases.keep(usable), rows_of
+
+
+def usable_mask(phrases: Phrases, systems: Sequence[PhraseSystem]) -> np.ndarray:
+    """Which phrases every system can encode, bool [K]."""
+    return np.logical_and.reduce([np.ones(len(phrases.spans), bool), *(system.usable(phrases) for system in systems)])
+
+
+def _usable_pairs(pairs: list[GoldPair], systems: Sequence[PhraseSystem]) -> list[GoldPair]:
+    """Those of which every system can encode both phrases."""
+    usable = np.ones(len(pairs), bool)
+    for places in ((pair.source for pair in pairs), (pair.target for pair in pairs)):
+        phrases, rows = as_phrases(places)
+        usable &= usable_mask(phrases, systems)[rows]
+    return [pairs[number] for number in usable.nonzero()[0]]
+
+
+def _without_repeats(phrases: Phrases) -> Phrases:
+    """The first of equal strings in a sentence stands for all of them."""
+    places: dict[tuple[int, str], int] = {}
+    for row, (text, string) in enumerate(zip(phrases.spans[:, 0].tolist(), phrases.strings())):
+        places.setdefault((text, string), row)
+    return Phrases(phrases.texts, phrases.spans[list(places.values())])

@@ -1,0 +1,103 @@
+"""acc@1 of several systems side by side: by set, on average, and whether a difference may be chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import Scores
+from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark
+from fairseq_ccpr.evaluation.translation.bootstrap import INTERVAL, p_value, resample
+
+
+@dataclass
+class PhraseReport:
+    """What came of an evaluation; all in per cent but p."""
+
+    queries: dict[str, int]  # by set
+    entries: int  # of the index: gold targets and distractors
+    gold_targets: int
+    left_out: int  # gold pairs with a phrase that one of the systems cannot encode
+    systems: list[dict[str, Any]] = field(default_factory=list)
+    same_string: list[dict[str, Any]] = field(default_factory=list)  # count, mean found, acc@1 by system
+
+
+def report(
+    benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: tuple[int, ...], samples: int
+) -> PhraseReport:
+    """Sum up what systems scored; the average is that of the sets, each of the same weight.
+
+    Args:
+        benchmark: what they were asked.
+        scores: by system, the first being the baseline.
+        same_string: numbers of other occurrences of the answer's string.
+        samples: of the bootstrap.
+    """
+    sets = np.array(benchmark.gold.sets)
+    rows = {name: np.flatnonzero(sets == name) for name in dict.fromkeys(benchmark.gold.sets)}
+    entry, string, tied = (
+        np.stack([getattr(system, kind)() for system in scores.values()]) for kind in ("by_entry", "by_string", "tied")
+    )
+    resampled = resample(entry, np.ones(entry.shape, int), list(rows.values()), samples)
+    low, high = np.percentile(resampled, INTERVAL, axis=0)
+    done = PhraseReport(
+        {name: len(of_set) for name, of_set in rows.items()},
+        benchmark.entries,
+        len(benchmark.gold.targets.spans),
+        benchmark.left_out,
+    )
+    for number, name in enumerate(scores):
+        by_set = {
+            label: {"entry": _percent(entry[number, of_set]), "string": _percent(string[number, of_set])}
+            for label, of_set in rows.items()
+        }
+        average = {kind: round(_mean(of_set[kind] for of_set in by_set.values()), 2) for kind in ("entry", "string")}
+        tied_average = round(_mean(_percent(tied[number, of_set]) for of_set in rows.values()), 2)
+        interval = [round(100 * float(limit[number]), 2) for limit in (low, high)]
+        p = round(p_value(resampled, number), 4) if number else None
+        done.systems.append(
+            {"system": name, "sets": by_set, "average": average, "interval": interval, "p": p, "tied": tied_average}
+        )
+    for count in same_string:
+        found = (benchmark.same_string_rows[:, :count] >= 0).sum(axis=1)
+        accuracy = {
+            name: round(_mean(_percent(system.among_same_strings(count)[of_set]) for of_set in rows.values()), 2)
+            for name, system in scores.items()
+        }
+        done.same_string.append({"count": count, "mean found": round(float(found.mean()), 2), "entry": accuracy})
+    return done
+
+
+def accuracy_table(done: PhraseReport) -> list[list[Any]]:
+    """Rows of a table: for each set the number of queries and each system's acc@1 by entry / by string; what is average."""
+    systems = done.systems
+    table: list[list[Any]] = [["set", "queries", *(system["system"] for system in systems)]]
+    for name, count in done.queries.items():
+        table.append([name, count, *(_both(system["sets"][name]) for system in systems)])
+    table.append(["average", sum(done.queries.values()), *(_both(system["average"]) for system in systems)])
+    table.append(["95% interval", "", *("{:.1f} to {:.1f}".format(*system["interval"]) for system in systems)])
+    table.append(["p", "", *("" if system["p"] is None else f"{system['p']:.3f}" for system in systems)])
+    table.append(["tied", "", *(f"{system['tied']:.1f}" for system in systems)])
+    return table
+
+
+def same_string_table(done: PhraseReport) -> list[list[Any]]:
+    """Rows of a table: number of other occurrences asked for, found on average, and each system's acc@1 by entry."""
+    table: list[list[Any]] = [["same string", "found", *(system["system"] for system in done.systems)]]
+    for row in done.same_string:
+        table.append([row["count"], f"{row['mean found']:.1f}", *(f"{value:.1f}" for value in row["entry"].values())])
+    return table
+
+
+def _both(accuracy: dict[str, float]) -> str:
+    return f"{accuracy['entry']:.1f} / {accuracy['string']:.1f}"
+
+
+def _percent(correct: np.ndarray) -> float:
+    return round(100 * float(correct.mean()), 2)
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(list(values)))

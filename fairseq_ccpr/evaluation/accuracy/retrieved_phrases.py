@@ -1,0 +1,181 @@
+"""What retrieval brings back for a text with references: how much of it is right, how much of the references it covers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.phrase_finder import PhraseFinder
+from fairseq_ccpr.text.pairs import read_together
+from fairseq_ccpr.text.words import (
+    by_first_word,
+    has_letters,
+    occurrences,
+    word_spans,
+)
+
+MEASURES = "precision", "coverage", "coverage by several words", "reference phrases"
+BATCH = 64  # sentences
+MOST_WORDS = 7  # of a phrase that is looked for in a whole datastore
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference translation, as retrieved strings are compared with it."""
+
+    text: str
+    words: list[tuple[int, int]]  # those with a letter or a digit, in characters
+    phrases: frozenset[str]  # those found in it
+
+
+@dataclass
+class Counts:
+    """What was retrieved for S sentences, by the first strings of each query phrase: T numbers of them."""
+
+    own: np.ndarray  # int64 [T, M, 2, S]: for each of MEASURES what counts and out of how many
+    chance: np.ndarray  # the same against the reference of another sentence
+
+
+def read_text(source: Path, target: Path) -> tuple[list[tuple[str, str]], int]:
+    """Sentences with their references, and how many lines were skipped because one side is empty.
+
+    Raises:
+        ConfigurationError: files of different lengths, or fewer than two pairs.
+    """
+    lines = list(read_together(source, target))
+    pairs = [(one, two) for one, two in lines if one.strip() and two.strip()]
+    if len(pairs) < 2:
+        raise ConfigurationError(
+            f"{source} and {target} have {len(pairs)} sentence pairs without an empty side: give at least 2"
+        )
+    return pairs, len(lines) - len(pairs)
+
+
+def make_references(finder: PhraseFinder, texts: Sequence[str], quiet: bool) -> tuple[list[Reference], int]:
+    """Reference translations with their phrases, and how many are too long for the encoder to find any.
+
+    Raises:
+        ConfigurationError: no phrase is found in any of them.
+    """
+    references, too_long = [], 0
+    for batch in _batches(texts, "references", quiet, BATCH):
+        found = finder.find(batch)
+        too_long += found.too_long
+        phrases: list[set[str]] = [set() for _ in batch]
+        for number, start, end in found.spans.tolist():
+            phrases[number].add(batch[number][start:end])
+        for text, of_text in zip(batch, phrases):
+            references.append(Reference(text, lettered_words(text), frozenset(filter(has_letters, of_text))))
+    if not any(reference.phrases for reference in references):
+        raise ConfigurationError(
+            f"no phrase was found in the references with --reference-threshold {finder.segmentation.threshold}: lower it"
+        )
+    return references, too_long
+
+
+def count_retrieved(
+    retriever: PhraseRetriever,
+    sources: Sequence[str],
+    references: Sequence[Reference],
+    tops: Sequence[int],
+    name: str,
+    quiet: bool,
+    batch: int = BATCH,
+) -> Counts:
+    """Retrieve for sentences, and count what is in their references, and in those of others half of the text away.
+
+    Args:
+        retriever: over the datastore that is to be judged.
+        sources: S sentences, at least 2.
+        references: their translations.
+        tops: T numbers of strings of each query phrase, at most the retriever's k.
+        name: of the datastore, for the progress bar.
+        quiet: no progress bar.
+        batch: sentences at a time, on which memory depends.
+    """
+    size = len(sources)
+    own, chance = (np.zeros((len(tops), len(MEASURES), 2, size), np.int64) for _ in range(2))
+    number = 0
+    for texts in _batches(sources, name, quiet, batch):
+        for queries in retriever.retrieve(texts):
+            other = references[(number + size // 2) % size]
+            for row, top in enumerate(tops):
+                strings = distinct_strings(queries, top)
+                own[row, :, :, number] = measure(references[number], strings)
+                chance[row, :, :, number] = measure(other, strings)
+            number += 1
+    return Counts(own, chance)
+
+
+def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.ndarray:
+    """The same counts for all strings of a datastore that are in a reference: the most that retrieval could find.
+
+    Of a reference the runs of up to MOST_WORDS words are looked for; in memory are those of all references.
+
+    Returns:
+        int64 [M, 2, S].
+    """
+    runs = [set(_runs(reference)) for reference in references]
+    wanted: set[str] = set().union(*runs)
+    held = wanted.intersection(store.phrase(entry)[0] for entry in range(store.section.size))
+    counts = [measure(reference, of_one & held) for reference, of_one in zip(references, runs)]
+    return np.array(counts).transpose(1, 2, 0)
+
+
+def distinct_strings(queries: Sequence[QueryPhrase], top: int) -> set[str]:
+    """The first `top` strings of each query phrase together, without those of punctuation alone."""
+    return {found.string for query in queries for found in query.retrieved[:top] if has_letters(found.string)}
+
+
+def measure(reference: Reference, strings: Collection[str]) -> list[tuple[int, int]]:
+    """For each of MEASURES, what counts and out of how many.
+
+    1. Retrieved strings that are in the reference as whole words, of all of them.
+    2. Words of the reference inside such a string, of all its words; 3. inside one of several words.
+    4. Phrases of the reference that were retrieved, of all its phrases.
+
+    >>> reference = Reference("The house is big.", [(0, 3), (4, 9), (10, 12), (13, 16)], frozenset({"The house", "big"}))
+    >>> measure(reference, {"house", "house is", "house is big", "The", "hous", "small", "big"})
+    [(5, 7), (4, 4), (3, 4), (1, 2)]
+    """
+    found = occurrences(reference.text, by_first_word(strings))
+    places = [place for of_string in found.values() for place in of_string]
+    several = [place for string, of_string in found.items() if len(lettered_words(string)) > 1 for place in of_string]
+    return [
+        (len(found), len(strings)),
+        (_inside(reference.words, places), len(reference.words)),
+        (_inside(reference.words, several), len(reference.words)),
+        (len(reference.phrases.intersection(strings)), len(reference.phrases)),
+    ]
+
+
+def lettered_words(text: str) -> list[tuple[int, int]]:
+    """The words of a text that have a letter or a digit, in characters."""
+    return [span for span in word_spans(text) if has_letters(text[slice(*span)])]
+
+
+def _runs(reference: Reference) -> Iterator[str]:
+    spans = word_spans(reference.text)
+    for first, (start, _) in enumerate(spans):
+        for _, end in spans[first : first + MOST_WORDS]:
+            if has_letters(run := reference.text[start:end]):
+                yield run
+
+
+def _inside(words: list[tuple[int, int]], places: list[tuple[int, int]]) -> int:
+    return sum(any(first <= start and end <= last for first, last in places) for start, end in words)
+
+
+def _batches(texts: Sequence[str], name: str, quiet: bool, size: int) -> Iterator[list[str]]:
+    with tqdm(desc=name, total=len(texts), unit="sentence", unit_scale=True, disable=quiet) as bar:
+        for start in range(0, len(texts), size):
+            batch = list(texts[start : start + size])
+            yield batch
+            bar.update(len(batch))

@@ -1,0 +1,1 @@
+"""Where each token of a translation came from, as records and as a page."""

@@ -1,0 +1,282 @@
+"""Why translations came out as they did: what model and memories said of each token, as plain data.
+
+Places in text are counted in characters, ends exclusive; sentences of the datastore are kept once, in `Explanation.texts`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
+from fairseq_ccpr.decoding.trace import Trace
+from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
+from fairseq_ccpr.evaluation.translation.scores import sentence_chrf
+
+MOST_SAID = 5  # likeliest tokens of a memory that are kept
+MOST_WANTED = 16  # phrases that wanted a token, likewise
+DIGITS = 6  # significant, of a number that is kept
+
+
+@dataclass
+class Said:
+    """A token, and how likely someone finds it."""
+
+    symbol: str
+    text: str
+    probability: float
+
+
+@dataclass
+class Neighbour:
+    """An entry of the token datastore."""
+
+    symbol: str
+    score: float  # similarity, or minus the squared distance
+    sentence: int | None  # None where the text is not at hand
+    start: int = 0
+    end: int = 0  # of the token; `start` where it is the end of the sentence
+
+
+@dataclass
+class Vote:
+    """A retrieved phrase that wanted the token."""
+
+    query: int  # of `SentenceExplanation.phrases`
+    retrieved: int  # of what was retrieved for that
+    weight: float  # what it gave to the token, see `Outlook.votes`
+    begun: bool  # its beginning was written before; or else it begins with this token
+
+
+@dataclass
+class TokenExplanation:
+    """p = sum of weight times probability; lists of three are of the model, the token memory, the phrase memory."""
+
+    symbol: str
+    start: int  # in the translation
+    end: int  # `start` for the end of the sentence
+    probability: float  # p
+    probabilities: list[float]  # of this token, by each; 0 where a memory does not name it
+    weights: list[float]  # 1 - Lambda, lambda_tok*, lambda_phr*
+    shares: list[float]  # of p, which sum to one
+    favourite: Said | None  # what the model alone would have written here; None where it is this token
+    token_says: list[Said] = field(default_factory=list)
+    phrase_says: list[Said] = field(default_factory=list)
+    neighbours: list[Neighbour] = field(default_factory=list)
+    neighbours_found: int = 0
+    votes: list[Vote] = field(default_factory=list)
+    votes_found: int = 0
+
+
+@dataclass
+class Retrieved:
+    """A phrase of the phrase datastore, with its place in a sentence."""
+
+    score: float
+    sentence: int
+    start: int
+    end: int
+    usable: bool  # whether it can be written in the decoder's subwords
+
+
+@dataclass
+class SourcePhrase:
+    """A phrase of a source sentence, with what was retrieved for it."""
+
+    text: str
+    probability: float  # of being a phrase
+    retrieved: list[Retrieved]
+
+
+@dataclass
+class SentenceExplanation:
+    """A sentence, its translations, and why that with retrieval came out as it did."""
+
+    number: int
+    source: str
+    reference: str | None
+    plain: str  # fairseq's own translation
+    differences: list[tuple[int, int]]  # places of `plain` that the translation does not have
+    translation: str
+    tokens: list[TokenExplanation]
+    phrases: list[SourcePhrase]
+    changed: float  # 100 - chrF of the translation against the plain one
+    gained: float | None  # chrF against the reference, less that of the plain one
+
+
+@dataclass
+class Explanation:
+    """What the page shows."""
+
+    subset: str
+    source_language: str
+    target_language: str
+    sentences_in_subset: int
+    signature: str
+    token_memory: bool
+    phrase_memory: bool
+    score_name: str  # of neighbours
+    notes: list[str]
+    sentences: list[SentenceExplanation]
+    texts: list[str]
+    bleu: dict[str, float] | None = None  # of both systems; None without references
+    bleu_signature: str = ""
+
+
+class Texts:
+    """Sentences by number, each once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """The number of a sentence, a new one where it is new."""
+        return self.numbers.setdefault(text, len(self.numbers))
+
+
+@dataclass
+class Explainer:
+    """Makes plain data of a trace.
+
+    Args:
+        dictionary: the target dictionary.
+        to_text: from tokens of the target language to text.
+        corpus: what the token datastore was built from, where it is at hand.
+        texts: takes the datastore's sentences.
+        most_neighbours: kept of each token.
+    """
+
+    dictionary: Any
+    to_text: Callable[[Tensor], str]
+    corpus: CorpusText | None
+    texts: Texts
+    most_neighbours: int
+
+    def sentence(
+        self, traced: Trace, row: int, number: int, source: str, reference: str | None, plain: str, translation: str
+    ) -> SentenceExplanation:
+        """Explain one sentence.
+
+        Args:
+            traced: a batch with the translation's tokens.
+            row: the sentence's place in it.
+            number, source, reference, plain, translation: see `SentenceExplanation`.
+        """
+        of_sentence = (traced.sentences == row).nonzero()[:, 0].tolist()
+        written = traced.tokens[of_sentence].cpu()
+        gained = None
+        if reference is not None:
+            gained = round(sentence_chrf(translation, reference) - sentence_chrf(plain, reference), 1)
+        return SentenceExplanation(
+            number,
+            source,
+            reference,
+            plain,
+            differences(plain, translation),
+            translation,
+            [self._token(traced, one, written, position, translation) for position, one in enumerate(of_sentence)],
+            self._phrases(traced.phrases[row]) if traced.phrases else [],
+            0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1),
+            gained,
+        )
+
+    def _token(self, traced: Trace, row: int, written: Tensor, position: int, text: str) -> TokenExplanation:
+        of_model = 1 - float(traced.token_share[row] + traced.phrase_share[row])
+        weights = [of_model, float(traced.token_share[row]), float(traced.phrase_share[row])]
+        logs = torch.stack([traced.model[row], traced.token_memory[row], traced.phrase_memory[row]]).double().cpu()
+        token, favourite = int(traced.tokens[row]), int(traced.favourites[row])
+        explained = TokenExplanation(
+            self.dictionary.symbols[token],
+            *place(written, position, text, self.to_text),
+            _short(float(traced.mixed[row].double().exp())),
+            [_short(p) for p in logs.exp().tolist()],
+            [_short(weight) for weight in weights],
+            [_short(share) for share in (torch.tensor(weights).double().log() + logs).softmax(dim=0).tolist()],
+            self._said(favourite, float(traced.favoured[row].exp())) if favourite != token else None,
+        )
+        self._add_neighbours(explained, traced, row)
+        self._add_votes(explained, traced, row)
+        return explained
+
+    def _add_neighbours(self, explained: TokenExplanation, traced: Trace, row: int) -> None:
+        found = traced.neighbours
+        if found is None:
+            return
+        entries = [entry for entry in found.ids[row].tolist() if entry >= 0]
+        values, scores = found.values[row].tolist(), found.scores[row].tolist()
+        explained.neighbours_found = len(entries)
+        explained.token_says = self._most_said(values[: len(entries)], found.log_probs[row].exp().tolist())
+        for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
+            symbol, score = self.dictionary.symbols[value], _short(score)
+            if self.corpus is None:
+                explained.neighbours.append(Neighbour(symbol, score, None))
+            else:
+                text, start, end = self.corpus.place(entry)
+                explained.neighbours.append(Neighbour(symbol, score, self.texts.number(text), start, end))
+
+    def _add_votes(self, explained: TokenExplanation, traced: Trace, row: int) -> None:
+        opinion = traced.phrase_opinion
+        if opinion is None:
+            return
+        explained.phrase_says = self._most_said(
+            opinion.step.values[row].tolist(), opinion.step.log_probs[row].exp().tolist()
+        )
+        of_token = opinion.votes[row].masked_fill(opinion.step.values[row] != traced.tokens[row], 0.0)
+        most = of_token.argsort(descending=True, stable=True)
+        lanes = most[of_token[most] > 0].tolist()
+        candidates = traced.phrases[int(traced.sentences[row])].candidates
+        explained.votes_found = len(lanes)
+        explained.votes = [
+            Vote(
+                int(candidates.queries[lane]), int(candidates.ranks[lane]), _short(float(of_token[lane])),
+                bool(opinion.begun[row, lane]),
+            )
+            for lane in lanes[:MOST_WANTED]
+        ]  # fmt: skip
+
+    def _most_said(self, tokens: list[int], probabilities: list[float]) -> list[Said]:
+        """The likeliest of tokens that may come several times, each time with the token's whole probability."""
+        likely = sorted(dict(zip(tokens, probabilities)).items(), key=lambda item: -item[1])
+        return [self._said(token, p) for token, p in likely[:MOST_SAID] if p > 0]
+
+    def _said(self, token: int, probability: float) -> Said:
+        symbol = self.dictionary.symbols[token]
+        return Said(symbol, self.to_text(torch.tensor([token])) or symbol, _short(probability))
+
+    def _phrases(self, found: SentencePhrases) -> list[SourcePhrase]:
+        usable = {*zip(found.candidates.queries.tolist(), found.candidates.ranks.tolist())}
+        return [
+            SourcePhrase(
+                query.string,
+                _short(query.probability),
+                [
+                    Retrieved(
+                        _short(one.score), self.texts.number(one.sentence), one.start, one.end, (number, rank) in usable
+                    )
+                    for rank, one in enumerate(query.retrieved)
+                ],
+            )
+            for number, query in enumerate(found.queries)
+        ]
+
+
+def differences(plain: str, translation: str) -> list[tuple[int, int]]:
+    """Places of `plain` whose words, and the spaces between them, `translation` does not have there.
+
+    >>> differences("open the files now", "open a file now")
+    [(5, 14)]
+    """
+    words = list(re.finditer(r"\S+", plain))
+    matcher = difflib.SequenceMatcher(None, [word.group() for word in words], translation.split(), autojunk=False)
+    changed = [(first, end) for kind, first, end, _, _ in matcher.get_opcodes() if kind in ("replace", "delete")]
+    return [(words[first].start(), words[end - 1].end()) for first, end in changed]
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")

@@ -1,0 +1,43 @@
+"""An explanation as one HTML page that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from fairseq_ccpr.evaluation.explain.explanation import Explanation
+from fairseq_ccpr.evaluation.page import STYLE, fill, write
+
+# In JSON these stand in strings alone, where the escapes mean the same. Left as they are, the first three could end the
+# script element that holds the data, or begin a comment in it, and the others end a line.
+ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def as_page(explanation: Explanation) -> str:
+    """The page; its script makes elements of the data, and text of whatever is text."""
+    parts = {
+        "/* style */": STYLE.read_text(encoding="utf-8") + _read("explanation.css"),
+        "/* script */": _read("explanation_token.js") + _read("explanation.js"),
+        "/* data */": as_json(explanation),
+    }
+    return fill(Path(__file__).with_name("explanation.html"), parts)
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def as_json(explanation: Explanation) -> str:
+    """JSON that may stand inside an HTML script element."""
+    text = json.dumps(asdict(explanation), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.translate(ESCAPES)
+
+
+def write_page(explanation: Explanation, path: Path) -> None:
+    """Write the page under its final name only when it is complete.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write(as_page(explanation), path)

@@ -1,0 +1,1 @@
+"""Speed of decoding, of search and of phrases, and what a datastore of a size will need."""

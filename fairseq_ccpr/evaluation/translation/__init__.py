@@ -1,0 +1,1 @@
+"""BLEU and chrF of systems that decode a test set in turns, with significance."""

@@ -1,0 +1,187 @@
+"""How well translations are found among sentences many of which have none: tests of known truth, and what systems answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.mining.encoded_text import EncodedText, encode
+from fairseq_ccpr.mining.f1 import decide, mcnemar, score
+from fairseq_ccpr.mining.fragments import fragment_text
+from fairseq_ccpr.mining.grid import Grid
+from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part
+from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
+from fairseq_ccpr.mining.trial import Trial
+from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
+
+BASELINE, RFR, NO_SENTENCE, NO_FILTER = "margin", "RFR", "RFR, fragment alone", "RFR, no entropy filter"
+QUESTIONS = "questions"
+GRIDS = {NO_FILTER: Grid(keep=(1.0,))}
+BASES: dict[str, Settings] = {BASELINE: MarginSettings(), NO_SENTENCE: RfrSettings(sentence_half=False)}
+HALF = 0.5  # of the sentences that settings are tuned on have no partner
+
+
+@dataclass(frozen=True)
+class MiningBenchmarkSettings:
+    """How large the tests are.
+
+    Raises:
+        ConfigurationError: a number out of its range.
+    """
+
+    size: int = 1000  # sentences on either side of a test
+    non_pairing: float = HALF  # the share of them that has no partner
+    shares: tuple[float, ...] = ()  # further such shares, for a curve
+    tuning_size: int = 100  # sentences on either side of what settings are tuned on
+    tuning_sets: int = 1
+    ablations: bool = False
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("--size", self.size),
+            ("--tuning-size", self.tuning_size),
+            ("--tuning-sets", self.tuning_sets),
+        ):
+            if value < 1:
+                raise ConfigurationError(f"{name} is {value}: give at least 1")
+        for share in (self.non_pairing, *self.shares):
+            if not 0 <= share < 1:
+                raise ConfigurationError(f"a share of non-pairing sentences is {share}: give 0 up to, but not, 1")
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """What is compared, the baseline first."""
+        return (BASELINE, RFR, NO_SENTENCE, NO_FILTER) if self.ablations else (BASELINE, RFR)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one system has in one test."""
+
+    set: str
+    encoder: str
+    system: str
+    non_pairing: float
+    tuning_set: int
+    precision: float
+    recall: float
+    f1: float
+    p: float | None  # McNemar's, against the baseline
+    settings: dict[str, Any]
+    tuning_f1: float
+
+
+@dataclass
+class PairSample:
+    """Pairs in random order: of the test, then those whose targets take the place of others in it, then for tuning."""
+
+    pairs: list[tuple[str, str]]
+    settings: MiningBenchmarkSettings
+
+    @classmethod
+    def draw(cls, path: Path, settings: MiningBenchmarkSettings) -> PairSample:
+        """Draw from a TSV, of pairs with the same words one.
+
+        Raises:
+            ConfigurationError: it is missing, is no such TSV, or has too few pairs.
+        """
+        known = distinct_pairs(path)
+        sample = cls([], settings)
+        needed = sample._tuning_start(settings.tuning_sets)
+        if len(known) < needed:
+            raise ConfigurationError(
+                f"{path} has {len(known):,} pairs of different words, and the test needs {needed:,}: give more, or a "
+                "smaller --size, --tuning-size or --tuning-sets"
+            )
+        order = np.random.default_rng(settings.seed).permutation(len(known))[:needed]
+        sample.pairs = [known[row] for row in order]
+        return sample
+
+    def _spares(self) -> int:
+        settings = self.settings
+        return round(max(settings.non_pairing, *settings.shares, 0) * settings.size)
+
+    def _tuning_start(self, number: int) -> int:
+        size = self.settings.tuning_size
+        return self.settings.size + self._spares() + number * (size + round(HALF * size))
+
+    def test(self, encoded: tuple[EncodedText, EncodedText], share: float) -> Trial:
+        """The test with a share of non-pairing sentences; with a larger one more of the same targets are replaced."""
+        return self._make(encoded, 0, self.settings.size, share)
+
+    def tuning(self, encoded: tuple[EncodedText, EncodedText], number: int) -> Trial:
+        """The n-th of the tuning sets, from 0."""
+        return self._make(encoded, self._tuning_start(number), self.settings.tuning_size, HALF)
+
+    def _make(self, encoded: tuple[EncodedText, EncodedText], start: int, size: int, share: float) -> Trial:
+        taken, offered, places = part(size, share)
+        order = np.random.default_rng([self.settings.seed, start]).permutation(size)  # so that no number gives a hint
+        gold = np.where(places >= 0, order.argsort()[places], -1)
+        return Trial(encoded[0].select(start + taken), encoded[1].select(start + offered[order]), gold)
+
+    def encode(self, encoder: SentenceEncoder, label: str, quiet: bool) -> tuple[EncodedText, EncodedText]:
+        """Vectors of both sides, as far as a test or a tuning set asks for them."""
+        rows = range(len(self.pairs))
+        spare = range(self.settings.size, self.settings.size + self._spares())
+        sides = ([source if row not in spare else "" for row, (source, _) in zip(rows, self.pairs)],
+                 [target for _, target in self.pairs])  # fmt: skip
+        source, target = (encode(fragment_text(side), encoder, label, quiet) for side in sides)
+        return source, target
+
+
+Tuned = dict[str, tuple[Settings, float]]  # by system: its settings, and their F1 where they were chosen
+
+
+def tune_all(trial: Trial, systems: Sequence[str], test: Trial) -> Tuned:
+    """The best settings of each system, the labelled sentences tried among those of a test, as `mine_bitext.py` does."""
+    bases = {system: BASES.get(system, RfrSettings()) for system in systems}
+    return {s: trial.tune(base, GRIDS.get(s, Grid()), test.searched(base)) for s, base in bases.items()}
+
+
+def evaluate_pairs(
+    name: str, sample: PairSample, encoder_name: str, encoder: SentenceEncoder, quiet: bool
+) -> Iterator[Result]:
+    """All results of a set and an encoder: the test for each tuning set, then the curve with the first one's settings."""
+    settings = sample.settings
+    encoded = sample.encode(encoder, f"{name}, {encoder_name}", quiet)
+    test = sample.test(encoded, settings.non_pairing)
+    first: Tuned = {}
+    for number in range(settings.tuning_sets):
+        tuning = sample.tuning(encoded, number)
+        tuned = tune_all(tuning, settings.systems if number == 0 else (BASELINE, RFR), test)
+        first = first or tuned
+        yield from _compare(test, tuned, (name, encoder_name, settings.non_pairing, number))
+    for share in sorted({*settings.shares} - {settings.non_pairing}):
+        curve = {system: first[system] for system in (BASELINE, RFR)}
+        yield from _compare(sample.test(encoded, share), curve, (name, encoder_name, share, 0))
+
+
+def evaluate_questions(
+    questions: LabelledText, sample: PairSample, encoder_name: str, encoder: SentenceEncoder, quiet: bool
+) -> Iterator[Result]:
+    """Results on questions, with the settings of the first tuning set of a sample of pairs."""
+    encoded = sample.encode(encoder, f"tuning, {encoder_name}", quiet)
+    tuning = sample.tuning(encoded, 0)
+    trial = Trial.encode(questions, encoder, f"{QUESTIONS}, {encoder_name}", quiet)
+    tuned = tune_all(tuning, (BASELINE, RFR), trial)
+    yield from _compare(trial, tuned, (QUESTIONS, encoder_name, 0.0, 0))
+
+
+def _compare(test: Trial, tuned: Tuned, about: tuple[str, str, float, int]) -> Iterator[Result]:
+    name, encoder, share, number = about
+    baseline: np.ndarray | None = None
+    for system, (settings, tuning_f1) in tuned.items():
+        decided = decide(test.answers(settings), settings.threshold)
+        right = decided == test.gold
+        p = None if baseline is None else mcnemar(baseline, right)
+        baseline = right if baseline is None else baseline
+        scored = asdict(score(decided, test.gold))
+        yield Result(
+            name, encoder, system, share, number, **scored, p=p, settings=asdict(settings), tuning_f1=tuning_f1
+        )

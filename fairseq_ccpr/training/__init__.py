@@ -1,0 +1,24 @@
+"""What `fairseq-train` runs: tasks, criterions, data sets and samplers of CLKNN, CCPR and XPR.
+
+fairseq calls this `tasks/` and `criterions/`. Importing the room registers them.
+"""
+
+from fairseq_ccpr.training import (
+    ccpr_criterion,
+    phrase_contrast,
+    phrase_lexicon,
+    supervised_contrastive,
+    token_contrast,
+    translation_cpu_bf16,
+    xpco_criterion,
+)
+
+__all__ = [
+    "ccpr_criterion",
+    "phrase_contrast",
+    "phrase_lexicon",
+    "supervised_contrastive",
+    "token_contrast",
+    "translation_cpu_bf16",
+    "xpco_criterion",
+]

@@ -1,0 +1,163 @@
+"""Batches that a phrase encoder trains on: sentence pairs, phrase pairs in them, and spans that are no phrases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.text.subwords import (
+    Subwords,
+    SubwordTokenizer,
+    collate,
+    subword_bounds,
+)
+from fairseq_ccpr.text.words import word_spans
+from fairseq_ccpr.training.contrast_draw import ContrastOptions, PhraseDraw, digest
+from fairseq_ccpr.training.length_batches import LengthBatches
+
+Span = tuple[int, int]  # in characters
+TRIES = 6  # random spans for each that is wanted, since some are phrases, and some end beyond the sentence
+
+
+@dataclass
+class Side:
+    """A sentence, the phrases drawn from it, as many other spans."""
+
+    subwords: Subwords
+    spans: list[tuple[int, int]]  # first and last subword
+    strings: list[str]
+    others: list[tuple[int, int]]
+
+
+@dataclass
+class Example:
+    """A source sentence, and the target sentences that its phrases are translated in: its own, and others."""
+
+    source: Side  # with the phrases of all targets, in their order
+    targets: list[Side]
+
+
+class PhraseContrastDataset(LengthBatches):
+    """Sentence pairs with phrase pairs drawn anew each epoch.
+
+    Args:
+        pairs: of one language pair.
+        tokenizer: the encoder's.
+        options: how phrases are drawn.
+
+    Attributes:
+        sentences: int64 [n], the sentence pairs that have a phrase pair and are not too long.
+        left_out: those that are.
+    """
+
+    def __init__(self, pairs: PhrasePairs, tokenizer: SubwordTokenizer, options: ContrastOptions) -> None:
+        super().__init__()
+        self.pairs, self.tokenizer, self.seed = pairs, tokenizer, options.seed
+        self.most_words = int(pairs.manifest.settings["max_phrase_words"])
+        with_phrases = np.unique(pairs.pairs[:, 0])
+        self.lengths_of = np.zeros((pairs.sentences, 2), dtype=np.int64)  # in subwords, of those with a phrase pair
+        for i in tqdm(with_phrases, f"subwords of {pairs.directory}", unit="sentence", unit_scale=True, disable=None):
+            self.lengths_of[i] = [len(tokenizer.encode(text).ids) for text in pairs.sentence(i)]
+        fits = self.lengths_of[with_phrases].max(axis=1) <= options.max_subwords
+        self.left_out = int((~fits).sum())
+        self.sentences = with_phrases[fits]
+        self.draw = PhraseDraw(pairs, self.sentences, self.lengths_of[:, 1], options)
+        self.set_epoch(self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the phrases of an epoch, which decide how many sentences come with them; see `FairseqDataset.set_epoch`."""
+        super().set_epoch(epoch)
+        self.drawn = self.draw.draw(epoch)
+        owners = np.repeat(np.arange(len(self)), np.diff(self.drawn.starts))
+        targets = self.draw.numbers[self.drawn.targets]
+        is_first = np.diff(owners, prepend=-1).astype(bool) | np.diff(targets, prepend=-1).astype(bool)
+        self.counts = np.ones((len(self), 2), dtype=np.int64)
+        self.counts[:, 1] = np.bincount(owners[is_first], minlength=len(self))
+        self.lengths = self.lengths_of[self.sentences]
+        self.lengths[:, 1] = np.maximum.reduceat(self.lengths_of[targets, 1], self.drawn.starts[:-1])
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def __getitem__(self, index: int) -> Example | None:
+        """A sentence pair with phrases of this epoch; None where subwords cut through all of them."""
+        rng = np.random.default_rng([self.seed, self.epoch, index])
+        number = int(self.sentences[index])
+        source = self.tokenizer.encode(self.pairs.sentence(number)[0])
+        sources, targets = (self.pairs.pairs[rows].tolist() for rows in self.drawn.of(index))
+        source_spans: list[Span] = []
+        sides = []
+        for other, rows in groupby(zip(sources, targets), key=lambda row: row[1][0]):
+            target = self.tokenizer.encode(self.pairs.sentence(other)[1])
+            spans = [((a, b), (c, d)) for (_, a, b, _, _), (_, _, _, c, d) in rows]
+            whole = [(one, two) for one, two in spans if _is_whole(source, one) and _is_whole(target, two)]
+            if whole:
+                source_spans += [one for one, _ in whole]
+                phrases = [(c, d) for _, _, _, c, d in self.pairs.pairs_of(other).tolist()]
+                sides.append(self._side(target, [two for _, two in whole], phrases, rng))
+        if not sides:
+            return None
+        phrases = [(a, b) for _, a, b, _, _ in self.pairs.pairs_of(number).tolist()]
+        return Example(self._side(source, source_spans, phrases, rng), sides)
+
+    def _side(self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator) -> Side:
+        """A sentence with the spans drawn from it, which are whole subwords, and as many that are none of its phrases."""
+        bounds = [found for span in spans if (found := subword_bounds(subwords, *span)) is not None]
+        strings = [subwords.text[start:end] for start, end in spans]
+        return Side(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
+
+    def _no_phrases(
+        self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
+    ) -> list[tuple[int, int]]:
+        """So many random spans of words, no longer than phrases, that are none of the sentence's phrases, drawn or not;
+        fewer where it has few."""
+        words = word_spans(encoded.text)
+        first = rng.integers(0, len(words), TRIES * count)
+        last = first + rng.integers(0, self.most_words, TRIES * count)
+        spans = [(words[a][0], words[b][1]) for a, b in zip(first.tolist(), last.tolist()) if b < len(words)]
+        found = dict.fromkeys(subword_bounds(encoded, *span) for span in spans)
+        taken = {subword_bounds(encoded, *span) for span in phrases}
+        return [bounds for bounds in found if bounds is not None and bounds not in taken][:count]
+
+    def collater(self, samples: list[Example | None]) -> dict[str, Any]:
+        """See `FairseqDataset.collater`. Phrases of the source and of the target side are in the same order."""
+        examples = [sample for sample in samples if sample is not None]
+        if not examples:
+            return {}
+        source = self._collate([example.source for example in examples])
+        target = self._collate([side for example in examples for side in example.targets])
+        return {
+            "nsentences": len(samples),
+            "ntokens": int(sum(side["tokens"].ne(self.tokenizer.pad).sum() for side in (source, target))),
+            "phrases": len(source["spans"]),
+            "source": source,
+            "target": target,
+        }
+
+    def _collate(self, sides: list[Side]) -> dict[str, Tensor]:
+        """tokens [S, L], spans and others int64 [K, 3] (sentence, first, last subword), strings and contexts int64 [K]."""
+        return {
+            "tokens": collate([side.subwords for side in sides], self.tokenizer.pad),
+            "spans": _numbered([side.spans for side in sides]),
+            "others": _numbered([side.others for side in sides]),
+            "strings": torch.tensor([digest(string) for side in sides for string in side.strings]),
+            "contexts": torch.tensor([digest(side.subwords.text) for side in sides for _ in side.strings]),
+        }
+
+
+def _is_whole(subwords: Subwords, span: Span) -> bool:
+    """Whether no subword crosses its borders."""
+    return subword_bounds(subwords, *span) is not None
+
+
+def _numbered(spans: list[list[tuple[int, int]]]) -> Tensor:
+    """Spans of each sentence with the sentence's number, int64 [K, 3]."""
+    rows = [(number, *span) for number, of_sentence in enumerate(spans) for span in of_sentence]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)

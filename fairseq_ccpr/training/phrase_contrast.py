@@ -1,0 +1,111 @@
+"""`--task phrase_contrast`: training a CCPR phrase encoder on phrase pairs in their sentences."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.data import FairseqDataset
+from fairseq.tasks import register_task
+from omegaconf import MISSING
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
+from fairseq_ccpr.training.contrast_draw import ContrastOptions
+from fairseq_ccpr.training.cpu_autocast import cpu_autocast
+from fairseq_ccpr.training.length_batches import Mixture
+from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
+
+logger = logging.getLogger(__name__)
+
+INDEX_TOKENS = 8000  # in a batch that only encodes
+
+
+@dataclass
+class PhraseContrastConfig(PhraseTaskConfig):
+    """Options of the task."""
+
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folders of extract_phrases.py, separated by ':', whose train and valid parts are mixed"},
+    )
+    phrases_per_sentence: int = field(
+        default=8, metadata={"help": "phrase pairs drawn from a sentence pair each epoch"}
+    )
+    different_context_fraction: float = field(
+        default=0.0,
+        metadata={
+            "help": "of the phrases, those whose translation is taken from another sentence, which counts for --max-tokens "
+            "as well: 0 is CCPR, 1 is CPR"
+        },
+    )
+    max_subwords: int = field(default=128, metadata={"help": "longer sentences are left out"})
+
+
+@register_task("phrase_contrast", dataclass=PhraseContrastConfig)
+class PhraseContrastTask(PhraseTask):
+    """Contrastive training of a `phrase_encoder`; validation measures acc@1 over an index of held-out phrases."""
+
+    def __init__(self, cfg: PhraseContrastConfig) -> None:
+        super().__init__(cfg)
+        if not 0 <= cfg.different_context_fraction <= 1:
+            raise ConfigurationError(
+                f"--different-context-fraction is {cfg.different_context_fraction}: give a share between 0 and 1"
+            )
+        if cfg.phrases_per_sentence < 1:
+            raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
+        self.options = ContrastOptions(
+            cfg.phrases_per_sentence, cfg.different_context_fraction, cfg.max_subwords, cfg.seed
+        )
+
+    def load_dataset(self, split: str, **kwargs: Any) -> None:
+        """See `FairseqTask.load_dataset`. Validation asks for translations in their own sentences, of CPR too."""
+        options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
+        pairs = self.open_folders(split, PhrasePairs)
+        sets = [PhraseContrastDataset(of_language_pair, self.tokenizer, options) for of_language_pair in pairs]
+        if left_out := sum(one.left_out for one in sets):
+            logger.info(
+                "%s: %d sentence pairs of more than %d subwords left out", split, left_out, self.cfg.max_subwords
+            )
+        if not sum(map(len, sets)):
+            raise ConfigurationError(f"{self.cfg.data} has no phrase pair in its {split} part to work with")
+        self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
+
+    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
+        """Index the target phrases of the valid part; see `FairseqTask.begin_valid_epoch`."""
+        model.eval()
+        dataset = self.dataset("valid")
+        vectors, strings, contexts = [], [], []
+        with torch.no_grad(), cpu_autocast(model):
+            for sample in self._samples(dataset):
+                target = sample["target"]
+                vectors.append(model.vectors(model.context(target["tokens"]), target["spans"]))
+                strings.append(target["strings"])
+                contexts.append(target["contexts"])
+        self.index = ExactIndex(torch.cat(vectors), "ip")
+        self.indexed = torch.cat(strings), torch.cat(contexts)
+
+    def _samples(self, dataset: FairseqDataset) -> Any:
+        """All of a dataset in batches, where the model is."""
+        on_gpu = torch.cuda.is_available() and not self.cfg.cpu
+        for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=INDEX_TOKENS):
+            sample = dataset.collater([dataset[int(i)] for i in batch])
+            if sample:
+                yield utils.move_to_cuda(sample) if on_gpu else sample
+
+    def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
+        """See `FairseqTask.valid_step`. `accuracy` asks for the very entry, `string_accuracy` for its string."""
+        loss, count, logged = super().valid_step(sample, model, criterion)
+        source, target = sample["source"], sample["target"]
+        with torch.no_grad(), cpu_autocast(model):
+            vectors = model.vectors(model.context(source["tokens"]), source["spans"])
+        _, found = self.index.search(vectors, 1)
+        strings, contexts = (of_index[found.squeeze(1)] for of_index in self.indexed)
+        right = strings == target["strings"]
+        exactly = (right & (contexts == target["contexts"])).sum()
+        return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}

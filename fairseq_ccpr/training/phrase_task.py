@@ -1,0 +1,101 @@
+"""What the tasks that train phrase encoders share."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq import utils
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
+from fairseq_ccpr.training.contrast_task import ContrastTask
+
+
+@dataclass
+class PhraseTaskConfig(FairseqDataclass):
+    """What the tasks read of the options of others; theirs are `data` and `max_subwords` at least."""
+
+    seed: int = II("common.seed")
+    cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
+    encoder: str = II("model.encoder")
+    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
+    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
+    disable_validation: bool = II("dataset.disable_validation")
+
+
+class PhraseTask(ContrastTask):
+    """A task whose model has a `ContextEncoder` as `context`, and whose data are folders with a train and a valid part.
+
+    Its options are a `PhraseTaskConfig`.
+
+    Raises:
+        ConfigurationError: no encoder is given.
+    """
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        if not cfg.encoder:
+            raise ConfigurationError("--encoder is not given: make one with convert_encoder.py")
+        self.tokenizer = load_tokenizer(Path(cfg.encoder))
+        self.context_settings: dict[str, Any] = {}
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """See `FairseqTask.build_model`. What the checkpoints need beside their weights goes to `--save-dir`."""
+        model = super().build_model(cfg, from_checkpoint)
+        context: ContextEncoder = model.context
+        if self.cfg.max_subwords > context.max_positions:
+            raise ConfigurationError(
+                f"--max-subwords is {self.cfg.max_subwords}, but the encoder {self.cfg.encoder} takes {context.max_positions}"
+            )
+        self.context_settings = vars(context.arguments)
+        self._save_tokenizer(Path(self.cfg.save_dir))
+        return model
+
+    def _save_tokenizer(self, folder: Path) -> None:
+        """Write it to the folder of the checkpoints, unless those that are there have one."""
+        if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
+            if not self._same_tokenizer(folder):
+                raise ConfigurationError(
+                    f"--save-dir {folder} holds checkpoints with another tokenizer than that of {self.cfg.encoder}: "
+                    "give the encoder they were trained from, or another --save-dir"
+                )
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(folder)
+
+    def _same_tokenizer(self, folder: Path) -> bool:
+        """Whether the checkpoints of a folder have the tokenizer of this training."""
+        there = load_tokenizer(folder)
+        return (there.filename, there.content, there.symbols) == (
+            self.tokenizer.filename, self.tokenizer.content, self.tokenizer.symbols,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """The settings of the context encoder, for a checkpoint; see `FairseqTask.state_dict`."""
+        return {"context": self.context_settings}
+
+    def has_sharded_data(self, split: str) -> bool:
+        """See `FairseqTask.has_sharded_data`: several folders are mixed, so no epoch has to read another of them."""
+        return False
+
+    def open_folders(self, split: str, kind: Any) -> Iterator[Any]:
+        """Each folder's part of a name, opened and checked in full, since all of it is about to be read.
+
+        Args:
+            split: the part; of validation, those that are there.
+            kind: what opens one.
+        """
+        folders = [Path(folder) / split for folder in utils.split_paths(self.cfg.data)]
+        if split != "train" and any(folder.is_dir() for folder in folders):
+            folders = [folder for folder in folders if folder.is_dir()]
+        for folder in folders:
+            opened = kind(folder)
+            opened.check()
+            yield opened

@@ -1,0 +1,190 @@
+"""`--task token_contrast`: training a CLKNN adapter on the keys of a token datastore."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
+
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
+from fairseq_ccpr.training.contrast_task import ContrastTask
+from fairseq_ccpr.training.cpu_autocast import cpu_autocast
+
+
+@dataclass
+class TokenContrastConfig(FairseqDataclass):
+    """Options of the task."""
+
+    data: str = field(default=MISSING, metadata={"help": "a token datastore with the decoder's own states as keys"})
+    positives: int = field(default=2, metadata={"help": "M, positives of an anchor"})
+    negatives: int = field(default=32, metadata={"help": "N, negatives of an anchor"})
+    nearest_clusters: int = field(default=128, metadata={"help": "K, nearest clusters that hard negatives come from"})
+    negative_sampling: ChoiceEnum(["hard", "random"]) = field(  # type: ignore[valid-type]
+        default="hard", metadata={"help": "hard: from clusters near the anchor; random: from any other"}
+    )
+    refresh_interval: int = field(
+        default=200, metadata={"help": "R, updates until the clusters' centres are made anew"}
+    )
+    anchors_per_epoch: int = field(
+        default=32000, metadata={"help": "anchors drawn in an epoch, after which fairseq validates and saves"}
+    )
+    valid_datastore: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "a datastore of the same states of held-out text, for validation; without it some sentences of the "
+            "one that is trained on are held out, which is no test where the same sentences come again and again"
+        },
+    )
+    valid_queries: int = field(default=2000, metadata={"help": "held-out tokens, about, that validation searches for"})
+    valid_keys: int = field(default=200000, metadata={"help": "keys, at most, that it searches in"})
+    valid_neighbours: int = field(default=8, metadata={"help": "neighbours whose tokens it compares"})
+    seed: int = II("common.seed")
+    cpu: bool = II("common.cpu")
+    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
+    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
+    disable_validation: bool = II("dataset.disable_validation")
+
+
+class Numbers(FairseqDataset):
+    """0 to `count` - 1, for fairseq to make batches of: what they stand for is drawn, or looked up, on the device."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.sizes = np.ones(count, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> int:
+        return int(index)
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
+
+    def num_tokens(self, index: int) -> int:
+        """See `FairseqDataset.num_tokens`."""
+        return 1
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """See `FairseqDataset.num_tokens_vec`."""
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        """See `FairseqDataset.size`."""
+        return 1
+
+    def collater(self, samples: list[int]) -> dict[str, Any]:
+        """See `FairseqDataset.collater`."""
+        count = len(samples)
+        if not count:
+            return {}
+        return {"numbers": torch.as_tensor(samples), "first": int(samples[0]), "nsentences": count, "ntokens": count}
+
+
+@register_task("token_contrast", dataclass=TokenContrastConfig)
+class TokenContrastTask(ContrastTask):
+    """Supervised contrastive training of a `token_adapter`; validation measures the precision of retrieval."""
+
+    def __init__(self, cfg: TokenContrastConfig) -> None:
+        super().__init__(cfg)
+        for name in ("anchors_per_epoch", "valid_neighbours"):
+            if (value := getattr(cfg, name)) < 1:
+                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        self.settings = ContrastSettings(
+            cfg.positives, cfg.negatives, cfg.nearest_clusters, cfg.negative_sampling == "hard",
+            cfg.refresh_interval, cfg.valid_queries, cfg.valid_keys, cfg.seed,
+        )  # fmt: skip
+        self.datastore = _raw(cfg.data)
+        self.dimension = self.datastore.section.dimension
+        self.trained_on = _states(self.datastore)
+        self.valid_datastore = _raw(cfg.valid_datastore) if cfg.valid_datastore else None
+        if self.valid_datastore is not None and (found := _states(self.valid_datastore)) != self.trained_on:
+            what = next(name for name in found if found[name] != self.trained_on[name])
+            raise ConfigurationError(
+                f"--valid-datastore {cfg.valid_datastore} holds states of another {what.replace('_', ' ')} than {cfg.data}: "
+                "build both with the same"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint says of the keys it was trained on; see `FairseqTask.state_dict`."""
+        return self.trained_on
+
+    @cached_property
+    def sampler(self) -> ContrastSampler:
+        """The keys, on the device that trains."""
+        gpu = torch.cuda.is_available() and not self.cfg.cpu
+        device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+        store, other = self.datastore, self.valid_datastore
+        other_text = (other.keys, other.values) if other is not None else None
+        return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text)
+
+    def load_dataset(self, split: str, **kwargs: Any) -> None:
+        """See `FairseqTask.load_dataset`. `train` is what anchors are drawn from, `valid` the queries."""
+        if split == "train":
+            self.datasets[split] = Numbers(self.cfg.anchors_per_epoch)
+        else:
+            self.datasets[split] = Numbers(len(self.sampler.query_values))
+
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> Any:
+        """See `FairseqTask.train_step`."""
+        numbers = sample["numbers"]
+        adapter = _adapter(model)
+        with cpu_autocast(adapter):
+            keys = self.sampler.draw(adapter, len(numbers), update_num, sample["first"])
+        contrasts = {"keys": keys, "positives": self.settings.positives}
+        return super().train_step(contrasts, model, criterion, optimizer, update_num, ignore_grad)
+
+    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
+        """See `FairseqTask.begin_valid_epoch`."""
+        self.sampler.prepare_validation(_adapter(model))
+
+    def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
+        """See `FairseqTask.valid_step`."""
+        numbers, adapter = sample["numbers"], _adapter(model)
+        model.eval()
+        keys = self.sampler.draw_held_out(adapter, numbers)
+        contrasts = {"keys": keys, "positives": self.settings.positives}
+        loss, count, logged = super().valid_step(contrasts, model, criterion)
+        precision = self.sampler.precision(adapter, numbers, self.cfg.valid_neighbours).sum()
+        return loss, count, logged | {"precision": precision, "queries": len(numbers)}
+
+
+def _raw(directory: str) -> TokenDatastore:
+    """A datastore whose keys are the decoder's own states."""
+    datastore = TokenDatastore(directory)
+    if datastore.section.projection is not None:
+        raise ConfigurationError(
+            f"the keys of {directory} went through an adapter already: give a datastore of --adapter none, or the "
+            "`raw` folder that --keep-raw-keys leaves"
+        )
+    return datastore
+
+
+def _states(datastore: TokenDatastore) -> dict[str, str]:
+    """Which states its keys are."""
+    section = datastore.section
+    return {"model": section.fingerprints["model"], "key_layer": section.key_layer}
+
+
+def _adapter(model: Any) -> Any:
+    """The adapter itself, outside fairseq's wrappers for several processes."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model

@@ -1,0 +1,90 @@
+"""`--criterion xpco`: the cross-lingual phrase contrast of XPR."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch import Tensor
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.training.all_gather import gather_rows
+from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses
+
+
+@dataclass
+class XpcoConfig(FairseqDataclass):
+    """Options of `--criterion xpco`."""
+
+    contrast_temperature: float = field(default=0.06, metadata={"help": "T, temperature of the softmax"})
+
+
+@register_criterion("xpco", dataclass=XpcoConfig)
+class XpcoCriterion(FairseqCriterion):
+    """L = L(P -> Q*) + L(Q -> P*), equations 3 and 4 of the XPR paper, * by the momentum encoder; a sum over pairs.
+
+    Candidates are the phrases of all processes and those of the queue, where there is one.
+    """
+
+    def __init__(self, cfg: XpcoConfig, task: Any) -> None:
+        super().__init__(task)
+        if not cfg.contrast_temperature > 0:
+            raise ConfigurationError(f"--contrast-temperature is {cfg.contrast_temperature}: give a number above 0")
+        self.scale = 1 / cfg.contrast_temperature
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """See `FairseqCriterion.forward`."""
+        count = sample["nsentences"]
+        vectors, candidates = model(sample["tables"], 2 * count)
+        sides = [gather_rows(of_side) for of_side in vectors.chunk(2)]
+        others = sides if candidates is vectors else [gather_rows(of_side) for of_side in candidates.chunk(2)]
+        strings = gather_rows(sample["strings"].T.contiguous())
+        momentum = model.momentum
+        loss = vectors.new_zeros(())
+        for one, other in ((0, 1), (1, 0)):
+            wanted, of_wanted = others[other], strings
+            if momentum is not None:
+                queued, of_queued = momentum.queued(other)
+                wanted, of_wanted = torch.cat([wanted, queued]), torch.cat([strings, of_queued])
+            loss = loss + alignment_losses(sides[one], wanted, self.scale, false_negatives(strings, of_wanted)).sum()
+        if momentum is not None and model.training:
+            momentum.enqueue((others[0].detach(), others[1].detach()), strings)
+        logged = {
+            "loss": loss.detach() * count / len(strings),  # that of all processes: each logs its part of it
+            "ntokens": sample["ntokens"],
+            "nsentences": count,
+            "sample_size": count,
+        }
+        return loss, count, logged
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """See `FairseqCriterion.reduce_metrics`."""
+        count = sum(log.get("sample_size", 0) for log in logging_outputs)
+        total = sum(float(log.get("loss", 0)) for log in logging_outputs)
+        metrics.log_scalar("loss", total / max(count, 1), count, round=3)
+        if queries := sum(log.get("queries", 0) for log in logging_outputs):
+            right = sum(float(log.get("accuracy", 0)) for log in logging_outputs)
+            metrics.log_scalar("accuracy", 100 * right / queries, queries, round=2)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """See `FairseqCriterion.logging_outputs_can_be_summed`."""
+        return True
+
+
+def false_negatives(own: Tensor, candidates: Tensor) -> Tensor:
+    """Which candidates are no negatives of a pair, since one of their strings is its own, bool [K, C].
+
+    An equal string on the candidates' side is the right answer itself, one on the other side another translation. Where
+    language pairs are mixed, what is a source in one may be a target in another.
+
+    Args:
+        own: int64 [K, 2], numbers of source and target string.
+        candidates: int64 [C, 2].
+    """
+    return (own[:, None, :, None] == candidates[None, :, None, :]).flatten(2).any(dim=2)
