@@ -15,10 +15,11 @@ import pytest
 import torch
 from conftest import ROOT, World, build, build_options, call, run
 
-from fairseq_ccpr.datastore.manifest import Manifest, describe_files
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import arrays
+from fairseq_ccpr.storage.files import describe_files
 
 
 def refused(done: subprocess.CompletedProcess[str], *patterns: str) -> None:

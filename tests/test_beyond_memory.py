@@ -18,13 +18,14 @@ from conftest import ROOT, World, call
 from test_bad_input import refused
 from test_search import clustered
 
-from fairseq_ccpr.datastore.manifest import Manifest, describe_files
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TOKEN, TokenDatastore, array_shapes
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.planning import needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import ArrayWriter
+from fairseq_ccpr.storage.files import describe_files
 
 LIMIT = 96 << 20  # bytes that a process may take beyond what it has when all is imported
 CHILD = """

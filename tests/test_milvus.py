@@ -18,7 +18,6 @@ import torch
 from conftest import ROOT, Ccpr, World, call, equal, run, subword_options
 from test_bad_input import refused
 
-from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, QueryPhrase, Waiting
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
@@ -29,6 +28,7 @@ from fairseq_ccpr.search.base import IndexDescription
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.search.recall import recall
+from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
 
 pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")

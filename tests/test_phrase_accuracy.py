@@ -16,7 +16,7 @@ from test_bad_input import refused
 from test_subwords import sentencepiece_tokenizer
 
 from fairseq_ccpr.cli.command import named
-from fairseq_ccpr.datastore.manifest import Manifest, describe_files
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.accuracy.gold_phrases import GoldPhrases, read_gold
 from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import Scores, score_system
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
@@ -27,6 +27,7 @@ from fairseq_ccpr.evaluation.accuracy.phrase_systems import (
     load_system,
 )
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.storage.files import describe_files
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.text.words import word_spans

@@ -21,7 +21,6 @@ import torch
 from conftest import PAIRS, Ccpr, World, call, equal, subword_options
 from test_bad_input import refused
 
-from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
@@ -36,6 +35,7 @@ from fairseq_ccpr.evaluation.speed.part_timer import (
 from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches, with_all_phrases
+from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans
 

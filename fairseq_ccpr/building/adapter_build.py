@@ -20,7 +20,7 @@ from fairseq_ccpr.building.token_part import (
     TokenPart,
     refuse_foreign,
 )
-from fairseq_ccpr.datastore.manifest import MANIFEST, Manifest, TokenSection
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription, fit_pca, sample_rows
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, PROVENANCE, VALUES, TokenDatastore
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
@@ -28,6 +28,7 @@ from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.files import MANIFEST
 
 PCA_DIMENSION = 128  # the paper's
 RAW_INDEX = IndexDescription("exact", "l2")

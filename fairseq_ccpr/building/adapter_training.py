@@ -16,10 +16,10 @@ from typing import Any
 
 from fairseq import options
 
-from fairseq_ccpr.datastore.manifest import PLAN, write_json
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapterConfig, default_output
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.files import PLAN, write_json
 from fairseq_ccpr.training.supervised_contrastive import SupervisedContrastiveConfig
 from fairseq_ccpr.training.token_contrast import TokenContrastConfig
 from fairseq_ccpr.version import __version__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from fairseq.data import data_utils
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset
 
 SEED = 1  # of which sentences are in a share
 
@@ -154,30 +153,6 @@ def read_corpus(
             f"takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
         )
     return Corpus(task, sentence_counts, shards, left_out, corpus_fingerprint(task, subsets), share)
-
-
-def has_subset(task: Any, subset: str) -> bool:
-    """Whether the data of a translation task have a subset of this name."""
-    return _prefix(task, subset) is not None
-
-
-def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
-    """Digest of the binarised files of subsets, which must be there, in their order."""
-    files = []
-    for subset in subsets:
-        prefix = f"{subset}.{_prefix(task, subset)}"
-        sides = (task.cfg.source_lang, task.cfg.target_lang)
-        files += [Path(task.cfg.data) / f"{prefix}.{side}.{end}" for side in sides for end in ("bin", "idx")]
-    return fingerprint.of_files(files)
-
-
-def _prefix(task: Any, subset: str) -> str | None:
-    """The languages as they stand in the names of a subset's files, which are the same for both directions."""
-    source, target = task.cfg.source_lang, task.cfg.target_lang
-    for prefix in (f"{source}-{target}", f"{target}-{source}"):
-        if all((Path(task.cfg.data) / f"{subset}.{prefix}.{side}.bin").exists() for side in (source, target)):
-            return prefix
-    return None
 
 
 def _cut(sentences: np.ndarray, lengths: np.ndarray, shard_tokens: int) -> list[np.ndarray]:

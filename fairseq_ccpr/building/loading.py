@@ -11,7 +11,8 @@ import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
+from fairseq_ccpr.errors import CheckpointError, describe
+from fairseq_ccpr.storage.data_bin import check_data_bin
 
 
 def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str | None = None) -> Any:
@@ -28,22 +29,6 @@ def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str 
     config = convert_namespace_to_omegaconf(parsed)
     utils.import_user_module(config.common)
     return tasks.setup_task(config.task)
-
-
-def check_data_bin(data_bin: Path, *languages: str) -> None:
-    """See that a folder is there and has the dictionaries of these languages.
-
-    Raises:
-        ConfigurationError: it is not, or has not.
-    """
-    if not data_bin.is_dir():
-        raise ConfigurationError(f"there is no folder {data_bin}: give the one that fairseq-preprocess wrote")
-    for language in languages:
-        if not (data_bin / f"dict.{language}.txt").is_file():
-            raise ConfigurationError(
-                f"{data_bin} has no dict.{language}.txt: give the folder that fairseq-preprocess wrote, "
-                "and -s and -t as there"
-            )
 
 
 def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:

@@ -20,7 +20,12 @@ from fairseq_ccpr.building.compatible import (
 from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
 from fairseq_ccpr.datastore import phrase, token
-from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, Source, TokenSection, describe_files
+from fairseq_ccpr.datastore.manifest import (
+    Manifest,
+    PhraseSection,
+    Source,
+    TokenSection,
+)
 from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
 from fairseq_ccpr.datastore.token import TOKEN, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
@@ -36,6 +41,7 @@ from fairseq_ccpr.search.index_plan import (
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage.arrays import check_space, open_array
 from fairseq_ccpr.storage.atomic import appearing, unfinished
+from fairseq_ccpr.storage.files import describe_files
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 Store = TypeVar("Store", TokenDatastore, PhraseDatastore)

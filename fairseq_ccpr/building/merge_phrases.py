@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
-from fairseq_ccpr.datastore.manifest import PhraseSection, Source, write_json
+from fairseq_ccpr.datastore.manifest import PhraseSection, Source
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SOURCES, SPANS, TOTALS, PhraseDatastore
 from fairseq_ccpr.storage.arrays import GrowingArray
 from fairseq_ccpr.storage.equal_strings import first_of_equals
+from fairseq_ccpr.storage.files import write_json
 from fairseq_ccpr.storage.text_lines import write_lines
 
 BLOCK_ROWS = 1 << 16

@@ -18,15 +18,7 @@ from fairseq_ccpr.building.phrase_chunks import SHARDS, PhraseRuns
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.building.token_part import refuse_differences, refuse_foreign
 from fairseq_ccpr.building.type_merge import merge_types
-from fairseq_ccpr.datastore.manifest import (
-    MANIFEST,
-    PLAN,
-    Manifest,
-    PhraseSection,
-    check_sizes,
-    describe_files,
-    write_json,
-)
+from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.datastore.phrase import KEYS, PHRASE, TOTALS, part_files
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, choose_segmentation
@@ -44,6 +36,13 @@ from fairseq_ccpr.search.milvus_server import TIMEOUT
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import check_space
+from fairseq_ccpr.storage.files import (
+    MANIFEST,
+    PLAN,
+    check_sizes,
+    describe_files,
+    write_json,
+)
 
 
 @dataclass

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from fairseq_ccpr.building.corpus import shard_of
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
-from fairseq_ccpr.datastore.manifest import write_json
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SPANS
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
+from fairseq_ccpr.storage.files import write_json
 from fairseq_ccpr.storage.text_lines import write_lines
 
 SHARDS = "shards"  # in the unfinished part: keys, spans and counts of each run, the counts last

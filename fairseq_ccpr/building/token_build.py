@@ -13,7 +13,6 @@ from fairseq_ccpr.building.corpus import (
     Corpus,
     check_shard,
     check_share,
-    has_subset,
     place_of_shard,
     read_corpus,
 )
@@ -27,6 +26,7 @@ from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.data_bin import has_subset
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 

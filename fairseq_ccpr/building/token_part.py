@@ -12,15 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_ccpr.datastore.manifest import (
-    MANIFEST,
-    PLAN,
-    Manifest,
-    TokenSection,
-    check_sizes,
-    describe_files,
-    write_json,
-)
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.phrase import PHRASE
 from fairseq_ccpr.datastore.token import KEYS, SYMBOLS, TOKEN, array_shapes, part_files
 from fairseq_ccpr.errors import DatastoreError
@@ -29,6 +21,13 @@ from fairseq_ccpr.search.index_plan import index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import ArrayWriter, check_space, open_array
+from fairseq_ccpr.storage.files import (
+    MANIFEST,
+    PLAN,
+    check_sizes,
+    describe_files,
+    write_json,
+)
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # beside the part, while an adapter is trained
 

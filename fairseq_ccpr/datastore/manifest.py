@@ -11,12 +11,9 @@ from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.milvus_server import StoreAddress
-from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import bring_to_disk
+from fairseq_ccpr.storage.files import MANIFEST, PLAN, write_json
 from fairseq_ccpr.version import __version__
 
-MANIFEST = "manifest.json"
-PLAN = "plan.json"  # in a part that is not finished: what it is being built from
 FORMAT_VERSION = 4
 
 
@@ -153,41 +150,3 @@ class Manifest:
             return cls(token, phrase, version, data["created_with"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DatastoreError(f"{path} is damaged ({error!r}): build the datastore again") from None
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write JSON under its final name only when it is complete and on disk."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump(data, stream, indent=2)
-        stream.write("\n")
-        bring_to_disk(stream)
-    partial.replace(path)
-
-
-def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and checksum of files, by their path relative to `directory`."""
-    paths = {name: directory / name for name in names}
-    return {name: {"bytes": p.stat().st_size, "sha256": fingerprint.of_file(p)} for name, p in paths.items()}
-
-
-def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
-    """The quick check made whenever a datastore is opened: each file is there and as long as it was.
-
-    Raises:
-        DatastoreError: names the file, the bytes found and the bytes expected.
-    """
-    for name, expected in files.items():
-        path = directory / name
-        if not path.is_file():
-            raise DatastoreError(f"{path} is missing: copy the whole datastore, or build it again")
-        if (found := path.stat().st_size) != expected["bytes"]:
-            raise DatastoreError(
-                f"{path} is damaged: {found:,} bytes found, {expected['bytes']:,} expected; build the datastore again"
-            )
-
-
-def check_checksums(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
-    """The full check: a sentence for each file whose bytes have changed."""
-    changed = [name for name, expected in files.items() if fingerprint.of_file(directory / name) != expected["sha256"]]
-    return [f"{name}: the bytes have changed since it was built (checksum)" for name in changed]

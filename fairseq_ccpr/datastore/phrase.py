@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 
-from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, check_checksums, check_sizes
+from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, IndexDescription, open_index
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import TIMEOUT
 from fairseq_ccpr.storage.arrays import open_array
+from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.string_hashes import hash_strings
 from fairseq_ccpr.storage.text_lines import TextLines

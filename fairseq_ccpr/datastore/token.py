@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.datastore.manifest import Manifest, TokenSection, check_checksums, check_sizes
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import Index, open_index
 from fairseq_ccpr.storage.arrays import open_array
+from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 
 TOKEN = "token"

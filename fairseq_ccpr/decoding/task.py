@@ -12,7 +12,6 @@ from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_ccpr.building.loading import check_data_bin
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -27,6 +26,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.data_bin import check_data_bin
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from fairseq_ccpr.datastore.manifest import write_json
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import machine_name, versions
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
@@ -17,6 +16,7 @@ from fairseq_ccpr.experiments.config import ExperimentConfig
 from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.stages import Runner, Stage, with_needs
 from fairseq_ccpr.experiments.tables import METRICS
+from fairseq_ccpr.storage.files import write_json
 
 RESULTS = "results.json"
 

@@ -12,10 +12,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, Union
 
-from fairseq_ccpr.datastore.manifest import MANIFEST, Manifest, write_json
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import ConfigurationError, StageError
 from fairseq_ccpr.experiments.commands import PACKAGE, execute, last_line
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.files import MANIFEST, write_json
 from fairseq_ccpr.version import __version__
 
 FEW = 8  # files that are missing are named

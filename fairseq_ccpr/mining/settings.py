@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Union
 
-from fairseq_ccpr.datastore.manifest import write_json
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.fragments import WINDOW
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.files import write_json
 from fairseq_ccpr.version import __version__
 
 RFR, MARGIN = "rfr", "margin"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairseq_ccpr.datastore.manifest import MANIFEST, check_checksums
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage.files import MANIFEST, check_checksums
 from fairseq_ccpr.version import __version__
 
 M = TypeVar("M")

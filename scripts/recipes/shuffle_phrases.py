@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.datastore.manifest import Manifest, describe_files
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPANS, PhraseDatastore
+from fairseq_ccpr.storage.files import describe_files
 
 
 def main() -> None:

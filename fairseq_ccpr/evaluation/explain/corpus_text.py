@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_ccpr.building.corpus import corpus_fingerprint, has_subset
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset
 from fairseq_ccpr.storage.fingerprint import short
 
 Place = tuple[str, int, int]  # a sentence, and where a token begins and ends in it, in characters

@@ -1,0 +1,50 @@
+"""A folder of `fairseq-preprocess`: whether it is complete, which subsets it holds, and their fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.storage import fingerprint
+
+
+def check_data_bin(data_bin: Path, *languages: str) -> None:
+    """See that a folder is there and has the dictionaries of these languages.
+
+    Raises:
+        ConfigurationError: it is not, or has not.
+    """
+    if not data_bin.is_dir():
+        raise ConfigurationError(f"there is no folder {data_bin}: give the one that fairseq-preprocess wrote")
+    for language in languages:
+        if not (data_bin / f"dict.{language}.txt").is_file():
+            raise ConfigurationError(
+                f"{data_bin} has no dict.{language}.txt: give the folder that fairseq-preprocess wrote, "
+                "and -s and -t as there"
+            )
+
+
+def has_subset(task: Any, subset: str) -> bool:
+    """Whether the data of a translation task have a subset of this name."""
+    return _prefix(task, subset) is not None
+
+
+def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
+    """Digest of the binarised files of subsets, which must be there, in their order."""
+    files = []
+    for subset in subsets:
+        prefix = f"{subset}.{_prefix(task, subset)}"
+        sides = (task.cfg.source_lang, task.cfg.target_lang)
+        files += [Path(task.cfg.data) / f"{prefix}.{side}.{end}" for side in sides for end in ("bin", "idx")]
+    return fingerprint.of_files(files)
+
+
+def _prefix(task: Any, subset: str) -> str | None:
+    """The languages as they stand in the names of a subset's files, which are the same for both directions."""
+    source, target = task.cfg.source_lang, task.cfg.target_lang
+    for prefix in (f"{source}-{target}", f"{target}-{source}"):
+        if all((Path(task.cfg.data) / f"{subset}.{prefix}.{side}.bin").exists() for side in (source, target)):
+            return prefix
+    return None
