@@ -1,0 +1,252 @@
+"""One dataclass, one option: help, default and range stand with the field, and everything else is derived from it.
+
+    @dataclass(frozen=True)
+    class Settings:
+        PREFIX: ClassVar[str] = "knn"
+        k: int = option(8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour")
+
+gives argparse and fairseq the option `--knn-k` with its help and default, refuses `--knn-k 0` (`check`), reads the options
+back (`read_options`), writes them out (`as_options`), and names the value in signatures (`signed`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, Optional, TypeVar, get_args, get_origin, get_type_hints
+
+from fairseq.dataclass import ChoiceEnum
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.version import __version__
+
+S = TypeVar("S")
+C = TypeVar("C", bound=type)
+
+
+def option(
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    within: str = "",
+    needs: str = "",
+    choices: tuple[str, ...] = (),
+    sign: str = "",
+    unsigned: str = "",
+    automatic: bool = False,
+    metavar: str | None = None,
+    flags: tuple[str, ...] = (),
+    nargs: str | None = None,
+    positional: bool = False,
+) -> Any:
+    """A dataclass field that is an option.
+
+    Args:
+        default: of the option; none: it must be given.
+        help: what `--help` says.
+        within: the interval of a number, such as "(0, 1]".
+        needs: that interval in words, for the sentence that refuses others.
+        choices: the values of a string.
+        sign: the name in signatures, if not that of the field.
+        unsigned: why no signature has the value; every other value is in one.
+        automatic: the option may be left out although the field has no default; `read_options` is told its value.
+        flags: other names of the option in our own commands, such as -s.
+        metavar, nargs: as in argparse.
+        positional: an argument without a name.
+    """
+    metadata = {
+        "help": help, "within": within, "needs": needs, "choices": choices, "sign": sign, "unsigned": unsigned,
+        "automatic": automatic, "metavar": metavar, "flags": flags, "nargs": nargs,
+        "positional": positional,
+    }  # fmt: skip
+    if isinstance(default, (list, dict)):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check(settings: Any) -> None:
+    """See that all values are in their ranges.
+
+    Raises:
+        ConfigurationError: names the option, what was given, and what is needed.
+    """
+    for one in _options_of(type(settings)):
+        value, metadata = getattr(settings, one.name), one.metadata
+        if value is None:
+            continue
+        if metadata["within"] and not _inside(value, metadata["within"]):
+            raise ConfigurationError(f"{option_name(type(settings), one)} is {value}: {metadata['needs']} is needed")
+        if metadata["choices"] and value not in metadata["choices"]:
+            choices = ", ".join(metadata["choices"])
+            raise ConfigurationError(f"{option_name(type(settings), one)} is {value}: choose one of {choices}")
+
+
+def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tuple[str, ...] = ()) -> None:
+    """Give a parser the options of a dataclass, but for the fields `without`."""
+    hints = get_type_hints(kind)
+    for one in _options_of(kind):
+        if one.name in without:
+            continue
+        metadata, hint = one.metadata, _bare(hints[one.name])
+        if metadata["positional"]:
+            given = {name: metadata[name] for name in ("nargs", "metavar", "help")}
+            parser.add_argument(one.name, type=_item(hint), **given)
+            continue
+        names = (*metadata["flags"], option_name(kind, one))
+        given = {"dest": _dest(kind, one), "help": metadata["help"], "default": _default(one)}
+        if hint is bool:
+            action = argparse.BooleanOptionalAction if metadata["automatic"] else "store_true"
+            given["default"] = None if metadata["automatic"] else False
+            parser.add_argument(*names, action=action, **given)
+            continue
+        if one.default is MISSING and one.default_factory is MISSING and not metadata["automatic"]:
+            given["required"] = True
+        if metadata["choices"]:
+            given["choices"] = metadata["choices"]
+        parser.add_argument(*names, type=_item(hint), nargs=metadata["nargs"], metavar=metadata["metavar"], **given)
+
+
+def with_options(*kinds: type) -> Callable[[C], C]:
+    """A decorator that gives a fairseq configuration the options of settings, and makes it a dataclass."""
+
+    def decorate(config: C) -> C:
+        annotations = dict(vars(config).get("__annotations__", {}))
+        for kind in kinds:
+            hints = get_type_hints(kind)
+            for one in _options_of(kind):
+                hint, default, name = _bare(hints[one.name]), _default(one), _dest(kind, one)
+                if hint is bool:
+                    default = False
+                    if one.metadata["automatic"]:
+                        annotations[f"no_{name}"] = bool
+                        setattr(
+                            config,
+                            f"no_{name}",
+                            field(default=False, metadata={"help": f"the opposite of --{_dashed(name)}"}),
+                        )
+                elif one.metadata["choices"]:
+                    hint = ChoiceEnum(list(one.metadata["choices"]))
+                elif default is None:
+                    hint = Optional[hint]
+                annotations[name] = hint
+                setattr(config, name, field(default=default, metadata={"help": one.metadata["help"]}))
+        config.__annotations__ = annotations
+        made: Any = dataclasses.dataclass(config)
+        return made
+
+    return decorate
+
+
+def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | None = None) -> S:
+    """The settings that a parser, or fairseq, has read.
+
+    Args:
+        kind: a dataclass.
+        options: a namespace or configuration that has its options.
+        automatic: values of the fields that are so, where their option was left out.
+
+    Raises:
+        ConfigurationError: an option and its opposite.
+    """
+    values = {}
+    for one in _options_of(kind):
+        name = _dest(kind, one)
+        if not hasattr(options, name):
+            continue
+        value = getattr(options, name)
+        if _negated(one):
+            value = not value
+        elif one.metadata["automatic"]:
+            if getattr(options, f"no_{name}", False):
+                if value:
+                    raise ConfigurationError(
+                        f"--{_dashed(name)} and --no-{_dashed(name)} exclude each other: give one of them"
+                    )
+                value = False
+            elif value is None or (value is False and hasattr(options, f"no_{name}")):
+                value = (automatic or {})[one.name]
+        values[one.name] = str(value) if one.metadata["choices"] and value is not None else value
+    return kind(**values)
+
+
+def as_options(settings: Any) -> str:
+    """The options that give these settings: those that must be given, and those that differ from their default."""
+    words = []
+    for one in _options_of(type(settings)):
+        value, name = getattr(settings, one.name), option_name(type(settings), one)
+        if one.default == value:
+            continue
+        if isinstance(value, bool):
+            words.append(name if value or _negated(one) else f"--no{name[1:]}")
+        else:
+            words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
+    return " ".join(words)
+
+
+def signed(settings: Any) -> dict[str, object]:
+    """What a signature says of settings: every value that is not marked `unsigned`, by its short name."""
+    values = {one: getattr(settings, one.name) for one in _options_of(type(settings)) if not one.metadata["unsigned"]}
+    names = {one: one.metadata["sign"] or one.name.rstrip("_") for one in values}
+    return {names[one]: {True: "yes", False: "no"}.get(v, v) if isinstance(v, bool) else v for one, v in values.items()}
+
+
+def signature(parts: Mapping[str, object]) -> str:
+    """One line that names all that decides a result, to be printed with it; the version of this package ends it.
+
+    >>> signature({"k": 8, "T": 0.05}).rpartition("|")[0]
+    'k:8|T:0.05'
+    """
+    return "|".join(f"{name}:{value}" for name, value in {**parts, "v": __version__}.items())
+
+
+def option_name(kind: type, one: Field[Any]) -> str:
+    """As the user types it: --knn-lambda of `lambda_` with the prefix knn; --no-phrase-coverage of what is on by default."""
+    return f"--{_dashed(_dest(kind, one))}"
+
+
+def _options_of(kind: Any) -> list[Field[Any]]:
+    return [one for one in fields(kind) if "help" in one.metadata]
+
+
+def _dest(kind: type, one: Field[Any]) -> str:
+    prefix = getattr(kind, "PREFIX", "")
+    name = f"{prefix}_{one.name}".strip("_")
+    return f"no_{name}" if _negated(one) else name
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _negated(one: Field[Any]) -> bool:
+    return one.default is True
+
+
+def _default(one: Field[Any]) -> Any:
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return None if one.default is MISSING else one.default
+
+
+def _bare(hint: Any) -> Any:
+    """The type without None."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return kinds[0] if get_origin(hint) is not list and len(kinds) == 1 and type(None) in get_args(hint) else hint
+
+
+def _item(hint: Any) -> Any:
+    """What one word of the command line becomes."""
+    return get_args(hint)[0] if get_origin(hint) is list else hint
+
+
+def _inside(value: float, interval: str) -> bool:
+    """Whether a number is in an interval; no NaN is.
+
+    >>> _inside(1, "(0, 1]"), _inside(0, "(0, 1]"), _inside(5, "[1, inf)")
+    (True, False, True)
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    above = value > low if interval[0] == "(" else value >= low
+    return above and (value < high if interval[-1] == ")" else value <= high)
