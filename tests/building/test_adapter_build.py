@@ -17,11 +17,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, USER_DIR, World, build, build_options, call, equal, run, run_two_processes
-from sklearn.decomposition import PCA
-from test_bad_input import refused
 
-from fairseq_ccpr.datastore.projection import KeyProjection, Pca, fit_pca
+from fairseq_ccpr.datastore.projection import fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
@@ -31,6 +28,8 @@ from fairseq_ccpr.evaluation.tuning import fill_caches
 from fairseq_ccpr.extraction import adapter_build, adapter_training, token_part
 from fairseq_ccpr.extraction.adapter_training import AdapterTraining
 from fairseq_ccpr.models.token_adapter import TokenAdapter
+from tests.helpers import ROOT, USER_DIR, call, equal, refused, run, run_two_processes
+from tests.small_models import World, build, build_options
 
 TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
 TRAINING += "--adapter-hidden-dim 64 --adapter-output-dim 24 --lr 3e-3 --total-num-update 40 --warmup-updates 5"
@@ -112,38 +111,6 @@ def test_training_options_are_read_as_fairseq_reads_them():
     for wrong in ("--lr nothing", "--arch nothing", "an 'open quote"):
         with pytest.raises(ConfigurationError, match="fairseq-train does not take them"):
             AdapterTraining.parse(wrong)
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_folded_projection_equals_the_unfolded(normalize: bool):
-    adapter = TokenAdapter(12, 30, 10)
-    rows = adapter(4 * torch.randn(500, 12)).detach()
-    rows = torch.nn.functional.normalize(rows, dim=1) if normalize else rows
-    pca = fit_pca(rows, 6)
-    states = 4 * torch.randn(50, 12)
-    found = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)(states.half())
-    z = adapter.double()(states.half().double())
-    z = torch.nn.functional.normalize(z, dim=1) if normalize else z
-    wanted = torch.nn.functional.normalize((z - pca.mean) @ pca.components.T, dim=1)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-5)
-
-
-def test_pca_equals_scikit_learn():
-    rows = torch.randn(800, 9) @ torch.randn(9, 9) + 5
-    found, wanted = fit_pca(rows, 5), PCA(5).fit(rows.double().numpy())
-    np.testing.assert_allclose(found.mean, wanted.mean_, atol=1e-8)
-    cosines = (found.components.numpy() * wanted.components_).sum(axis=1)
-    np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-8)
-
-
-def test_projection_survives_the_disk(tmp_path: Path):
-    adapter = TokenAdapter(5, 8, 6)
-    pca = Pca(torch.zeros(6, dtype=torch.float64), torch.eye(6, dtype=torch.float64)[:3])
-    for normalize in (False, True):
-        projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)
-        projection.save(tmp_path / "p.safetensors")
-        states = torch.randn(4, 5)
-        assert torch.equal(KeyProjection.load(tmp_path / "p.safetensors")(states), projection(states))
 
 
 def test_decoding_is_plain_without_a_share_and_confident_by_default(

@@ -14,9 +14,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, World, call
-from test_bad_input import refused
-from test_search import clustered
 
 from fairseq_ccpr.datastore.arrays import ArrayWriter
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
@@ -25,6 +22,9 @@ from fairseq_ccpr.evaluation.machine import Limits
 from fairseq_ccpr.evaluation.planning import needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.plan import plan_index
+from tests.helpers import ROOT, call, refused
+from tests.small_models import World
+from tests.vectors import clustered
 
 LIMIT = 96 << 20  # bytes that a process may take beyond what it has when all is imported
 CHILD = """

@@ -13,21 +13,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, World, build, build_options, call, run
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.extraction.loading import load_model, load_task
 from fairseq_ccpr.models.key_layer import KeyCapture
+from tests.helpers import ROOT, call, contents, run
+from tests.small_models import World, build, build_options
 
 SMALL_SHARDS = ("--shard-tokens", 400, "--index", "IVF16,Flat")
 BUILD = "scripts/build_datastore.py"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.mark.parametrize("layer", ["decoder_output", "last_ffn_input"])

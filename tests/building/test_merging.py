@@ -8,15 +8,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from conftest import Ccpr, World, build, build_options, call, run
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_bad_input import refused
-from test_building import contents
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.repeats import first_of_equals
 from fairseq_ccpr.datastore.token import TokenDatastore
+from tests.helpers import call, contents, refused, run
+from tests.small_models import Ccpr, World, build, build_options
 
 SMALL = ("--shard-tokens", 300, "--subset", "valid", "test")
 BUILD = "scripts/build_datastore.py"
@@ -169,12 +165,3 @@ def test_impossible_shards_are_refused(world: World, tmp_path: Path):
     options[options.index("exact")] = "Flat"
     refused(call("build_datastore", *options, *words, 0, check=False), "a shard has no index")
     assert not (tmp_path / "s").exists()
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from(["", "a", "b", "ab", "ä", "longer"]), max_size=40), st.integers(1, 9))
-def test_first_of_equals_is_what_a_dictionary_finds(tmp_path_factory, strings, block):
-    firsts: dict[str, int] = {}
-    wanted = [firsts.setdefault(string, number) for number, string in enumerate(strings)]
-    with patch("fairseq_ccpr.datastore.repeats.BLOCK", block):
-        assert first_of_equals(strings, tmp_path_factory.mktemp("repeats")).tolist() == wanted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
 import shutil
 import subprocess
@@ -13,34 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, World, build, build_options, call, run
 
 from fairseq_ccpr.datastore import arrays
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
-
-
-def refused(done: subprocess.CompletedProcess[str], *patterns: str) -> None:
-    """Assert that a command ended with one sentence that matches, and no traceback."""
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr, done.stderr
-    message = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert len(message) == 1, done.stderr
-    for pattern in patterns:
-        assert re.search(pattern, message[0]), message[0]
+from tests.helpers import ROOT, Malice, call, refused, run, with_option
+from tests.small_models import World, build, build_options
 
 
 def build_with(options: list[object]) -> subprocess.CompletedProcess[str]:
     """Run the build command in this process, expecting it to fail."""
     return call("build_datastore", *options, check=False)
-
-
-def with_option(command: list[object], option: str, value: object) -> list[object]:
-    """The command with another value of an option."""
-    changed = list(command)
-    changed[changed.index(option) + 1] = value
-    return changed
 
 
 def test_build_refuses_bad_input(world: World, tmp_path: Path):
@@ -229,18 +212,6 @@ def test_keys_that_are_not_numbers_are_found(copied: Path):
 )
 def test_settings_out_of_range_are_refused(world: World, option: str, value: object, sentence: str):
     refused(generate(world, world.datastore, option, value), sentence)
-
-
-class Malice:
-    """Unpickled, this would run a command."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self):
-        import os
-
-        return os.system, (f"touch {self.mark}",)
 
 
 def test_malicious_checkpoint_is_refused_and_nothing_runs(world: World, tmp_path: Path):

@@ -10,12 +10,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import PAIRS, ROOT, World, build, call, equal, run
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.extraction.loading import load_model, load_task
+from tests.helpers import ROOT, call, equal, run
+from tests.small_models import PAIRS, World, build
 
 SEARCHES = [
     [],

@@ -18,8 +18,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import PAIRS, Ccpr, World, call, equal, subword_options
-from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
@@ -33,6 +31,8 @@ from fairseq_ccpr.evaluation.phrase_grid import References
 from fairseq_ccpr.evaluation.tuning import fill_caches, with_all_phrases
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.words import word_spans
+from tests.helpers import call, equal, refused
+from tests.small_models import PAIRS, Ccpr, World, subword_options
 
 SEARCHES = [
     [],

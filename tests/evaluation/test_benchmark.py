@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import World, build, call
-from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
@@ -19,6 +17,8 @@ from fairseq_ccpr.evaluation.part_timer import DECODER, MERGE, SEARCH, PartTimer
 from fairseq_ccpr.evaluation.synthetic_store import grow, queries_near
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import recall, recall_of_sample
+from tests.helpers import call, refused
+from tests.small_models import World, build
 
 CPU = torch.device("cpu")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PAIRS, ROOT, World, build, call, run, subword_options
-from test_bad_input import refused
 
 from fairseq_ccpr.evaluation.explanation import Explanation, SentenceExplanation
 from fairseq_ccpr.evaluation.explanation_page import as_page, write_page
 from fairseq_ccpr.phrases.text_pairs import read_pairs
+from tests.helpers import ROOT, call, refused, run
+from tests.small_models import PAIRS, World, build, subword_options
 
 HOSTILE = '</script><b>&"<!-- <script>\u2028\u2029]]>&lt;/script><img src=x onerror=alert(1)>'
 

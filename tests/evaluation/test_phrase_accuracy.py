@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO, call, random_weights
-from test_bad_input import refused
-from test_subwords import sentencepiece_tokenizer
 
 from fairseq_ccpr.cli.command import named
 from fairseq_ccpr.datastore.manifest import Manifest, describe_files
@@ -21,45 +17,17 @@ from fairseq_ccpr.evaluation.gold_phrases import GoldPhrases, read_gold
 from fairseq_ccpr.evaluation.phrase_accuracy import Scores, score_system
 from fairseq_ccpr.evaluation.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.evaluation.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.text_samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.phrases.words import word_spans
+from tests.helpers import call, refused
+from tests.small_models import VERSES, random_encoders
 
 CPU = torch.device("cpu")
-VERSES = [target for _, target in read_pairs(DEMO / "bible.valid.tsv.xz")][:240]
 
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return random_encoders(tmp_path_factory.mktemp("encoders"))
-
-
-def random_encoders(folder: Path) -> dict[str, Path]:
-    """Tiny ones with random weights: a directory, and two checkpoints as fairseq-train leaves them."""
-    arguments = Namespace(
-        encoder_layers=1, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=120,
-    )  # fmt: skip
-    paths = {}
-    for name, seed, similarity in (("ccpr", 1, "cosine"), ("cpr", 2, "dot")):
-        torch.manual_seed(seed)
-        context = random_weights(arguments, sentencepiece_tokenizer())
-        with torch.no_grad():
-            for part, parameter in context.named_parameters():
-                noise = torch.randn_like(parameter) * 0.3
-                if "norm" not in part:
-                    parameter.copy_(noise)
-            context.transformer.embed_positions.weight.mul_(0.1)  # words rather than places decide
-        encoder = PhraseEncoder(context, 8, similarity, 0.05)
-        (folder / name).mkdir()
-        context.tokenizer.save(folder / name)
-        history = {"optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 1}
-        state = {"model": encoder.state_dict(), "cfg": {"model": {"similarity": similarity}}}
-        state |= {"optimizer_history": [history], "extra_state": {"train_iterator": {"epoch": 1}}}
-        paths[name] = folder / name / "checkpoint_best.pt"
-        torch.save(state | {"task_state": {"context": vars(context.arguments)}}, paths[name])
-    context.save(folder / "raw")
-    return paths | {"raw": folder / "raw"}
 
 
 def gold_line(name: str, source: str, target: str, words: tuple[int, int]) -> str:

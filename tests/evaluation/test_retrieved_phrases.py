@@ -13,11 +13,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bad_input import refused
-from test_phrase_accuracy import VERSES, random_encoders
 
 from fairseq_ccpr.cli import benchmark_phrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
@@ -36,6 +33,8 @@ from fairseq_ccpr.evaluation.retrieved_phrases import (
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.phrases.words import word_spans
+from tests.helpers import call, refused
+from tests.small_models import VERSES, random_encoders
 
 CPU = torch.device("cpu")
 

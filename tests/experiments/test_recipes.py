@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Ccpr, World, run
-
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from tests.helpers import run
+from tests.small_models import Ccpr, World
 
 
 def test_a_dictionary_of_aligned_text(ccpr: Ccpr):

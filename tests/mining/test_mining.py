@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_weights
 from scipy.stats import binomtest
-from test_subwords import sentencepiece_tokenizer
 
 from fairseq_ccpr.mining import encoded_text, miner, neighbours
 from fairseq_ccpr.mining.encoded_text import encode
@@ -29,37 +26,11 @@ from fairseq_ccpr.mining.sentence_encoders import MeanPooledEncoder, load_senten
 from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
 from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.mining.tuning import Grid
+from tests.helpers import write_lines
+from tests.mining.toy_text import RNG, WORDS, ToyEncoder, random_pairs
+from tests.small_models import random_weights, sentencepiece_tokenizer
 
-RNG = np.random.default_rng()
-WORDS = [f"{first}{second}o" for first in "bcdfghklmnprstvw" for second in ("a", "e", "i", "u", "ei", "ou")]
 GRID = Grid(k=(1, 3, 12), beta=(50, 1000), keep=(0.3, 1.0), threshold=(0.0, 0.2, 0.5, 0.9))
-
-
-class ToyEncoder:
-    """Texts are their words' random vectors; the source language writes an x before each word, and means the same."""
-
-    fingerprint, dimension = "toy", 24
-
-    def __init__(self) -> None:
-        vectors = np.random.default_rng(5).normal(size=(len(WORDS), self.dimension))
-        self.vectors = dict(zip(WORDS, vectors))
-
-    def encode(self, texts: list[str]) -> np.ndarray:
-        found = np.zeros((len(texts), self.dimension))
-        for row, text in zip(found, texts):
-            for word in re.findall(r"\w+", text.lower()):
-                row += self.vectors.get(word.removeprefix("x"), 0.05)
-        return (found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)).astype(np.float32)
-
-
-def random_pairs(count: int, longest: int = 14) -> list[tuple[str, str]]:
-    """Pairs of random sentences; of the source a tenth of the words is lost, so that pairs are not all alike."""
-    pairs = []
-    for _ in range(count):
-        words = RNG.choice(WORDS, RNG.integers(2, longest))
-        kept = [f"x{word}" for word in words if RNG.random() < 0.9] or ["x" + words[0]]
-        pairs.append((" ".join(kept).capitalize() + ".", ", ".join(words)))
-    return pairs
 
 
 def test_fragments_of_several_scripts():
@@ -226,7 +197,7 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Settings):
 @pytest.mark.parametrize("apart", [True, False])
 def test_settings_are_tuned_among_all_that_is_mined(base: Settings, apart: bool, tmp_path: Path):
     pairs = random_pairs(70)
-    labelled = read_labelled(write(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
+    labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
     sources, targets = ([pair[side] for pair in pairs[30 if apart else 5 :]] for side in (0, 1))
     if not apart:
         labelled = read_labelled(tmp_path / "gold.tsv", {*targets})
@@ -252,13 +223,13 @@ def test_settings_are_tuned_among_all_that_is_mined(base: Settings, apart: bool,
 
 def test_labelled_text(tmp_path: Path):
     pairs = random_pairs(30)
-    path = write(tmp_path / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs))
+    path = write_lines(tmp_path / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs))
     labelled = read_labelled(path)
     assert len(labelled.sources) == len(labelled.targets) == 20 and labelled.paired == 10
     known = dict(pairs)
     assert all(labelled.targets[at] == known[labelled.sources[n]] for n, at in enumerate(labelled.gold) if at >= 0)
     assert not {known[labelled.sources[n]] for n in np.flatnonzero(labelled.gold < 0)} & set(labelled.targets)
-    twice = read_labelled(write(tmp_path / "twice.tsv", "a\tA", "b\tB", "c\tC", "d\tA", "e\tE", "f\tB"))
+    twice = read_labelled(write_lines(tmp_path / "twice.tsv", "a\tA", "b\tB", "c\tC", "d\tA", "e\tE", "f\tB"))
     assert twice.sources == ["a", "b", "c", "d"] and [twice.targets[at] for at in twice.gold[[0, 1, 3]]] == [
         "A",
         "B",
@@ -268,17 +239,12 @@ def test_labelled_text(tmp_path: Path):
     offered = {target for _, target in pairs[8:13]}
     labelled = read_labelled(path, offered)
     assert len(labelled.sources) == 20 and labelled.paired == 13 and offered < set(labelled.targets)
-    labelled = read_labelled(write(tmp_path / "some.tsv", "a\tA", "b\t", "\tC", "d\tA"))
+    labelled = read_labelled(write_lines(tmp_path / "some.tsv", "a\tA", "b\t", "\tC", "d\tA"))
     assert (
         labelled.sources == ["a", "d", "b"] and labelled.targets == ["A", "C"] and labelled.gold.tolist() == [0, 0, -1]
     )
     rows = ["One!\tEins", "one\tzwei", "two\tEINS.", "three\t...", "four\tvier"]
-    assert distinct_pairs(write(tmp_path / "same.tsv", *rows)) == [("One!", "Eins"), ("four", "vier")]
-
-
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
+    assert distinct_pairs(write_lines(tmp_path / "same.tsv", *rows)) == [("One!", "Eins"), ("four", "vier")]
 
 
 def mined(folder: Path, sources: list[str], targets: list[str], settings: Settings, index: str = "auto") -> list[Pair]:

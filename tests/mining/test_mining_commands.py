@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, World, call
-from test_bad_input import refused
-from test_mining import ToyEncoder, random_pairs, write
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.experiments.config import read_config
@@ -19,6 +16,9 @@ from fairseq_ccpr.experiments.plan import Plan
 from fairseq_ccpr.mining.sentence_encoders import StoredVectors
 from fairseq_ccpr.mining.settings import RfrSettings, TunedSettings
 from fairseq_ccpr.phrases.text_pairs import read_pairs
+from tests.helpers import ROOT, call, refused, write_lines
+from tests.mining.toy_text import ToyEncoder, random_pairs
+from tests.small_models import World
 
 
 def vectors_folder(folder: Path, texts: Path) -> Path:
@@ -35,10 +35,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two texts of which half belongs together, labelled pairs, and vectors of all."""
     folder = tmp_path_factory.mktemp("mining")
     pairs = random_pairs(240)
-    write(folder / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs[:90]))
-    write(folder / "de.txt", *sorted(source for source, _ in pairs[90:190]))
-    write(folder / "en.txt", *sorted(target for _, target in pairs[140:]))
-    write(folder / "pairs.tsv", *(f"{source}\t{target}" for source, target in pairs))
+    write_lines(folder / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs[:90]))
+    write_lines(folder / "de.txt", *sorted(source for source, _ in pairs[90:190]))
+    write_lines(folder / "en.txt", *sorted(target for _, target in pairs[140:]))
+    write_lines(folder / "pairs.tsv", *(f"{source}\t{target}" for source, target in pairs))
     words = ["--source", folder / "de.txt", "--target", folder / "en.txt", "--list-texts", folder / "texts.txt"]
     shown = call("mine_bitext", *words, "--tune", folder / "gold.tsv").stdout
     assert re.search(r"texts.txt: [\d,]+ texts", shown)
@@ -68,7 +68,7 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
     tuned = TunedSettings.read(tmp_path / "s.json")
     assert tuned.settings.method == method and tuned.tuned["paired"] == 30
     other = tmp_path / "other.json"
-    TunedSettings(type(tuned.settings)(threshold=0.999 if method == "rfr" else 9.0), tuned.encoder).write(other)
+    TunedSettings(type(tuned.settings)(threshold=0.999 if method == "rfr" else 9.0), tuned.encoder).write_lines(other)
     call(*words, "--settings", other)
     assert len((tmp_path / "mined.tsv").read_bytes()) < len(first)
 
@@ -78,7 +78,7 @@ def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World)
     words = ["--train", tmp_path / "mined.tsv", "-s", "de", "-t", "en", "--spm", world.spm]
     call("prepare_data", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
     assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
-    write(tmp_path / "three.tsv", "a\tb\tc")
+    write_lines(tmp_path / "three.tsv", "a\tb\tc")
     refused(call("prepare_data", *words[2:], "--train", tmp_path / "three.tsv", "--dict", world.data_bin / "dict.en.txt",
                  "--output", tmp_path / "no", check=False), "line 1: 3 columns")  # fmt: skip
 
@@ -117,7 +117,7 @@ def evaluation(made: Path, *more: object) -> list[object]:
 @pytest.fixture(scope="module")
 def all_vectors(made: Path) -> Path:
     for number, side in enumerate(("s.txt", "t.txt")):
-        write(made / side, *(row[number] for row in read_pairs(made / "pairs.tsv")))
+        write_lines(made / side, *(row[number] for row in read_pairs(made / "pairs.tsv")))
     words = ["--source", made / "s.txt", "--target", made / "t.txt", "--list-texts", made / "every.txt"]
     call("mine_bitext", *words)
     return vectors_folder(made / "all", made / "every.txt")
@@ -144,8 +144,8 @@ def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path):
 
 def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path):
     pairs = list(read_pairs(made / "pairs.tsv"))[:20]
-    write(tmp_path / "p.tsv", *(f"p{n}\t{target}" for n, (_, target) in enumerate(pairs)))
-    write(tmp_path / "q.tsv", *(f"p{n}\t{source}" for n, (source, _) in enumerate(pairs)))
+    write_lines(tmp_path / "p.tsv", *(f"p{n}\t{target}" for n, (_, target) in enumerate(pairs)))
+    write_lines(tmp_path / "q.tsv", *(f"p{n}\t{source}" for n, (source, _) in enumerate(pairs)))
     words = evaluation(made, "--questions", tmp_path / "q.tsv", "--paragraphs", tmp_path / "p.tsv")
     shown = call(*words).stdout
     assert "paragraphs that answer questions" in shown and "| questions | mine | RFR |" in shown
@@ -167,22 +167,23 @@ def test_bad_input(made: Path, tmp_path: Path):
     refused(
         call(*words, check=False), "s.json holds no settings of mine_bitext.py .KeyError: 'encoder'.: make them anew"
     )
-    TunedSettings(RfrSettings(keep=2.0), "x").write(tmp_path / "s.json")
+    TunedSettings(RfrSettings(keep=2.0), "x").write_lines(tmp_path / "s.json")
     refused(call(*words, check=False), "keep is 2.0, and must be above 0 and at most 1")
     for beta in ("75", math.nan):
-        TunedSettings(RfrSettings(beta=beta), "x").write(tmp_path / "s.json")  # type: ignore[arg-type]
+        TunedSettings(RfrSettings(beta=beta), "x").write_lines(tmp_path / "s.json")  # type: ignore[arg-type]
         refused(call(*words, check=False), "beta is ('75'|nan), and must be a float")
     refused(call(*words, "--method", "margin", check=False), "--method margin is for --tune")
     refused(call(*words, "--output", tmp_path, check=False), "--output .*: give a file for plain text")
     refused(call(*words, "--output", tmp_path / "m.tsv.gz", check=False), "m.tsv.gz: give a file for plain text")
-    TunedSettings(RfrSettings(), "elsewhere").write(tmp_path / "s.json")
+    TunedSettings(RfrSettings(), "elsewhere").write_lines(tmp_path / "s.json")
     refused(call(*words, check=False), "was tuned with the encoder elsewhere, and --encoder .*vectors is")
     (tmp_path / "s.json").unlink()
     words += ["--tune", made / "gold.tsv"]
-    empty = write(tmp_path / "empty.txt")
+    empty = write_lines(tmp_path / "empty.txt")
     refused(call(*words, "--source", empty, check=False), "empty.txt has no sentence with a word in it")
     refused(
-        call(*words, "--target", write(tmp_path / "signs.txt", "...", ""), check=False), "signs.txt has no sentence"
+        call(*words, "--target", write_lines(tmp_path / "signs.txt", "...", ""), check=False),
+        "signs.txt has no sentence",
     )
     refused(call(*words, "--source", tmp_path / "no.txt", check=False), "there is no file .*no.txt")
     (tmp_path / "bytes.txt").write_bytes(b"good\n\xff\xfe\n")
@@ -193,7 +194,7 @@ def test_bad_input(made: Path, tmp_path: Path):
     refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the directory")
     refused(call(*words, "--index", "Hexagon", check=False), "FAISS cannot make an index 'Hexagon'")
     refused(call(*words, "--output", tmp_path / "no" / "x.tsv", check=False), "--output .*x.tsv: there is no folder")
-    other = write(tmp_path / "other.txt", "a text without a vector")
+    other = write_lines(tmp_path / "other.txt", "a text without a vector")
     refused(call(*words, "--source", other, check=False), "has no vector for 'a text without a vector': .*--list-texts")
     assert not list(tmp_path.glob("mined*"))
     refused(call("mine_bitext", *words[1:5], check=False), "give --encoder, --settings and --output, or --list-texts")
@@ -206,7 +207,7 @@ def test_bad_input(made: Path, tmp_path: Path):
 
 
 def test_vectors_that_do_not_fit(made: Path, tmp_path: Path):
-    folder = vectors_folder(tmp_path / "v", write(tmp_path / "t.txt", "a", "b"))
+    folder = vectors_folder(tmp_path / "v", write_lines(tmp_path / "t.txt", "a", "b"))
     assert StoredVectors(folder).encode(["b", "a"]).shape == (2, 24)
     for wrong in (np.zeros((3, 4)), np.zeros(2), np.zeros((2, 4), np.int64)):
         np.save(folder / "vectors.npy", wrong)

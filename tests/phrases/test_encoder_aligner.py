@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO, call, random_context
-from test_bad_input import refused
 
 from fairseq_ccpr.models.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair
@@ -19,6 +17,8 @@ from fairseq_ccpr.phrases.pair_store import PhrasePairs, read_manifest
 from fairseq_ccpr.phrases.subwords import Subwords
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.words import word_spans
+from tests.helpers import DEMO, call, refused
+from tests.small_models import random_context
 
 VERSES = list(itertools.islice(read_pairs(DEMO / "bible.valid.tsv.xz"), 120))
 

@@ -7,10 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Xpr, call
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bad_input import refused
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, draw
@@ -19,6 +17,8 @@ from fairseq_ccpr.phrases.lexicon_store import Lexicon
 from fairseq_ccpr.phrases.text_pairs import read_lines, read_pairs
 from fairseq_ccpr.phrases.text_samples import digest_of
 from fairseq_ccpr.phrases.words import word_spans
+from tests.helpers import call, refused
+from tests.small_models import Xpr
 
 SPLITS = "train", "valid", "test"
 

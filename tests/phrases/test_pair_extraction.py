@@ -1,4 +1,4 @@
-"""Words, word alignment, phrase pairs: what is extracted, how it is stored, and what is refused."""
+"""Word alignment and phrase pairs: what is extracted, how it is stored, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,30 +25,10 @@ from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.alignment_error import measure, read_gold
 from fairseq_ccpr.phrases.pair_extraction import consistent_pairs
 from fairseq_ccpr.phrases.pair_filters import PairFilter, WordFilter
-from fairseq_ccpr.phrases.pair_store import FILES, GrowingArray, PhrasePairs
+from fairseq_ccpr.phrases.pair_store import FILES, PhrasePairs
 from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
 from fairseq_ccpr.phrases.words import space_spans, word_spans
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", []),
-        (" \t ", []),
-        ("  two  spaces\u3000and tab\tend ", ["two", "spaces", "and", "tab", "end"]),
-        ("»Größe« (50%), z.B. C++!?", ["»", "Größe", "«", "(", "50", "%", ")", ",", "z.B", ".", "C", "++", "!", "?"]),
-        ("_Datei… --help don't", ["_", "Datei", "…", "--", "help", "don't"]),
-        ("Привет, мир!", ["Привет", ",", "мир", "!"]),
-        ("سلام، دنیا", ["سلام", "،", "دنیا"]),
-        ("हिन्दी में।", ["हिन्दी", "में", "।"]),
-        ("用Linux2吧。好", ["用", "Linux2", "吧", "。", "好"]),
-        ("カタカナ、です", ["カ", "タ", "カ", "ナ", "、", "で", "す"]),
-        ("ที่นี่ ok", ["ที่", "นี่", "ok"]),
-        ("한국어 문장.", ["한국어", "문장", "."]),
-    ],
-)
-def test_words(text: str, words: list[str]):
-    assert [text[a:b] for a, b in word_spans(text)] == words
+from tests.helpers import call
 
 
 def enumerate_pairs(source_size: int, target_size: int, links: set[tuple[int, int]], max_words: int) -> set[tuple]:
@@ -108,16 +87,6 @@ def test_filters_judge_edges_and_letters():
     assert kept(0.39, False) == ["7 house", "house"]
     assert kept(0.60, False) == ["the", "the 7", "the 7 house", "7 house", "house"]
     assert kept(0.39, True) == ["7 house", "7 house .", "house", "house ."]
-
-
-def test_growing_arrays_are_npy(tmp_path: Path):
-    for count in (0, 1, 12345):
-        rows = np.arange(count * 5, dtype=np.int32).reshape(-1, 5)
-        array = GrowingArray(tmp_path / "a.npy", (5,), "int32")
-        for row in rows:
-            array.append(row[None])
-        array.close()
-        assert (np.load(tmp_path / "a.npy", allow_pickle=False) == rows).all()
 
 
 LEXICON = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,31 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.datastore import string_hashes
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.string_hashes import hash_strings
-from fairseq_ccpr.datastore.text_lines import TextLines, write_lines
 from fairseq_ccpr.decoding.distinct_strings import first_of_each, nearest_distinct
 from fairseq_ccpr.search import ExactIndex, Index
-
-LINES = st.lists(st.text(st.sampled_from("ab ä中😀\t\x85\u2028"), max_size=12), min_size=1, max_size=9)
-
-
-@settings(max_examples=300, deadline=None)
-@given(lines=LINES, block=st.sampled_from([1, 2, 1 << 14]), ordered=st.booleans(), seed=st.integers(0, 2**31))
-def test_equal_strings_have_equal_hashes_and_others_do_not(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], block: int, ordered: bool, seed: int
-):
-    folder = tmp_path_factory.mktemp("lines")
-    write_lines(folder / "text", folder / "offsets.npy", lines)
-    spans = [(n, i, j) for n, line in enumerate(lines) for i in range(len(line)) for j in range(i + 1, len(line) + 1)]
-    if not ordered:
-        random.Random(seed).shuffle(spans)
-    with patch.object(string_hashes, "BLOCK", block):
-        text = TextLines(folder / "text", folder / "offsets.npy", len(lines))
-        hashes = hash_strings(np.array(spans, np.int32).reshape(-1, 3), text)
-    strings = [lines[number][start:end] for number, start, end in spans]
-    assert len({*zip(strings, hashes.tolist())}) == len({*strings}) == len({*hashes.tolist()})
 
 
 def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: Path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -12,35 +10,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.search import ExactIndex, exact
 from fairseq_ccpr.search.selection import best_rows, largest
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@pytest.fixture(scope="module")
-def triton():
-    """Where there is no GPU, kernels are interpreted, if that is asked for before they are defined."""
-    if DEVICE.type == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
-    yield pytest.importorskip("triton", reason="Triton is not installed")
-    if DEVICE.type == "cpu":
-        del os.environ["TRITON_INTERPRET"]
-
-
-@pytest.fixture(params=["torch", "triton"])
-def fused(request):
-    """Whether the search is Triton's."""
-    if request.param == "triton":
-        request.getfixturevalue("triton")
-    return request.param == "triton"
-
-
-def brute_force(keys, queries, metric):
-    """Scores of all keys, float64 [H, N]."""
-    keys, queries = keys.double().cpu(), queries.double().cpu()
-    return queries @ keys.T if metric == "ip" else -torch.cdist(queries, keys, compute_mode=EXACT).square()
-
-
-EXACT = "donot_use_mm_for_euclid_dist"
+from tests.vectors import DEVICE, all_scores
 
 
 def ranked(scores, k):
@@ -56,7 +26,7 @@ def check(keys, queries, k, metric, fused):
     scores, ids, real = scores.cpu(), ids.cpu(), min(k, len(keys))
     assert scores.dtype == torch.float32 and ids.dtype == torch.int64 and scores.shape == ids.shape == (len(queries), k)
     assert (ids[:, real:] == -1).all() and (scores[:, real:] == float("-inf")).all()
-    wanted = brute_force(keys, queries, metric)
+    wanted = all_scores(keys, queries, metric)
     best = wanted.sort(dim=1, descending=True).values[:, :real]
     torch.testing.assert_close(scores[:, :real].double(), best, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores[:, :real].double(), wanted.gather(1, ids[:, :real]), rtol=1e-4, atol=1e-4)
@@ -97,7 +67,7 @@ def test_queries_out_of_the_range_of_half_precision(scale, fused):
     """Fresh numbers, whose order is the same at any scale."""
     keys, queries = torch.randn(900, 16).half(), torch.randn(6, 16)
     scores = ExactIndex(keys.to(DEVICE), "ip", fused=fused).search((queries * scale).to(DEVICE), 8)[0]
-    wanted = brute_force(keys, queries, "ip").sort(dim=1, descending=True).values[:, :8]
+    wanted = all_scores(keys, queries, "ip").sort(dim=1, descending=True).values[:, :8]
     torch.testing.assert_close(scores.cpu().double() / scale, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -108,7 +78,7 @@ def test_of_equal_keys_the_lower_id_comes_first(size, metric, fused):
     keys = torch.randint(-2, 3, (size, 4)).half()
     queries = torch.randint(-2, 3, (9, 4)).float()
     ids = check(keys, queries, 32, metric, fused)
-    assert torch.equal(ids, ranked(brute_force(keys, queries, metric), 32))
+    assert torch.equal(ids, ranked(all_scores(keys, queries, metric), 32))
 
 
 def test_queries_are_searched_block_by_block(fused, monkeypatch):

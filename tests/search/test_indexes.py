@@ -14,20 +14,7 @@ from hypothesis import strategies as st
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, tiled
 from fairseq_ccpr.search.plan import Effort, plan_index
-
-
-def brute_force(keys, queries, k, metric):
-    """Scores of the k nearest keys, float64 [H, k]."""
-    keys, queries = keys.astype(np.float64), queries.double().numpy()
-    scores = queries @ keys.T if metric == "ip" else -((queries[:, None] - keys[None]) ** 2).sum(2)
-    return -np.sort(-scores, axis=1)[:, :k]
-
-
-def clustered(size, dimension, seed=0):
-    """Keys in clusters, as a decoder makes them."""
-    rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(max(1, size // 30), dimension)) * 3
-    return (centres[rng.integers(0, len(centres), size)] + rng.normal(size=(size, dimension))).astype(np.float16)
+from tests.vectors import brute_force, clustered
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,8 +15,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Ccpr, World, call, equal, run, subword_options
-from test_bad_input import refused
 
 from fairseq_ccpr.datastore.manifest import MANIFEST
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
@@ -31,6 +29,8 @@ from fairseq_ccpr.search.base import IndexDescription
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.search.recall import recall
+from tests.helpers import ROOT, call, equal, refused, run
+from tests.small_models import Ccpr, World, subword_options
 
 pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
 pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
@@ -43,7 +43,7 @@ class Server:
     """Milvus in another process."""
 
     def __init__(self, folder: Path, token: str = "") -> None:
-        self.words, self.port = [sys.executable, str(ROOT / "tests/milvus_server.py"), str(folder)], 0
+        self.words, self.port = [sys.executable, str(ROOT / "tests/search/milvus_server.py"), str(folder)], 0
         self.token = [token] if token else []
         self.start()
 

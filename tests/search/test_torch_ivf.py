@@ -7,12 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import World, build, call
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_beam_step import NoRoundTrip, no_synchronisation
-from test_fused_search import DEVICE, brute_force, fused, triton  # noqa: F401
-from test_search import clustered
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -20,6 +16,10 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex, TorchIvfIndex, build_index, open_index, torch_ivf
 from fairseq_ccpr.search.plan import index_bytes, plan_index
 from fairseq_ccpr.search.recall import recall
+from tests.helpers import call
+from tests.small_models import World, build
+from tests.torch_operations import NoRoundTrip, no_synchronisation
+from tests.vectors import DEVICE, all_scores, clustered
 
 
 def make(keys, lists, metric, probes, folder, by_triton=None):
@@ -38,7 +38,7 @@ def check(index, keys, queries, k):
     real = min(k, len(keys))
     assert scores.dtype == torch.float32 and ids.dtype == torch.int64 and scores.shape == ids.shape == (len(queries), k)
     assert (ids[:, real:] == -1).all() and (scores[:, real:] == float("-inf")).all()
-    wanted = brute_force(torch.from_numpy(keys), queries, index.metric)
+    wanted = all_scores(torch.from_numpy(keys), queries, index.metric)
     best = wanted.sort(dim=1, descending=True).values[:, :real]
     torch.testing.assert_close(scores[:, :real].double(), best, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores[:, :real].double(), wanted.gather(1, ids[:, :real]), rtol=1e-4, atol=1e-4)
@@ -63,7 +63,7 @@ def test_all_lists_are_exact_search(size, dimension, lists, count, k, metric, co
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 700])
-def test_both_ways_to_score(size, metric, fused, tmp_path):  # noqa: F811
+def test_both_ways_to_score(size, metric, fused, tmp_path):
     keys = clustered(size, 24)
     check(make(keys, min(size, 5), metric, 5, tmp_path, fused), keys, torch.randn(7, 24), 8)
 

@@ -10,7 +10,6 @@ import random
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,8 +34,8 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.decoder_subwords import ENOUGH_PIECES, MOSES, SENTENCES, DecoderSubwords, Pieces
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.words import SPACE, kinds_of, word_spans
+from tests.helpers import DEMO
 
-DEMO = Path(__file__).resolve().parent.parent / "datastores" / "demo"
 MIXED = "   \u3000\u00a0\u200b\ttheLordandßäöüé,.'\"-&|<>[]@½…ﬁｔe\u0301中国人한ไท😀👍\U0001f3fd☃▁#;\x00\x85"
 ANY_TEXT = st.text(st.one_of(st.sampled_from(MIXED), st.characters(exclude_categories=["Cs"])), max_size=30)
 WORDS = [

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_encoder import VOCABULARY, train_unigram
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.sentencepiece_model import read_pieces
@@ -19,18 +18,14 @@ from fairseq_ccpr.phrases.subwords import Subwords, SubwordTokenizer, collate, s
 from fairseq_ccpr.phrases.tokenizers import load_tokenizer
 from fairseq_ccpr.phrases.wordpiece_tokenizer import WordPieceSettings, WordPieceTokenizer
 from fairseq_ccpr.phrases.words import SPACE, has_letters, kinds_of, word_spans
+from tests.helpers import DEMO
+from tests.small_models import VOCABULARY, sentencepiece_tokenizer
 
 MIXED = " \u3000\u200b\tabzAZß,.…!'\"(-¿%$ｆＦ½㍿ﷺéе́\u0301\u0308"
 MIXED += "中国東京かなカナ한국ไทยที่नमस्ते😀👍\U0001f3fd❤\ufe0f\u200d\u00ad\u2581\x00\x85"
 ANY_TEXT = st.text(st.one_of(st.sampled_from(MIXED), st.characters(exclude_categories=["Cs"])), max_size=30)
 # Characters that are one character to SentencePiece, spaces aside: there each piece's span can be read back.
 PLAIN_TEXT = st.text(st.sampled_from("  abcdelordthnsiABC,.;!é中国ｆＦ한\u3000\t☃"), max_size=40)
-
-
-@functools.cache
-def sentencepiece_tokenizer() -> SentencePieceTokenizer:
-    model = train_unigram(300)
-    return SentencePieceTokenizer([piece.text for piece in read_pieces(model)[3:]], model)
 
 
 @functools.cache
@@ -113,24 +108,6 @@ def test_every_word_between_spaces_has_bounds(tokenizer: SubwordTokenizer, words
     assert last == len(subwords.ids) - 2
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("He said: “No...”", ["He", "said", ":", "“", "No", "...", "”"]),
-        ("state-of-the-art U.S. 3.5% (x)", ["state-of-the-art", "U.S", ".", "3.5", "%", "(", "x", ")"]),
-        ("日本語 text、ok。", ["日", "本", "語", "text", "、", "ok", "。"]),
-        ("ที่นี่", ["ที่", "นี่"]),
-        ("C++ great😀!?", ["C", "++", "great", "😀", "!", "?"]),
-        ("❤\ufe0f👍\U0001f3fd", ["❤\ufe0f", "👍\U0001f3fd"]),
-        ("Cafe\u0301s نمی\u200cخواهم", ["Cafe\u0301s", "نمی\u200cخواهم"]),
-        ("  \u200b\n", []),
-        ("...", ["..."]),
-    ],
-)
-def test_words(text: str, words: list[str]):
-    assert [text[start:end] for start, end in word_spans(text)] == words
-
-
 def subwords_of(text: str, *surfaces: str) -> Subwords:
     """Subwords of given surfaces, which follow one another in the text; a space before one is no part of it."""
     starts, ends, at = [0], [0], 0
@@ -204,7 +181,7 @@ def test_tokenizers_come_back_from_disk_and_from_other_processes(tokenizer: Subw
 
 def test_bpe_is_not_pruned():
     tokenizer = sentencepiece_tokenizer()
-    path = Path(__file__).parent.parent / "datastores" / "demo" / "spm.model"
+    path = DEMO / "spm.model"
     symbols = [piece.text for piece in read_pieces(path.read_bytes())[3:]]
     with pytest.raises(ConfigurationError, match="BPE, which needs all its pieces"):
         SentencePieceTokenizer(symbols, path.read_bytes()).restrict({"a"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -10,11 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Xpr, call, run, run_two_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bad_input import refused
-from test_ccpr import gradient_of_two_processes
 from torch import nn
 
 from fairseq_ccpr.errors import CheckpointError
@@ -31,6 +27,9 @@ from fairseq_ccpr.phrases.lexicon_store import Lexicon
 from fairseq_ccpr.phrases.subwords import subword_bounds
 from fairseq_ccpr.phrases.text_pairs import read_pairs
 from fairseq_ccpr.phrases.tokenizers import load_tokenizer
+from tests.helpers import accuracies, call, refused, run, run_two_processes
+from tests.small_models import Xpr
+from tests.training.two_processes import gradient_of_two_processes
 
 CPU = torch.device("cpu")
 
@@ -228,10 +227,6 @@ def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Pa
     if frequency == 1:
         assert int(state["model"]["momentum.enqueued"]) == 4 * 32
     assert state["task_state"]["trained_on"] == ["de-en"]
-
-
-def accuracies(log: str) -> list[float]:
-    return [float(found) for found in re.findall(r"valid' subset .*?\| accuracy ([0-9.]+)", log)]
 
 
 def test_training_learns_to_find_translations(xpr: Xpr):

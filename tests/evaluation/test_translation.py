@@ -1,25 +1,22 @@
-"""Preparing data, tuning and comparing."""
+"""Tuning and comparing systems."""
 
 from __future__ import annotations
 
 import json
-import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import PAIRS, World, build, call
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
-from test_bad_input import refused
 
-from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.decoding import load, parse_generation
 from fairseq_ccpr.evaluation.significance import compare_systems
 from fairseq_ccpr.evaluation.tuning import fill_caches
-from fairseq_ccpr.extraction.preparation import read_pairs
+from tests.helpers import call
+from tests.small_models import PAIRS, World, build
 
 
 @pytest.mark.parametrize(("k", "lambda_", "temperature"), [(1, 0.3, 1), (8, 0.6, 10), (64, 0.9, 100)])
@@ -67,48 +64,6 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
     shown = call("compare_decoding", *words[:at], *words[at + 2 :], "--results-path", tmp_path / "alone").stdout
     assert "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()
     assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
-
-
-def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path):
-    (tmp_path / "a.tsv").write_text("ä\tb\nc\td\n", encoding="utf-8")
-    with lzma.open(tmp_path / "a.tsv.xz", "wt", encoding="utf-8") as stream:
-        stream.write("ä\tb\nc\td\n")
-    assert list(read_pairs(tmp_path / "a.tsv")) == list(read_pairs(tmp_path / "a.tsv.xz")) == [("ä", "b"), ("c", "d")]
-
-
-def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, tmp_path: Path):
-    pairs = list(read_pairs(world.folder / "test.tsv"))
-    for side, language in enumerate(("de", "en")):
-        (tmp_path / f"text.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    dictionary = world.data_bin / "dict.en.txt"
-    words = ["--test", tmp_path / "text", "-s", "de", "-t", "en", "--output", tmp_path / "data"]
-    of_fairseq = ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
-    call("prepare_data", *words, *of_fairseq, "--dict", dictionary, dictionary)
-    for name in ("test.de-en.de.bin", "test.de-en.en.bin", "dict.de.txt"):
-        assert (tmp_path / "data" / name).read_bytes() == (world.data_bin / name).read_bytes()
-    words[-1] = tmp_path / "other"
-    for extra, sentence in (
-        (["--spm", world.spm], "--dict belongs together"),
-        (["--spm", dictionary, "--dict", dictionary], "cannot be had"),
-        (
-            ["--bpe", "sentencpiece", "--dict", dictionary],
-            "fairseq does not take '--bpe sentencpiece': .*invalid choice",
-        ),
-        (["--spm", world.spm, "--dict", *[dictionary] * 3], "--dict names 3 files"),
-        (["--spm", world.spm, "--dict", dictionary, "--valid", "no"], "neither a file no nor no.de"),
-    ):
-        refused(call("prepare_data", *words, *extra, check=False), sentence)
-        assert not list(tmp_path.glob("other*"))
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [(b"a\tb\tc\n", "line 2: 3 columns"), (b"alone\n", "line 2: 1 columns"), (b"\xff\ta\n", "not UTF-8")],
-)
-def test_bad_pairs_are_named_by_their_line(tmp_path: Path, line: bytes, sentence: str):
-    (tmp_path / "a.tsv").write_bytes(b"a\tb\n" + line)
-    with pytest.raises(ConfigurationError, match=sentence):
-        list(read_pairs(tmp_path / "a.tsv"))
 
 
 def test_comparing_without_a_model_says_so(world: World):
