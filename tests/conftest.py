@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fairseq import options, utils
@@ -21,6 +24,30 @@ from tests.helpers import DEMO, call, run
 from tests.small_models import PAIRS, Ccpr, World, Xpr, build, build_phrases, random_context, train
 
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed", type=int, default=0, help="what random tests draw; each mixes it with its name (default: 0)"
+    )
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seed Python, NumPy and torch, each test with a number of its own, which a failing one shows."""
+    option = request.config.getoption("--seed")
+    number = zlib.crc32(f"{option} {request.node.nodeid}".encode())
+    print(f"random numbers are those of --seed {option}: {number}")
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+    return number
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """Random numbers of this test."""
+    return np.random.default_rng(seed)
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def clknn(world: World) -> Path:
     return path
 
 
-def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp_path: Path):
+def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp_path: Path) -> None:
     raw, made = TokenDatastore(world.datastore), TokenDatastore(clknn)
     assert made.keys.shape == (raw.section.size, 16) and made.section.index.metric == "ip"
     np.testing.assert_allclose(np.linalg.norm(made.keys.astype(np.float64), axis=1), 1, atol=2e-3)
@@ -61,14 +61,14 @@ def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp
     assert list(TokenDatastore(kept / "valid").section.subsets) == ["valid"]
 
 
-def test_without_other_text_sentences_are_held_out(world: World, clknn: Path, tmp_path: Path):
+def test_without_other_text_sentences_are_held_out(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, whole := tmp_path / "whole", *ADAPTER, "--subset", "train", "valid")
     assert TokenDatastore(whole).section.projection is not None
     other = TokenDatastore(whole).section.fingerprints["adapter"]
     assert other != TokenDatastore(clknn).section.fingerprints["adapter"]
 
 
-def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_path: Path):
+def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_path: Path) -> None:
     best = clknn / "adapter" / "checkpoint_best.pt"
     build(world, tmp_path / "s", "--adapter", best, "--pca-dim", 16, "--raw-datastore", world.datastore)
     assert np.array_equal(TokenDatastore(tmp_path / "s").keys, TokenDatastore(clknn).keys)
@@ -76,7 +76,7 @@ def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_
 
 
 @pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
-def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str):
+def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str) -> None:
     places = {"_run": adapter_training, "fill": token_part.TokenPart, "describe_files": token_part}
     place = places.get(stage, adapter_build)
     options = [*ADAPTER, "--raw-datastore", world.datastore]
@@ -87,7 +87,7 @@ def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage:
     assert np.array_equal(TokenDatastore(tmp_path / "s").keys, TokenDatastore(clknn).keys)
 
 
-def test_killed_training_resumes(world: World, tmp_path: Path):
+def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
     longer = TRAINING.replace("--max-update 40", "--max-update 80")
     words = [*build_options(world, out := tmp_path / "s"), "--raw-datastore", world.datastore, "--adapter", "clknn"]
     words = [str(word) for word in [sys.executable, "scripts/build_datastore.py", *words, "--adapter-options", longer]]
@@ -103,7 +103,7 @@ def test_killed_training_resumes(world: World, tmp_path: Path):
     assert TokenDatastore(out).section.dimension == 24
 
 
-def test_training_options_are_read_as_fairseq_reads_them():
+def test_training_options_are_read_as_fairseq_reads_them() -> None:
     plain, other = AdapterTraining.parse(""), AdapterTraining.parse("--adapter-output-dim 7 --max-update 12")
     assert (plain.width(40), plain.width(4000), other.width(40)) == (40, 512, 7)
     assert other.words[:2] == ["--total-num-update", "12"]
@@ -115,7 +115,7 @@ def test_training_options_are_read_as_fairseq_reads_them():
 
 def test_decoding_is_plain_without_a_share_and_confident_by_default(
     clknn: Path, decode: Callable, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     caplog.set_level(logging.INFO)
     store = ["--datastore", clknn, "--knn-temperature", 0.1]
     assert equal(decode(*store, "--knn-lambda", 0), decode(base=True))
@@ -126,7 +126,7 @@ def test_decoding_is_plain_without_a_share_and_confident_by_default(
     assert re.search(r"keys:decoder_output\+clknn24\+pca\|.*\|lambda\*:0\.6<=1\.0\|s0:0\.0\|T:0\.1", caplog.text)
 
 
-def test_mixture_sums_to_one(world: World, clknn: Path):
+def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     states = torch.from_numpy(TokenDatastore(world.datastore).keys[::7].astype(np.float32))
     states += torch.randn_like(states)
     retriever = TokenRetriever(
@@ -139,7 +139,7 @@ def test_mixture_sums_to_one(world: World, clknn: Path):
     torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
 
 
-def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Callable, tmp_path: Path):
+def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Callable, tmp_path: Path) -> None:
     options = [
         "--datastore",
         clknn,
@@ -167,7 +167,7 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
         assert (line["retrieval"] is None) == (line["token"] not in [n["token"] for n in line["neighbours"]])
 
 
-def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path):
+def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("▁das ▁Haus\n▁der\n", encoding="utf-8")
     words = world.options("--datastore", clknn, "--input", tmp_path / "in", "--knn-log", tmp_path / "log.jsonl")
     run("fairseq-interactive", *words, "--buffer-size", 2, "--max-tokens", 100)
@@ -178,7 +178,7 @@ def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path):
 @pytest.mark.parametrize("confidence, least", [(True, 0.0), (True, 0.4), (False, 0.0)])
 def test_tuner_scores_equal_a_direct_computation(
     world: World, clknn: Path, decode: Callable, confidence: bool, least: float
-):
+) -> None:
     store = ["--datastore", clknn, "--knn-temperature", 0.07, "--knn-k", 8, "--knn-lambda", 0.7]
     kind = ["--knn-confidence", "--knn-min-similarity", least] if confidence else ["--no-knn-confidence"]
     scored = decode(*store, *kind, "--score-reference")
@@ -191,7 +191,7 @@ def test_tuner_scores_equal_a_direct_computation(
     assert found.item() == pytest.approx(wanted.item(), abs=1e-4)
 
 
-def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn: Path, tmp_path: Path):
+def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn: Path, tmp_path: Path) -> None:
     words = [*world.options("--datastore", clknn), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     at = words.index("--knn-temperature")
     del words[at : at + 2]
@@ -203,7 +203,7 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn:
     assert "700 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
 
 
-def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path):
+def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, queries := tmp_path / "valid", "--subset", "valid")
     options = [world.datastore, f"clknn={clknn}", "--count", 60, "--output", tmp_path / "out", "--quiet"]
     shown = call("evaluate_retrieval", *options).stdout
@@ -223,7 +223,7 @@ def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Pa
     refused(call("evaluate_retrieval", world.datastore, world.datastore, check=False), "not made from the keys of")
 
 
-def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
+def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> None:
     raw = ["--raw-datastore", world.datastore]
     best = clknn / "adapter" / "checkpoint_best.pt"
     output = tmp_path / "s"
@@ -275,7 +275,7 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
     refused(build(world, clknn, check=False), "built with another (dimension|projection)")
 
 
-def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path):
+def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("Haus\thouse\n", encoding="utf-8")
     words = ["--train", tmp_path / "one.tsv", "-s", "de", "-t", "en", "--spm", world.spm]
     run("scripts/prepare_data.py", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
@@ -285,7 +285,7 @@ def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path):
 
 def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
     world: World, clknn: Path, decode: Callable, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     of_unit, of_raw = world.options("--datastore", clknn), world.options()
     decode("--datastore", clknn, "--knn-temperature", 10)
     assert "--knn-temperature 10" in caplog.text and "0.01 to 0.5" in caplog.text
@@ -305,7 +305,7 @@ def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
     )
 
 
-def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
+def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> None:
     words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu"]
     words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--save-dir", tmp_path, "--batch-size", 8]
     tracked = [*words, "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
@@ -317,7 +317,7 @@ def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path):
         refused(call("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False), sentence)
 
 
-def test_two_processes_train_one_adapter(world: World, tmp_path: Path):
+def test_two_processes_train_one_adapter(world: World, tmp_path: Path) -> None:
     words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu", "--batch-size", 16]
     words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--lr", 1e-3, "--save-dir", tmp_path]
     words += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric", "--max-update", 6]
@@ -328,7 +328,7 @@ def test_two_processes_train_one_adapter(world: World, tmp_path: Path):
     assert TokenAdapter.load(tmp_path / "checkpoint_best.pt").trained_on
 
 
-def test_systems_are_compared_with_significance(tmp_path: Path):
+def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
     reference = [f"the cat number {i} sat on the mat of house {i % 7}" for i in range(60)]
     better = [line if i % 3 else line.replace("sat", "sits") for i, line in enumerate(reference)]
     worse = [line.replace("mat", "rug").replace("house", "home") for line in reference]

@@ -59,7 +59,7 @@ COMMAND()
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_exact_search_in_blocks_equals_search_at_once(metric: str):
+def test_exact_search_in_blocks_equals_search_at_once(metric: str) -> None:
     keys = clustered(5000, 16)
     keys[3000:3100] = keys[100]  # ties within blocks and between them
     queries = torch.from_numpy(np.concatenate([clustered(9, 16, seed=1), keys[[100, 4999]]])).float()
@@ -72,7 +72,9 @@ def test_exact_search_in_blocks_equals_search_at_once(metric: str):
 
 
 @pytest.mark.parametrize("factory", ["IVF32,SQ8", "PCA8,IVF32,Flat", "IVF32_HNSW8,SQfp16"])
-def test_lists_on_disk_find_what_lists_in_memory_find(factory: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_lists_on_disk_find_what_lists_in_memory_find(
+    factory: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     keys, queries = clustered(6000, 16), torch.from_numpy(clustered(40, 16)).float()
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / f"{plan_index(f'disk:{factory}', 'ip', '', 6000, 16).file}.partial").mkdir()  # of a killed run
@@ -92,7 +94,7 @@ def test_lists_on_disk_find_what_lists_in_memory_find(factory: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW16", "IVF32,PQ16x4fs", "IVF32,SQ8,RFlat"])
-def test_what_cannot_stay_on_disk_is_refused(factory: str, world: World, tmp_path: Path):
+def test_what_cannot_stay_on_disk_is_refused(factory: str, world: World, tmp_path: Path) -> None:
     words = [
         "tokens",
         world.data_bin,
@@ -153,7 +155,7 @@ def limited(command: str, *words: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(world: World, tmp_path: Path):
+def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(world: World, tmp_path: Path) -> None:
     store = TokenDatastore(world.datastore)
     bytes_each = 2 * store.section.dimension + 12
     one = repeated(store, 3 * LIMIT // (2 * bytes_each * store.section.size) + 1, tmp_path / "one")
@@ -181,7 +183,7 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(wor
     assert "\nH-" in limited("generate.cli_main", *words).stdout
 
 
-def test_a_plan_says_what_each_way_to_search_needs(world: World):
+def test_a_plan_says_what_each_way_to_search_needs(world: World) -> None:
     words = ("--plan", "--size", 10**9, "--queries", 5, "--speeds", "host=10", "device=1000", "disk=2")
     *lines, room = call("inspect_datastore", world.datastore, *words).stdout.splitlines()
     assert re.fullmatch(r"this machine: [\d,]+ GB free on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room)
@@ -202,7 +204,7 @@ def test_a_plan_says_what_each_way_to_search_needs(world: World):
         refused(done, f"--speeds has '{wrong}'")
 
 
-def test_a_plan_agrees_with_the_files_there_are(world: World, tmp_path: Path):
+def test_a_plan_agrees_with_the_files_there_are(world: World, tmp_path: Path) -> None:
     store = TokenDatastore(world.datastore)
     limits = Limits(1e9, 1e9)
     planned = needs(store.section, store.section.size, 5, {"disk": limits, "host": limits})

@@ -27,7 +27,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize("layer", ["decoder_output", "last_ffn_input"])
-def test_keys_values_and_provenance_equal_a_plain_loop(world: World, tmp_path: Path, layer: str):
+def test_keys_values_and_provenance_equal_a_plain_loop(world: World, tmp_path: Path, layer: str) -> None:
     """Equation 3, sentence by sentence, with the decoder taken apart by hand."""
     output = world.datastore
     if layer != "decoder_output":
@@ -56,7 +56,7 @@ def test_keys_values_and_provenance_equal_a_plain_loop(world: World, tmp_path: P
     assert task.target_dictionary.pad() not in store.values
 
 
-def test_capturing_reads_what_the_projection_gets(world: World):
+def test_capturing_reads_what_the_projection_gets(world: World) -> None:
     task = load_task(world.data_bin, "de", "en")
     task.load_dataset("test")
     model = load_model(str(world.model), task, torch.device("cpu"), fp16=False)
@@ -76,7 +76,7 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whole: Path, tmp_path: Path):
+def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whole: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     kills = 0
     for marks in (3, 11, 20):
@@ -98,7 +98,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whol
     assert contents(killed) == contents(whole)
 
 
-def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path):
+def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path) -> None:
     with patch("fairseq_ccpr.extraction.token_part.build_index", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
     assert done.returncode == 130
@@ -108,7 +108,7 @@ def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path,
     assert contents(stopped) == contents(whole)
 
 
-def test_stopped_while_publishing_resumes(world: World, tmp_path: Path):
+def test_stopped_while_publishing_resumes(world: World, tmp_path: Path) -> None:
     build(world, whole := tmp_path / "whole")
     with patch.object(Manifest, "write", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", check=False)
@@ -119,19 +119,19 @@ def test_stopped_while_publishing_resumes(world: World, tmp_path: Path):
     assert contents(stopped) == contents(whole)
 
 
-def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path):
+def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path) -> None:
     run("torchrun", "--nproc-per-node", 2, BUILD, *build_options(world, tmp_path / "two"), *SMALL_SHARDS)
     assert contents(tmp_path / "two") == contents(whole)
 
 
-def test_several_subsets_count_sentences_through(world: World, tmp_path: Path):
+def test_several_subsets_count_sentences_through(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "store", "--subset", "valid", "test")
     store = TokenDatastore(tmp_path / "store")
     assert store.section.subsets == {"valid": 40, "test": 40}
     assert sorted(set(store.provenance[:, 0].tolist())) == list(range(80))
 
 
-def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path):
+def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path) -> None:
     build(world, store := tmp_path / "store")
     before = contents(store)
     build(world, store)
@@ -148,7 +148,7 @@ def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path
     assert call("inspect_datastore", store).returncode == 0
 
 
-def test_fp16_model_makes_the_same_datastore_but_for_rounding(world: World, tmp_path: Path):
+def test_fp16_model_makes_the_same_datastore_but_for_rounding(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "store", "--fp16")
     half, full = TokenDatastore(tmp_path / "store"), TokenDatastore(world.datastore)
     assert half.section.fingerprints == full.section.fingerprints
@@ -156,14 +156,14 @@ def test_fp16_model_makes_the_same_datastore_but_for_rounding(world: World, tmp_
     assert np.array_equal(half.values, full.values)
 
 
-def test_inspect_shows_sizes_tokens_and_health(world: World):
+def test_inspect_shows_sizes_tokens_and_health(world: World) -> None:
     shown = call("inspect_datastore", world.datastore, "--top", 3).stdout
     store = TokenDatastore(world.datastore)
     assert f"{store.section.size:,}" in shown and store.section.fingerprints["model"] in shown
     assert shown.count("top token") == 3 and "</s>" in shown and "health         good" in shown
 
 
-def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tmp_path: Path):
+def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tmp_path: Path) -> None:
     whole = TokenDatastore(world.datastore)
     sentences = {}
     for share in (0.1, 0.3):

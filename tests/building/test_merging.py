@@ -58,7 +58,7 @@ def phrases(ccpr: Ccpr, mono: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("kind", ["tokens", "phrases"])
-def test_shards_merged_equal_one_build(kind: str, tmp_path: Path, request: pytest.FixtureRequest):
+def test_shards_merged_equal_one_build(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Every byte, the manifest's too, in whatever order they are given."""
     folder = request.getfixturevalue(kind)
     for order in ((0, 1), (1, 0)):
@@ -66,12 +66,12 @@ def test_shards_merged_equal_one_build(kind: str, tmp_path: Path, request: pytes
         assert contents(tmp_path / str(order)) == contents(folder / "whole")
 
 
-def test_two_processes_find_the_same_phrases_as_one(ccpr: Ccpr, phrases: Path, tmp_path: Path):
+def test_two_processes_find_the_same_phrases_as_one(ccpr: Ccpr, phrases: Path, tmp_path: Path) -> None:
     run("torchrun", "--nproc-per-node", 2, BUILD, *phrase_options(ccpr, phrases / "whole.txt", tmp_path / "two"))
     assert contents(tmp_path / "two") == contents(phrases / "whole")
 
 
-def test_token_datastores_are_appended(tokens: Path):
+def test_token_datastores_are_appended(tokens: Path) -> None:
     one, two, both = (TokenDatastore(tokens / name) for name in ("valid", "test", "both"))
     for array in ("keys", "values"):
         parts = [getattr(store, array) for store in (one, two)]
@@ -81,7 +81,7 @@ def test_token_datastores_are_appended(tokens: Path):
     assert "health         good" in call("inspect_datastore", tokens / "both").stdout
 
 
-def test_a_sentence_of_two_texts_is_there_once(phrases: Path):
+def test_a_sentence_of_two_texts_is_there_once(phrases: Path) -> None:
     one, two, both = (PhraseDatastore(phrases / name) for name in ("one", "two", "both"))
     found = {both.phrase(entry) for entry in range(both.section.size)}
     assert found == {store.phrase(entry) for store in (one, two) for entry in range(store.section.size)}
@@ -91,7 +91,7 @@ def test_a_sentence_of_two_texts_is_there_once(phrases: Path):
     assert "health         good" in call("inspect_datastore", phrases / "both").stdout
 
 
-def test_removal_leaves_exactly_the_rest(tokens: Path, phrases: Path, tmp_path: Path):
+def test_removal_leaves_exactly_the_rest(tokens: Path, phrases: Path, tmp_path: Path) -> None:
     for folder, first, second in ((tokens, "valid", "test"), (phrases, "one", "two")):
         merge(folder / "both", "--remove", second, "--output", tmp_path / first)
         assert contents(tmp_path / first) == contents(folder / first)
@@ -106,7 +106,7 @@ def test_removal_leaves_exactly_the_rest(tokens: Path, phrases: Path, tmp_path: 
     np.testing.assert_allclose(left.keys.astype(np.float32), np.array(wanted, np.float32), atol=5e-3)
 
 
-def test_a_third_text_is_added_and_names_last(tokens: Path, world: World, tmp_path: Path):
+def test_a_third_text_is_added_and_names_last(tokens: Path, world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "more", "--subset", "test", "valid")
     said = merge(tokens / "both", f"laws={tmp_path / 'more'}", "--output", tmp_path / "three").stdout
     assert "valid (" in said and "laws (" in said
@@ -114,7 +114,7 @@ def test_a_third_text_is_added_and_names_last(tokens: Path, world: World, tmp_pa
     assert contents(tmp_path / "both") == contents(tokens / "both")
 
 
-def test_a_stopped_merge_leaves_nothing(tokens: Path, tmp_path: Path):
+def test_a_stopped_merge_leaves_nothing(tokens: Path, tmp_path: Path) -> None:
     words = tokens / "valid", tokens / "test", "--output", tmp_path / "both"
     with patch("fairseq_ccpr.merging.merge.describe_files", side_effect=KeyboardInterrupt):
         assert merge(*words, check=False).returncode == 130
@@ -124,7 +124,9 @@ def test_a_stopped_merge_leaves_nothing(tokens: Path, tmp_path: Path):
     assert contents(tmp_path / "both") == contents(tokens / "both")
 
 
-def test_what_does_not_go_together_is_refused(world: World, ccpr: Ccpr, tokens: Path, phrases: Path, tmp_path: Path):
+def test_what_does_not_go_together_is_refused(
+    world: World, ccpr: Ccpr, tokens: Path, phrases: Path, tmp_path: Path
+) -> None:
     out = ("--output", tmp_path / "out")
     foreign = [world.other_model if word == world.model else word for word in build_options(world, tmp_path / "other")]
     call("build_datastore", *foreign, "--subset", "test")
@@ -156,7 +158,7 @@ def test_what_does_not_go_together_is_refused(world: World, ccpr: Ccpr, tokens: 
     assert not (tmp_path / "out").exists()
 
 
-def test_impossible_shards_are_refused(world: World, tmp_path: Path):
+def test_impossible_shards_are_refused(world: World, tmp_path: Path) -> None:
     words = ("--num-shards", 2, "--shard-id")
     refused(build(world, tmp_path / "s", *words, 2, check=False), "--shard-id is 2, and --num-shards 2")
     refused(build(world, tmp_path / "s", *words, 0, check=False), "there are 1 runs of --shard-tokens")

@@ -37,7 +37,7 @@ def encoder(ccpr: Ccpr) -> PhraseEncoder:
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text("abdeoth ,.()'-½中文1Ä", max_size=30), fewest=st.integers(1, 3), more=st.sampled_from([0, 1, 99]))
-def test_candidates_are_all_spans_of_whole_words(encoder: PhraseEncoder, text: str, fewest: int, more: int):
+def test_candidates_are_all_spans_of_whole_words(encoder: PhraseEncoder, text: str, fewest: int, more: int) -> None:
     subwords = encoder.context.tokenizer.encode(text)
     words, wanted = word_spans(text), []
     for i, j in itertools.combinations_with_replacement(range(len(words)), 2):
@@ -50,7 +50,7 @@ def test_candidates_are_all_spans_of_whole_words(encoder: PhraseEncoder, text: s
 
 def test_store_holds_the_phrases_of_each_sentence_once(
     sharded_store: Path, repeated_text: Path, encoder: PhraseEncoder
-):
+) -> None:
     made = PhraseDatastore(sharded_store)
     lines = [line for line in repeated_text.read_text().splitlines() if line.strip()]
     assert [made.sentence(i) for i in range(made.section.sentences)] == list(dict.fromkeys(lines))
@@ -70,7 +70,7 @@ def test_store_holds_the_phrases_of_each_sentence_once(
     assert not (made.spans[:, 0] == 90).any()  # too long
 
 
-def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path):
+def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path) -> None:
     whole = [
         PhraseDatastore(sharded_store).sentence(i) for i in range(PhraseDatastore(sharded_store).section.sentences)
     ]
@@ -87,7 +87,7 @@ def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, t
 
 def test_text_may_be_compressed_and_in_several_files(
     ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path
-):
+) -> None:
     lines = repeated_text.read_bytes().splitlines(keepends=True)
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"".join(lines[:30])))
     (tmp_path / "b.txt").write_bytes(b"".join(lines[10:]))
@@ -103,7 +103,9 @@ def test_text_may_be_compressed_and_in_several_files(
 
 
 @pytest.mark.parametrize("kind", ["ngram:2", "all"])
-def test_other_segmentations(ccpr: Ccpr, repeated_text: Path, tmp_path: Path, encoder: PhraseEncoder, kind: str):
+def test_other_segmentations(
+    ccpr: Ccpr, repeated_text: Path, tmp_path: Path, encoder: PhraseEncoder, kind: str
+) -> None:
     build_phrases(ccpr, repeated_text, tmp_path / "s", "--segmentation", kind)
     made, tokenizer = PhraseDatastore(tmp_path / "s"), encoder.context.tokenizer
     fewest, most = (2, 2) if kind == "ngram:2" else (1, 5)
@@ -118,7 +120,7 @@ def test_other_segmentations(ccpr: Ccpr, repeated_text: Path, tmp_path: Path, en
     assert set(entries(made)) == wanted
 
 
-def test_bf16_makes_nearly_the_same_keys(ccpr: Ccpr, repeated_text: Path, tmp_path: Path):
+def test_bf16_makes_nearly_the_same_keys(ccpr: Ccpr, repeated_text: Path, tmp_path: Path) -> None:
     every = "--segmentation", "all"
     build_phrases(ccpr, repeated_text, tmp_path / "plain", *every)
     build_phrases(ccpr, repeated_text, tmp_path / "bf16", *every, "--bf16")
@@ -139,7 +141,9 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stopped_build_resumes(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path, stage: str):
+def test_stopped_build_resumes(
+    ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path, stage: str
+) -> None:
     place, name = STAGES[stage]
     real, calls = getattr(place, name), itertools.count()
 
@@ -168,7 +172,7 @@ def test_stopped_build_resumes(ccpr: Ccpr, repeated_text: Path, sharded_store: P
     assert contents(tmp_path / "s") == contents(sharded_store)
 
 
-def test_files_are_on_disk_before_what_vouches_for_them(ccpr: Ccpr, repeated_text: Path, tmp_path: Path):
+def test_files_are_on_disk_before_what_vouches_for_them(ccpr: Ccpr, repeated_text: Path, tmp_path: Path) -> None:
     synced: list[str] = []
     real = os.fsync
 
@@ -190,7 +194,7 @@ def test_files_are_on_disk_before_what_vouches_for_them(ccpr: Ccpr, repeated_tex
 
 def test_finished_store_is_left_as_it_is_but_for_its_index(
     ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path
-):
+) -> None:
     shutil.copytree(sharded_store, output := tmp_path / "s")
     stamps = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
     build_phrases(ccpr, repeated_text, output, *INDEX)
@@ -201,7 +205,9 @@ def test_finished_store_is_left_as_it_is_but_for_its_index(
     assert contents(output) == contents(sharded_store)
 
 
-def test_parts_share_a_folder(world: World, ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path):
+def test_parts_share_a_folder(
+    world: World, ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path
+) -> None:
     shutil.copytree(world.datastore, one := tmp_path / "token-first")
     build_phrases(ccpr, repeated_text, one, *INDEX)
     shutil.copytree(sharded_store, two := tmp_path / "phrase-first")
@@ -216,7 +222,7 @@ def test_parts_share_a_folder(world: World, ccpr: Ccpr, repeated_text: Path, sha
         PhraseDatastore(world.datastore)
 
 
-def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path):
+def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path) -> None:
     before, output = contents(sharded_store), tmp_path / "s"
     other = other_encoder(ccpr, tmp_path / "other")
     refused(
@@ -254,7 +260,7 @@ def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store:
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.tex"]
 
 
-def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, repeated_text: Path, tmp_path: Path):
+def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, repeated_text: Path, tmp_path: Path) -> None:
     output, bad = tmp_path / "s", tmp_path / "bad.txt"
     refused(
         build_phrases(ccpr, repeated_text, output, "--threshold", 0.999999, check=False),

@@ -9,7 +9,7 @@ from tests.helpers import call, refused
 from tests.small_models import World
 
 
-def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, tmp_path: Path):
+def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, tmp_path: Path) -> None:
     pairs = list(read_pairs(world.folder / "test.tsv"))
     for side, language in enumerate(("de", "en")):
         (tmp_path / f"text.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")

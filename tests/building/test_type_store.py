@@ -42,7 +42,7 @@ def store(xpr: Xpr, dictionary: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @torch.no_grad()
-def test_store_has_one_entry_a_string(xpr: Xpr, dictionary: Path, store: Path):
+def test_store_has_one_entry_a_string(xpr: Xpr, dictionary: Path, store: Path) -> None:
     datastore, encoder = PhraseDatastore(store), XprEncoder.load(xpr.checkpoint)
     wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
     means, first = defaultdict(list), {}
@@ -82,7 +82,7 @@ def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store: Path, tmp_path: Path):
+def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store: Path, tmp_path: Path) -> None:
     out = "--output", tmp_path / "new"
     words = "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, *out, "--num-shards", 2, "--shard-id", 0, "--cpu"
     refused(call("build_datastore", *words, check=False), "makes one entry of all places of a string")
@@ -91,7 +91,7 @@ def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store:
     assert not (tmp_path / "new").exists()
 
 
-def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path, store: Path):
+def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path, store: Path) -> None:
     wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
     done = retrieve(xpr, store, "--format", "json")
     queries = [query for line in done.splitlines() if line.startswith("{") for query in json.loads(line)["phrases"]]
@@ -99,7 +99,7 @@ def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path,
     assert re.search(r"query:lexicon:[0-9a-f]{12}>", done) and str(dictionary) not in done
 
 
-def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path):
+def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> None:
     words = [
         world.data_bin,
         "--user-dir",
@@ -122,7 +122,7 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path):
     )
 
 
-def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path):
+def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path) -> None:
     def fails(kind: str) -> subprocess.CompletedProcess[str]:
         words = ["phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", tmp_path / "out", "--cpu", "--quiet"]
         return call("build_datastore", *words, "--segmentation", kind, check=False)
@@ -137,7 +137,7 @@ def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_recipe(xpr: Xpr, tmp_path: Path):
+def test_the_recipe(xpr: Xpr, tmp_path: Path) -> None:
     where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(xpr.context)}
     words = ["/bin/bash", ROOT / "scripts" / "recipes" / "train_xpr.sh", tmp_path / "out", xpr.lexicon, "--"]
     options = "--max-subwords", 60, "--phrase-dim", 8, "--sentences", 2

@@ -26,7 +26,7 @@ def build_with(options: list[object]) -> subprocess.CompletedProcess[str]:
     return call("build_datastore", *options, check=False)
 
 
-def test_build_refuses_bad_input(world: World, tmp_path: Path):
+def test_build_refuses_bad_input(world: World, tmp_path: Path) -> None:
     output = tmp_path / "store"
     options = build_options(world, output)
     empty = tmp_path / "empty"
@@ -46,7 +46,7 @@ def test_build_refuses_bad_input(world: World, tmp_path: Path):
     assert list(tmp_path.iterdir()) == [empty]
 
 
-def test_build_refuses_an_output_that_is_something_else(world: World, tmp_path: Path):
+def test_build_refuses_an_output_that_is_something_else(world: World, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     refused(build(world, tmp_path, check=False), "exists and is no datastore")
     refused(build(world, tmp_path / "thesis.tex", check=False), "thesis.tex")
@@ -54,7 +54,7 @@ def test_build_refuses_an_output_that_is_something_else(world: World, tmp_path: 
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_build_refuses_to_mix_with_another_datastore(world: World):
+def test_build_refuses_to_mix_with_another_datastore(world: World) -> None:
     before = (world.datastore / "manifest.json").read_bytes()
     other = with_option(build_options(world, world.datastore), "--path", world.other_model)
     refused(build_with(other), r"built with another model: \w{12} there, \w{12} now")
@@ -62,7 +62,9 @@ def test_build_refuses_to_mix_with_another_datastore(world: World):
     assert (world.datastore / "manifest.json").read_bytes() == before
 
 
-def test_full_disk_is_noticed_before_and_while_writing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_full_disk_is_noticed_before_and_while_writing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DatastoreError, match=r"too full: 1,000,000\.00 GB needed"):
         arrays.check_space(tmp_path / "a" / "b", 10**15)
     words = [
@@ -77,7 +79,7 @@ def test_full_disk_is_noticed_before_and_while_writing(world: World, tmp_path: P
     assert not (tmp_path / "store").exists()
 
 
-def test_model_that_computes_nan_is_refused(world: World, tmp_path: Path):
+def test_model_that_computes_nan_is_refused(world: World, tmp_path: Path) -> None:
     state = torch.load(world.model)
     state["model"]["decoder.layers.1.fc2.weight"].fill_(float("nan"))
     torch.save(state, tmp_path / "nan.pt")
@@ -105,7 +107,7 @@ def edit_manifest(datastore: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, tmp_path: Path, copied: Path):
+def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, tmp_path: Path, copied: Path) -> None:
     refused(generate(world, tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(generate(world, world.data_bin), "has no manifest.json")
     words = world.options("--path", world.other_model)
@@ -118,7 +120,7 @@ def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, t
     refused(generate(world, copied), "manifest.json is damaged")
 
 
-def test_decoding_refuses_what_is_missing(world: World, tmp_path: Path):
+def test_decoding_refuses_what_is_missing(world: World, tmp_path: Path) -> None:
     nowhere = [str(tmp_path / "nowhere"), *world.options()[1:]]
     empty = [str(tmp_path), *world.options()[1:]]
     for command in ("fairseq-generate", "compare_decoding", "tune_retrieval"):
@@ -131,7 +133,7 @@ def test_decoding_refuses_what_is_missing(world: World, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_decoding_refuses_another_width_backend_or_index(world: World, copied: Path, tmp_path: Path):
+def test_decoding_refuses_another_width_backend_or_index(world: World, copied: Path, tmp_path: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())["token"]
     edit_manifest(copied, token=manifest | {"dimension": 16})
     refused(generate(world, copied), r"keys\.npy holds float16 \(\d+, 32\), but the manifest says float16 \(\d+, 16\)")
@@ -144,7 +146,7 @@ def test_decoding_refuses_another_width_backend_or_index(world: World, copied: P
     refused(generate(world, copied), r"indexes [\d,]+ keys of width 32, but there are [\d,]+")
 
 
-def test_decoding_refuses_another_dictionary(world: World, tmp_path: Path):
+def test_decoding_refuses_another_dictionary(world: World, tmp_path: Path) -> None:
     shutil.copytree(world.data_bin, tmp_path / "data-bin")
     path = tmp_path / "data-bin" / "dict.en.txt"
     lines = path.read_text().splitlines()
@@ -153,7 +155,7 @@ def test_decoding_refuses_another_dictionary(world: World, tmp_path: Path):
     refused(call("fairseq-generate", *words, check=False), "another target dictionary")
 
 
-def test_damaged_files_are_refused(world: World, copied: Path):
+def test_damaged_files_are_refused(world: World, copied: Path) -> None:
     keys = copied / "token" / "keys.npy"
     good = keys.read_bytes()
     keys.write_bytes(good[:-100])
@@ -168,7 +170,7 @@ def test_damaged_files_are_refused(world: World, copied: Path):
 
 
 @pytest.mark.parametrize("name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt"])
-def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str):
+def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str) -> None:
     path = copied / "token" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x80
@@ -177,7 +179,7 @@ def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str):
     assert inspected.returncode == 1 and f"{name}: the bytes have changed" in inspected.stdout
 
 
-def test_rebuilding_does_not_hide_damage(world: World, copied: Path):
+def test_rebuilding_does_not_hide_damage(world: World, copied: Path) -> None:
     """The same command on a finished datastore, and another index, leave the checksums of what is there alone."""
     keys = copied / "token" / "keys.npy"
     keys.write_bytes(keys.read_bytes()[:-100] + bytes(100))
@@ -186,7 +188,7 @@ def test_rebuilding_does_not_hide_damage(world: World, copied: Path):
         assert call("inspect_datastore", copied, check=False).returncode == 1
 
 
-def test_keys_that_are_not_numbers_are_found(copied: Path):
+def test_keys_that_are_not_numbers_are_found(copied: Path) -> None:
     """Whoever makes a datastore with tools of their own may get the checksums right and the keys wrong."""
     path = copied / "token" / "keys.npy"
     keys = np.load(path)
@@ -210,11 +212,11 @@ def test_keys_that_are_not_numbers_are_found(copied: Path):
         ("--knn-temperature", -1, "--knn-temperature is -1"),
     ],
 )
-def test_settings_out_of_range_are_refused(world: World, option: str, value: object, sentence: str):
+def test_settings_out_of_range_are_refused(world: World, option: str, value: object, sentence: str) -> None:
     refused(generate(world, world.datastore, option, value), sentence)
 
 
-def test_malicious_checkpoint_is_refused_and_nothing_runs(world: World, tmp_path: Path):
+def test_malicious_checkpoint_is_refused_and_nothing_runs(world: World, tmp_path: Path) -> None:
     state = torch.load(world.model)
     state["extra_state"] = Malice(tmp_path / "ran")
     torch.save(state, tmp_path / "bad.pt")

@@ -14,7 +14,7 @@ from fairseq_ccpr.models.token_adapter import TokenAdapter
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_folded_projection_equals_the_unfolded(normalize: bool):
+def test_folded_projection_equals_the_unfolded(normalize: bool) -> None:
     adapter = TokenAdapter(12, 30, 10)
     rows = adapter(4 * torch.randn(500, 12)).detach()
     rows = torch.nn.functional.normalize(rows, dim=1) if normalize else rows
@@ -27,7 +27,7 @@ def test_folded_projection_equals_the_unfolded(normalize: bool):
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-5)
 
 
-def test_pca_equals_scikit_learn():
+def test_pca_equals_scikit_learn() -> None:
     rows = torch.randn(800, 9) @ torch.randn(9, 9) + 5
     found, wanted = fit_pca(rows, 5), PCA(5).fit(rows.double().numpy())
     np.testing.assert_allclose(found.mean, wanted.mean_, atol=1e-8)
@@ -35,7 +35,7 @@ def test_pca_equals_scikit_learn():
     np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-8)
 
 
-def test_projection_survives_the_disk(tmp_path: Path):
+def test_projection_survives_the_disk(tmp_path: Path) -> None:
     adapter = TokenAdapter(5, 8, 6)
     pca = Pca(torch.zeros(6, dtype=torch.float64), torch.eye(6, dtype=torch.float64)[:3])
     for normalize in (False, True):

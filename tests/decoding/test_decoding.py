@@ -36,22 +36,22 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
-def test_share_of_zero_equals_stock_fairseq_to_the_bit(decode: Callable, search: list):
+def test_share_of_zero_equals_stock_fairseq_to_the_bit(decode: Callable, search: list) -> None:
     assert equal(decode(*search, "--knn-lambda", 0), decode(*search, base=True))
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
-def test_retrieval_changes_every_kind_of_search(decode: Callable, search: list):
+def test_retrieval_changes_every_kind_of_search(decode: Callable, search: list) -> None:
     assert not equal(decode(*search, "--knn-lambda", 0.8), decode(*search, base=True), tolerance=1e-2)
 
 
-def test_retrieval_does_not_depend_on_the_batch(decode: Callable):
+def test_retrieval_does_not_depend_on_the_batch(decode: Callable) -> None:
     together = decode("--knn-lambda", 0.6)
     for size in (1, 7):
         assert equal(decode("--knn-lambda", 0.6, "--batch-size", size), together, tolerance=2e-3)
 
 
-def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable):
+def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable) -> None:
     """p(y_t | x, y_<t) of what beam search wrote, computed anew with brute force over the whole store and vocabulary."""
     k, lam, temperature = 8, 0.6, 5.0
     found = decode("--knn-k", k, "--knn-lambda", lam, "--batch-size", 1)
@@ -77,7 +77,7 @@ def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable
             assert abs(best["positional_scores"][t].item() - wanted) < 5e-3
 
 
-def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(world: World, decode: Callable, tmp_path: Path):
+def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(world: World, decode: Callable, tmp_path: Path) -> None:
     """`--score-reference` force-decodes what beam search built step by step."""
     settings = ["--knn-lambda", 0.6]
     found = decode(*settings)
@@ -95,7 +95,7 @@ def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(world: World, dec
         assert abs(scores[i] - hypotheses_of_sentence[0]["score"].item() / np.log(2)) < 5e-3
 
 
-def test_ensembles_mix_with_the_member_the_datastore_belongs_to(world: World, decode: Callable):
+def test_ensembles_mix_with_the_member_the_datastore_belongs_to(world: World, decode: Callable) -> None:
     for members in (f"{world.model}:{world.other_model}", f"{world.other_model}:{world.model}"):
         path = ["--path", members]
         assert equal(decode(*path, "--knn-lambda", 0), decode(*path, base=True))
@@ -104,7 +104,7 @@ def test_ensembles_mix_with_the_member_the_datastore_belongs_to(world: World, de
         assert all(torch.equal(alone[i][0]["tokens"], single[i][0]["tokens"]) for i in single)
 
 
-def test_datastore_of_the_answers_gives_the_answers(world: World, decode: Callable, tmp_path: Path):
+def test_datastore_of_the_answers_gives_the_answers(world: World, decode: Callable, tmp_path: Path) -> None:
     """An oracle: with the test pairs themselves in the store, retrieval writes the references, the model does not."""
     build(world, tmp_path / "oracle", "--subset", "test")
     task = load_task(world.data_bin, "de", "en")
@@ -119,7 +119,7 @@ def test_datastore_of_the_answers_gives_the_answers(world: World, decode: Callab
     assert right(decode(base=True)) <= 0.2 * PAIRS["test"]
 
 
-def test_one_search_a_sentence_at_the_first_step(decode: Callable):
+def test_one_search_a_sentence_at_the_first_step(decode: Callable) -> None:
     sizes = []
     retrieve = TokenRetriever.__call__
 
@@ -132,7 +132,7 @@ def test_one_search_a_sentence_at_the_first_step(decode: Callable):
     assert sizes[0] == 8 and sizes[1] == 40
 
 
-def test_more_neighbours_than_the_store_has(world: World, decode: Callable, tmp_path: Path):
+def test_more_neighbours_than_the_store_has(world: World, decode: Callable, tmp_path: Path) -> None:
     build(world, tmp_path / "small", "--subset", "valid")
     size = TokenDatastore(tmp_path / "small").section.size
     store = ["--datastore", tmp_path / "small", "--beam", 1, "--batch-size", 4]
@@ -140,7 +140,7 @@ def test_more_neighbours_than_the_store_has(world: World, decode: Callable, tmp_
 
 
 @pytest.mark.parametrize("change", [["--knn-k", 3], ["--knn-lambda", 0.9], ["--knn-temperature", 50]])
-def test_every_setting_changes_something_and_is_in_the_signature(world: World, decode: Callable, change: list):
+def test_every_setting_changes_something_and_is_in_the_signature(world: World, decode: Callable, change: list) -> None:
     assert not equal(decode(*change), decode(), tolerance=1e-3)
     assert signature(world, *change) != signature(world)
 
@@ -157,7 +157,7 @@ def output(text: str, kind: str) -> dict[int, str]:
     return {int(i): rest for i, rest in re.findall(rf"^{kind}-(\d+)\t(.*)$", text, flags=re.MULTILINE)}
 
 
-def test_interactive_equals_generate_and_takes_empty_lines(world: World, tmp_path: Path):
+def test_interactive_equals_generate_and_takes_empty_lines(world: World, tmp_path: Path) -> None:
     settings = ["--knn-lambda", 0.6, "--knn-k", 4]
     generated = call("fairseq-generate", *world.options(*settings, "--batch-size", 4)).stdout
     pieces = (world.data_bin / "text" / "test.de").read_text(encoding="utf-8").splitlines()
@@ -171,20 +171,20 @@ def test_interactive_equals_generate_and_takes_empty_lines(world: World, tmp_pat
     assert "|k:4|lambda:0.6|T:5.0|" in typed.stdout + typed.stderr
 
 
-def test_approximate_index_translates_like_the_exact_one(world: World, decode: Callable, tmp_path: Path):
+def test_approximate_index_translates_like_the_exact_one(world: World, decode: Callable, tmp_path: Path) -> None:
     build(world, tmp_path / "ivf", "--index", "IVF32,Flat", "--index-parameters", "nprobe=32")
     same = decode("--datastore", tmp_path / "ivf", "--knn-lambda", 0.6)
     assert equal(same, decode("--knn-lambda", 0.6), tolerance=5e-3)
 
 
-def test_last_ffn_input_is_what_the_decoder_queries_with(world: World, decode: Callable, tmp_path: Path):
+def test_last_ffn_input_is_what_the_decoder_queries_with(world: World, decode: Callable, tmp_path: Path) -> None:
     """An oracle store finds every reference token at distance zero only if queries are read where keys were."""
     build(world, tmp_path / "ffn", "--subset", "test", "--key-layer", "last_ffn_input")
     found = decode("--datastore", tmp_path / "ffn", "--knn-lambda", 1, "--knn-k", 1, "--score-reference")
     assert np.mean([(h[0]["positional_scores"] > -1e-3).float().mean().item() for h in found.values()]) > 0.99
 
 
-def test_share_of_one_can_end_a_sentence_whatever_the_policy(world: World):
+def test_share_of_one_can_end_a_sentence_whatever_the_policy(world: World) -> None:
     """At the greatest length only </s> may follow, and it need not be among the neighbours."""
     words = user_dir_options(world, "--knn-lambda", 1, "--max-len-b", 3)
     assert len(output(run("fairseq-generate", *words).stdout, "H")) == PAIRS["test"]
@@ -197,12 +197,12 @@ def user_dir_options(world: World, *extra: object) -> list[str]:
     return words
 
 
-def test_worked_example_of_a_user_dir(world: World):
+def test_worked_example_of_a_user_dir(world: World) -> None:
     done = run("fairseq-generate", *user_dir_options(world))
     assert "retriever:AgreementRetriever|" in done.stdout + done.stderr
     assert output(done.stdout, "H") != output(call("fairseq-generate", *world.options()).stdout, "H")
 
 
-def test_half_precision_model_is_the_same_model(world: World):
+def test_half_precision_model_is_the_same_model(world: World) -> None:
     words = world.options("--fp16", "--knn-lambda", 0.6)
     assert len(output(call("fairseq-generate", *words).stdout, "H")) == PAIRS["test"]

@@ -49,7 +49,7 @@ def mix(log_probs, scores, ids, values, share, temperature):
     half=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, half, seed):
+def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, half, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     log_probs = (3 * torch.randn(rows, vocabulary, generator=generator)).log_softmax(1)
     if half:
@@ -67,7 +67,7 @@ def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, h
 
 @settings(max_examples=100, deadline=None)
 @given(k=st.integers(1, 40), temperature=st.sampled_from([0.05, 10.0]), seed=st.integers(0, 2**31))
-def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed):
+def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> None:
     """Some neighbours are missing, of some rows all."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(6, k, generator=generator)
@@ -88,14 +88,14 @@ def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed):
         torch.testing.assert_close(lambda_ * factor, lambda_ * (mean if confidence else found.any(dim=1).float()))
 
 
-def test_share_of_zero_changes_no_bit():
+def test_share_of_zero_changes_no_bit() -> None:
     log_probs = torch.randn(4, 30).log_softmax(1)
     values = torch.randint(0, 30, (4, 8))
     mixed = mix(log_probs, -torch.rand(4, 8), torch.zeros(4, 8, dtype=torch.long), values, torch.zeros(4), 10.0)
     assert torch.equal(mixed, log_probs)
 
 
-def test_rewards_equal_dense_reference():
+def test_rewards_equal_dense_reference() -> None:
     log_probs = (3 * torch.randn(6, 30)).log_softmax(1)
     values = torch.stack([torch.randperm(30)[:9] for _ in range(6)])
     rewards = 4 * torch.rand(6, 9)
@@ -106,7 +106,7 @@ def test_rewards_equal_dense_reference():
     assert torch.allclose(reward_(log_probs.clone(), *twice).double().exp(), wanted, rtol=1e-4)
 
 
-def test_no_neighbour_at_all_leaves_the_model_alone():
+def test_no_neighbour_at_all_leaves_the_model_alone() -> None:
     log_probs = torch.randn(2, 30).log_softmax(1)
     missing = torch.full((2, 8), -1)
     scores = torch.full((2, 8), float("-inf"))
@@ -114,7 +114,7 @@ def test_no_neighbour_at_all_leaves_the_model_alone():
     assert torch.equal(mixed, log_probs)
 
 
-def test_forbidden_tokens_stay_forbidden_unless_retrieved():
+def test_forbidden_tokens_stay_forbidden_unless_retrieved() -> None:
     log_probs = torch.randn(1, 10).log_softmax(1)
     log_probs[0, [0, 1]] = float("-inf")
     values = torch.tensor([[5, 6]])

@@ -91,14 +91,14 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
 def test_share_of_zero_equals_stock_fairseq_and_token_retrieval_to_the_bit(
     decode: Callable, phrases: list[object], joint: list[object], search: list
-):
+) -> None:
     assert equal(decode(*phrases, *search, "--phrase-lambda", 0), decode(*search, base=True))
     assert equal(decode(*joint, *search, "--phrase-lambda", 0), decode(*search, "--knn-lambda", 0.4))
 
 
 def test_parts_in_two_folders_are_as_in_one(
     world: World, decode: Callable, both: Path, phrase_store: Path, joint: list[object]
-):
+) -> None:
     apart = [*joint, "--datastore", f"{world.datastore}:{phrase_store}"]
     assert equal(decode(*apart), decode(*joint))
     twice = call("fairseq-generate", *world.options(*joint, "--datastore", f"{world.datastore}:{both}"), check=False)
@@ -106,12 +106,12 @@ def test_parts_in_two_folders_are_as_in_one(
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
-def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[object], search: list):
+def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[object], search: list) -> None:
     changed = decode(*phrases, *search, "--phrase-lambda", 0.9, "--phrase-enter", 1)
     assert not equal(changed, decode(*search, base=True), tolerance=1e-2)
 
 
-def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint: list[object]):
+def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint: list[object]) -> None:
     with retrieving([], lambda source: 0):
         assert equal(decode(*joint), decode("--knn-lambda", 0.4))
 
@@ -119,7 +119,7 @@ def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint
 @pytest.mark.parametrize(("kind", "gate"), [("phrases", ["--phrase-gate", "attention"]), ("joint", [])])
 def test_phrases_do_not_depend_on_the_batch(
     decode: Callable, kind: str, gate: list[object], request: pytest.FixtureRequest
-):
+) -> None:
     words = [*request.getfixturevalue(kind), *gate, "--phrase-lambda", 0.8, "--phrase-enter", 0.5]
     together = decode(*words, "--batch-size", 32)
     for size in (1, 7):
@@ -129,7 +129,7 @@ def test_phrases_do_not_depend_on_the_batch(
 @pytest.mark.parametrize("gate", [[], ["--phrase-gate", "attention"], ["--no-phrase-coverage"]], ids=str)
 def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
     world: World, decode: Callable, joint: list[object], gate: list[object]
-):
+) -> None:
     """Prefixes and coverage follow the beam, and the batch as it shrinks."""
     words = [*joint, *gate, "--phrase-lambda", 0.8, "--phrase-enter", 1]
     found = decode(*words)
@@ -151,7 +151,7 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
     assert coming > 10
 
 
-def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World, joint: list[object]):
+def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World, joint: list[object]) -> None:
     cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9, "--phrase-enter", 1])
     dictionary = task.target_dictionary
     for sample in batches(cfg, task, models):
@@ -169,7 +169,7 @@ def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World
 
 def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
     world: World, decode: Callable, phrases: list[object]
-):
+) -> None:
     pairs = list(read_pairs(world.folder / "test.tsv"))
     words = [*phrases, "--phrase-lambda", 0.8, "--phrase-enter", 1, "--beam", 5]
     cfg = parse_generation(world.options("--no-progress-bar", *words))
@@ -196,7 +196,7 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
         assert overlap(decode(*words, "--phrase-enter", 0.2)) < base + 0.05
 
 
-def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint: list[object]):
+def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint: list[object]) -> None:
     words = [*joint, "--phrase-lambda", 0, "--phrase-enter", 1]
     assert not equal(decode(*words, "--phrase-reward", 3), decode(*words), tolerance=1e-2)
     cfg, task, models, ensemble = load_ensemble(world, [*words, "--phrase-reward", 3])
@@ -216,14 +216,14 @@ def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint
     )
 
 
-def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]):
+def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]) -> None:
     members = ["--path", f"{world.other_model}:{world.model}"]
     assert equal(decode(*joint, *members, "--phrase-lambda", 0), decode(*members, "--knn-lambda", 0.4))
     changed = decode(*joint, *members, "--phrase-lambda", 0.9, "--phrase-enter", 1)
     assert not equal(changed, decode(*members, "--knn-lambda", 0.4), tolerance=1e-2)
 
 
-def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]):
+def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]) -> None:
     asked: list[str] = []
     ask = PhraseRetriever.ask
 
@@ -236,7 +236,7 @@ def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]):
     assert len(asked) == PAIRS["test"]
 
 
-def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]):
+def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]) -> None:
     timer, running = PartTimer(torch.device("cpu")), []
     real = PhraseCandidates.__call__
 
@@ -250,7 +250,9 @@ def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]):
     assert timer.seconds[PHRASES] > 0 and timer.calls[PHRASES] > timer.calls[DECODER]
 
 
-def test_bf16_is_said_and_changes_little(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture):
+def test_bf16_is_said_and_changes_little(
+    decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     whole = decode(*phrases)
     assert ",bf16|" not in caplog.text
@@ -262,7 +264,7 @@ def test_bf16_is_said_and_changes_little(decode: Callable, phrases: list[object]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool):
+def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
     seen: list[bool] = []
 
     def make(*_: object) -> None:
@@ -281,7 +283,7 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool):
         gc.enable()
 
 
-def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]):
+def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]) -> None:
     """Against cutting every string out of its sentence; most are asked for more than once."""
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
@@ -310,7 +312,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
     assert len(cuts) == len(entries) < seen / 2  # each once
 
 
-def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]):
+def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]) -> None:
     """Against a plain loop: sentences with no, few and many phrases, with letters and without, padded on the left."""
     cfg = parse_generation([*world.options(), *map(str, joint)])
     task, models = load(cfg)
@@ -318,14 +320,13 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
     task.build_bpe(cfg.bpe)
     candidates = task.build_generator(models, cfg.generation).model.phrases.candidates
     letters = [any(map(str.isalnum, symbol)) for symbol in task.target_dictionary.symbols]
-    rng = random.Random()
     batch = []
     for length, queries in ((9, 3), (4, 1), (7, 0)):
         phrases = [
-            (rng.sample(range(4, len(letters)), rng.randint(1, 6)), query, rank, rng.random())
-            for query in range(queries) for rank in rng.sample(range(5), 3)
+            (random.sample(range(4, len(letters)), random.randint(1, 6)), query, rank, random.random())
+            for query in range(queries) for rank in random.sample(range(5), 3)
         ]  # fmt: skip
-        longest = rng.randint(6, 9)
+        longest = random.randint(6, 9)
         tokens = [ids + [NO_TOKEN] * (longest - len(ids)) for ids, *_ in phrases]
         columns = [[len(ids), *numbers] for ids, *numbers in phrases]
         lengths, of_query, ranks, scores = np.array(columns).reshape(-1, 4).T
@@ -348,7 +349,7 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
             assert {*table.attended[row, query].nonzero().flatten().tolist()} == wanted
 
 
-def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path):
+def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path) -> None:
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
     shown = call("tune_retrieval", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
@@ -360,7 +361,7 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
     assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]):
+def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]) -> None:
     settings = ["--phrase-lambda", 0.6, "--phrase-k", 2, "--phrase-temperature", 0.1, "--phrase-enter", 0.5]
     cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrase-min-similarity", 0.3])
     direct = []
@@ -378,7 +379,7 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
 
 def test_log_tells_of_both_memories(
     world: World, joint: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     caplog.set_level(logging.INFO)
     words = [*world.options("--no-progress-bar"), *map(str, joint), "--phrase-enter", 1, "--knn-log", tmp_path / "log"]
     call("fairseq-generate", *words)
@@ -390,7 +391,7 @@ def test_log_tells_of_both_memories(
 
 def test_what_does_not_fit_is_refused(
     world: World, ccpr: Ccpr, phrase_store: Path, phrases: list[object], tmp_path: Path
-):
+) -> None:
     def generate(*extra: object) -> object:
         return call("fairseq-generate", *world.options("--no-progress-bar"), *extra, check=False)
 
@@ -416,7 +417,7 @@ def test_what_does_not_fit_is_refused(
     assert generate(*given, "--phrase-encoder", ccpr.checkpoint).returncode == 0
 
 
-def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture):
+def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture) -> None:
     size = ["--batch-size", 4]
     with retrieving([], lambda source: 0):
         assert equal(decode(*phrases, *size), decode(*size, base=True))

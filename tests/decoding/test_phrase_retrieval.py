@@ -50,7 +50,7 @@ def queries_of(ccpr: Ccpr) -> list[str]:
 @pytest.mark.parametrize("k", [1, 5])
 def test_retrieval_equals_comparing_with_every_key(
     ccpr: Ccpr, repeated_text: Path, tmp_path: Path, encoder: PhraseEncoder, k: int
-):
+) -> None:
     build_phrases(ccpr, repeated_text, tmp_path / "s")
     store, sentences = PhraseDatastore(tmp_path / "s"), ["", *queries_of(ccpr)]
     segmentation = Segmentation("learned", 0.5, 7)
@@ -78,7 +78,7 @@ def test_retrieval_equals_comparing_with_every_key(
             assert scores == sorted(scores, reverse=True) and len({r.string for r in query.retrieved}) == len(scores)
 
 
-def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path):
+def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     def by_query(*extra: object) -> dict[tuple[int, int, int], dict[str, float]]:
         lines = retrieve(
             ccpr, sharded_store, "\n".join(queries_of(ccpr)), "--format", "json", *extra
@@ -102,7 +102,7 @@ def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path):
     assert pairs != [(a, a) for a, _ in pairs]  # it is in effect
 
 
-def test_sentences_are_read_once_a_batch(sharded_store: Path, encoder: PhraseEncoder, ccpr: Ccpr):
+def test_sentences_are_read_once_a_batch(sharded_store: Path, encoder: PhraseEncoder, ccpr: Ccpr) -> None:
     datastore, segmentation = PhraseDatastore(sharded_store), Segmentation("learned", 0.5, 7)
     retriever = PhraseRetriever(datastore, encoder, segmentation, 2, 0.0, torch.device("cpu"))
     read, real = [], datastore.sentence
@@ -112,7 +112,7 @@ def test_sentences_are_read_once_a_batch(sharded_store: Path, encoder: PhraseEnc
     assert len(kept) > len(set(kept)) > 5 and len(set(read)) == len(read)
 
 
-def test_encoder_of_the_demo_finds_translations(tmp_path: Path):
+def test_encoder_of_the_demo_finds_translations(tmp_path: Path) -> None:
     verses = [pair for pair in read_pairs(DEMO / "bible.test.tsv.xz") if len(pair[1]) < 120][:60]
     (tmp_path / "english.txt").write_text("".join(f"{target}\n" for _, target in verses), encoding="utf-8")
     checkpoint = DEMO / "ccpr" / "ccpr.pt"
@@ -126,7 +126,7 @@ def test_encoder_of_the_demo_finds_translations(tmp_path: Path):
     assert len(right) > 300 and sum(right) / len(right) > 0.8
 
 
-def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path):
+def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     text = "\n".join([*queries_of(ccpr)[:3], ""]) + "\n"
     rows = [json.loads(line) for line in retrieve(ccpr, sharded_store, text, "--format", "json").stdout.splitlines()]
     assert [row["sentence"] for row in rows] == text.split("\n")[:4] and rows[3]["phrases"] == []
@@ -147,7 +147,9 @@ def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path):
     assert sum(map(certain.count, ('"entry"',))) < sum(len(q["retrieved"]) for row in rows for q in row["phrases"])
 
 
-def test_every_setting_is_in_the_signature(ccpr: Ccpr, sharded_store: Path, repeated_text: Path, tmp_path: Path):
+def test_every_setting_is_in_the_signature(
+    ccpr: Ccpr, sharded_store: Path, repeated_text: Path, tmp_path: Path
+) -> None:
     def signature(*extra: object, folder: Path = sharded_store) -> str:
         lines = retrieve(ccpr, folder, queries_of(ccpr)[0], "--format", "json", *extra).stderr.splitlines()
         (line,) = (line for line in lines if line.startswith("retrieval signature: "))
@@ -179,7 +181,7 @@ QUERIES = [
 ]  # fmt: skip
 
 
-def test_output_is_as_documented():
+def test_output_is_as_documented() -> None:
     source = "Am Anfang schuf Gott Himmel und Erde."
     assert as_prompt(source, QUERIES, "German", "English") == (
         "Translate from German to English.\n\n"
@@ -214,7 +216,7 @@ def test_output_is_as_documented():
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 40), st.integers(0, 60))
-def test_contexts_are_cut_around_the_phrase(before: int, inside: int, after: int, most: int):
+def test_contexts_are_cut_around_the_phrase(before: int, inside: int, after: int, most: int) -> None:
     sentence = "<" * before + "p" * inside + ">" * after
     shown = marked(RetrievedPhrase(0, "p" * inside, sentence, before, before + inside, 1.0), most)
     left, right = shown.split(f"[[{'p' * inside}]]")
@@ -224,7 +226,7 @@ def test_contexts_are_cut_around_the_phrase(before: int, inside: int, after: int
     assert set(kept[0]) <= {"<"} and set(kept[1]) <= {">"}
 
 
-def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: Path):
+def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: Path) -> None:
     text = queries_of(ccpr)[0] + "\n"
 
     def fails(

@@ -19,10 +19,9 @@ class Subwords:
     """A phrase is written as its entry's ids, which stand where its sentence would be."""
 
     def __init__(self) -> None:
-        rng = random.Random()
         lengths = [1, 2, 3, MAX_SUBWORDS, MAX_SUBWORDS + 1]
-        made = [[rng.randint(4, 6) for _ in range(rng.choice(lengths))] for _ in range(ENTRIES)]
-        self.ids: list[list[int] | None] = [ids if rng.random() < 0.8 else None for ids in made]
+        made = [[random.randint(4, 6) for _ in range(random.choice(lengths))] for _ in range(ENTRIES)]
+        self.ids: list[list[int] | None] = [ids if random.random() < 0.8 else None for ids in made]
         self.asked: list[int] = []
         self.broken = -1
 
@@ -36,13 +35,12 @@ class Subwords:
         return self.ids[pieces]
 
 
-def test_every_entry_is_written_once_whatever_the_order():
+def test_every_entry_is_written_once_whatever_the_order(rng: np.random.Generator) -> None:
     subwords: Any = Subwords()
     store: Any = SimpleNamespace(spans=np.arange(ENTRIES)[:, None].repeat(3, 1), sentence=lambda number: number)
     write = WrittenPhrases(store, subwords)
     wanted = [tuple(ids) if ids and len(ids) <= MAX_SUBWORDS else () for ids in subwords.ids]
     assert 0 < sum(not tokens for tokens in wanted) < ENTRIES and len({*wanted}) < ENTRIES
-    rng = np.random.default_rng()
     subwords.broken = 7
     with pytest.raises(ValueError):
         write(np.arange(10))  # half way

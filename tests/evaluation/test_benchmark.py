@@ -23,21 +23,21 @@ from tests.small_models import World, build
 CPU = torch.device("cpu")
 
 
-def real_store(size: int = 500) -> tuple[np.ndarray, np.ndarray]:
-    keys = np.random.default_rng().normal(size=(size, 8)).astype(np.float32)
+def real_store(rng: np.random.Generator, size: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    keys = rng.normal(size=(size, 8)).astype(np.float32)
     return (keys / np.linalg.norm(keys, axis=1, keepdims=True)).astype(np.float16), np.arange(size, dtype=np.int32)
 
 
-def test_smaller_store_is_a_part_of_the_real_one():
-    keys, values = real_store()
+def test_smaller_store_is_a_part_of_the_real_one(rng: np.random.Generator) -> None:
+    keys, values = real_store(rng)
     made, tokens = grow(keys, values, 200, True, CPU)
     assert len(set(tokens.tolist())) == 200
     torch.testing.assert_close(made, torch.from_numpy(keys)[tokens.long()], rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("unit", [True, False])
-def test_larger_store_lies_around_the_real_one(unit: bool):
-    keys, values = real_store()
+def test_larger_store_lies_around_the_real_one(unit: bool, rng: np.random.Generator) -> None:
+    keys, values = real_store(rng)
     made, tokens = grow(keys, values, 1750, unit, CPU)
     counts = np.bincount(tokens, minlength=500)
     assert made.shape == (1750, 8) and made.dtype == torch.float16 and set(counts) == {3, 4}
@@ -48,7 +48,7 @@ def test_larger_store_lies_around_the_real_one(unit: bool):
     assert (apart < 1e-2).sum() >= 500 and 0.1 < apart[500:].median() < 0.6
 
 
-def test_recall_counts_what_is_as_near():
+def test_recall_counts_what_is_as_near() -> None:
     keys = torch.randn(300, 8).half()
     keys[150:] = keys[:150]  # each stands twice
     exact, queries = ExactIndex(keys, "l2"), queries_near(keys, 20, False)
@@ -66,8 +66,8 @@ def test_recall_counts_what_is_as_near():
     assert recall(Upper(keys, "l2"), exact, queries, 8) == 0.5
 
 
-def test_recall_of_a_sample_leaves_out_the_keys_themselves():
-    keys = np.random.default_rng().normal(size=(400, 8)).astype(np.float16)
+def test_recall_of_a_sample_leaves_out_the_keys_themselves(rng: np.random.Generator) -> None:
+    keys = rng.normal(size=(400, 8)).astype(np.float16)
 
     class OnlyItself(ExactIndex):
         """Finds of all neighbours the key alone."""
@@ -94,7 +94,7 @@ def test_recall_of_a_sample_leaves_out_the_keys_themselves():
     assert recall_of_sample(ExactIndex(alike, "l2"), alike, 64) == 1  # all 64 are as near as the 8 nearest
 
 
-def test_recall_is_stored_and_shown(world: World, tmp_path: Path):
+def test_recall_is_stored_and_shown(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "store", "--index", "IVF16,PQ8x4", "--index-parameters", "nprobe=1", "--subset", "test")
     section = Manifest.read(tmp_path / "store").token
     assert section is not None and section.index_recall is not None and 0 < section.index_recall < 1
@@ -104,7 +104,7 @@ def test_recall_is_stored_and_shown(world: World, tmp_path: Path):
     assert "\nrecall" not in call("inspect_datastore", tmp_path / "store").stdout
 
 
-def test_floor_is_what_takes_longer():
+def test_floor_is_what_takes_longer() -> None:
     limits = Limits(1e9, 1e12)
     assert limits.floor(1000, 100, 1) == pytest.approx(2e5 / 1e9)
     assert limits.floor(1000, 100, 10_000) == pytest.approx(2e9 / 1e12)
@@ -116,7 +116,7 @@ def speed_test(world: World) -> SpeedTest:
     return SpeedTest(cfg, *load(cfg), {"one": str(world.datastore), "two": str(world.datastore)})
 
 
-def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest):
+def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest) -> None:
     for size in (300, 60_000):
         speed_test.resize(size, "exact")
         one, two = (speed_test.generators[name].model.tokens.retriever for name in ("one", "two"))
@@ -124,7 +124,7 @@ def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest):
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 5000])
-def test_batches_have_the_tokens_asked_for(speed_test: SpeedTest, tokens: int):
+def test_batches_have_the_tokens_asked_for(speed_test: SpeedTest, tokens: int) -> None:
     batches = speed_test.batches(tokens)
     assert sum(len(batch["id"]) for batch in batches) >= 10
     for batch in batches:
@@ -133,7 +133,7 @@ def test_batches_have_the_tokens_asked_for(speed_test: SpeedTest, tokens: int):
         assert tokens > 1 or len(lengths) == 1
 
 
-def test_parts_are_timed_apart_and_left_as_they_were(speed_test: SpeedTest):
+def test_parts_are_timed_apart_and_left_as_they_were(speed_test: SpeedTest) -> None:
     before = ExactIndex.search
     speed_test.resize(1000, "exact")
     samples = speed_test.batches(1)
@@ -144,7 +144,7 @@ def test_parts_are_timed_apart_and_left_as_they_were(speed_test: SpeedTest):
     assert min(timer.seconds.values()) > 0
 
 
-def test_command_measures_prints_and_writes(world: World, tmp_path: Path):
+def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> None:
     words = [*world.options(), "--systems", f"knn-mt={world.datastore}", "--sizes", 400, 9000, "--repeats", 2]
     at = words.index("--datastore")
     words = [*words[:at], *words[at + 2 :], "--index", "exact", "IVF16,Flat", "--queries", 5, 20, "--k", 4, "--quiet"]
@@ -175,12 +175,12 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path):
         (["--systems", "a=nowhere"], "there is no datastore at nowhere"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_any_work(world: World, words: list[object], sentence: str):
+def test_what_cannot_be_measured_is_refused_before_any_work(world: World, words: list[object], sentence: str) -> None:
     given = [str(word).replace("DIR", str(world.datastore)) for word in words]
     always = ["--systems", f"knn={world.datastore}"] * ("--systems" not in given)
     refused(call("benchmark", world.data_bin, "--path", world.model, *always, *given, check=False), sentence)
 
 
-def test_phrases_alone_are_refused(phrase_store: Path, world: World):
+def test_phrases_alone_are_refused(phrase_store: Path, world: World) -> None:
     words = ["--path", world.model, "--systems", f"phrases={phrase_store}"]
     refused(call("benchmark", world.data_bin, *words, check=False), "has no token part: give TOKENS:PHRASES")

@@ -75,7 +75,7 @@ def explain_with(world: World, output: Path, *extra: object, check: bool = True)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "phrases", "both"])
-def test_numbers_add_up(explained: Callable[..., Any], kind: str):
+def test_numbers_add_up(explained: Callable[..., Any], kind: str) -> None:
     data = explained(kind)
     assert data["token_memory"] == (kind != "phrases") and data["phrase_memory"] == (kind != "tokens")
     tokens = [token for sentence in data["sentences"] for token in sentence["tokens"]]
@@ -94,7 +94,7 @@ def test_numbers_add_up(explained: Callable[..., Any], kind: str):
 @pytest.mark.parametrize("kind", ["tokens", "phrases", "both"])
 def test_sentences_are_those_of_the_subset_and_tokens_make_up_the_translation(
     world: World, decode: Callable, explained: Callable[..., Any], kind: str
-):
+) -> None:
     data = explained(kind)
     sentences = data["sentences"]
     assert [sentence["number"] for sentence in sentences] == list(range(12))
@@ -113,7 +113,7 @@ def test_sentences_are_those_of_the_subset_and_tokens_make_up_the_translation(
     assert data["bleu"].keys() == {"base", "retrieval"}
 
 
-def test_neighbours_are_marked_in_their_sentences(world: World, explained: Callable[..., Any]):
+def test_neighbours_are_marked_in_their_sentences(world: World, explained: Callable[..., Any]) -> None:
     data = explained("tokens")
     assert data["notes"] == [] and data["score_name"] == "squared distance"
     targets = [target for _, target in read_pairs(world.folder / "train.tsv")]
@@ -134,7 +134,7 @@ def test_neighbours_are_marked_in_their_sentences(world: World, explained: Calla
             )
 
 
-def test_phrases_that_wanted_a_token_are_those_that_go_on_with_it(explained: Callable[..., Any]):
+def test_phrases_that_wanted_a_token_are_those_that_go_on_with_it(explained: Callable[..., Any]) -> None:
     data = explained("both")
     found = 0
     for sentence in data["sentences"]:
@@ -154,7 +154,7 @@ def test_phrases_that_wanted_a_token_are_those_that_go_on_with_it(explained: Cal
     assert found > 20
 
 
-def test_ids_choose_sentences_and_their_order(world: World, tmp_path: Path):
+def test_ids_choose_sentences_and_their_order(world: World, tmp_path: Path) -> None:
     output = tmp_path / "page.html"
     explain_with(world, output, "--ids", 17, 3, 17, "--neighbours", 2, "--batch-size", 1)
     data = Page(output).data
@@ -165,7 +165,7 @@ def test_ids_choose_sentences_and_their_order(world: World, tmp_path: Path):
     assert Page(output).data["subset"] == "valid"
 
 
-def test_other_text_is_said_and_gone_on_without(world: World, tmp_path: Path):
+def test_other_text_is_said_and_gone_on_without(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "valid", "--subset", "valid")
     output = tmp_path / "page.html"
     for change, pattern in (
@@ -192,7 +192,7 @@ def swap(folder: Path, one: str, two: str) -> None:
         shutil.copy(folder / path.name.replace(one, two, 1), path)
 
 
-def test_a_subset_without_references_has_no_bleu(world: World, tmp_path: Path):
+def test_a_subset_without_references_has_no_bleu(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "data-bin"
     shutil.copytree(world.data_bin, folder)
     for path in folder.glob("test.de-en.en.*"):
@@ -208,7 +208,7 @@ def hostile() -> Explanation:
     return Explanation(HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, True, True, HOSTILE, [HOSTILE], [sentence], [HOSTILE])
 
 
-def test_text_cannot_break_out_of_the_page(tmp_path: Path):
+def test_text_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     write_page(hostile(), tmp_path / "hostile.html")
     page = Page(tmp_path / "hostile.html")
     assert page.data == json.loads(json.dumps(asdict(hostile())))
@@ -216,7 +216,7 @@ def test_text_cannot_break_out_of_the_page(tmp_path: Path):
     assert not re.search(r"[<>&\u2028\u2029]", page.scripts[0])
 
 
-def test_page_needs_nothing_else(tmp_path: Path):
+def test_page_needs_nothing_else(tmp_path: Path) -> None:
     page = as_page(hostile())
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     assert all(link.startswith("#") for link in Page(tmp_path / "page.html").links)
@@ -225,7 +225,7 @@ def test_page_needs_nothing_else(tmp_path: Path):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|fetch\(|eval\(|import\b", code)
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "page.html"
     output.write_text("old")
 
@@ -238,7 +238,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     assert output.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, tmp_path: Path):
+def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, tmp_path: Path) -> None:
     output = tmp_path / "page.html"
 
     def explain(*extra: object) -> Any:
@@ -263,7 +263,7 @@ def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_script_runs_and_the_package_brings_the_page_along():
+def test_the_script_runs_and_the_package_brings_the_page_along() -> None:
     assert "--neighbours" in run("scripts/explain_translation.py", "--help").stdout
     packaged = (ROOT / "setup.py").read_text(encoding="utf-8")
     parts = [path for path in (ROOT / "fairseq_ccpr").rglob("*.*") if path.suffix in (".html", ".css", ".js")]

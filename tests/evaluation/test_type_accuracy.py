@@ -30,7 +30,7 @@ def evaluate(xpr: Xpr, *extra: object, check: bool = True) -> subprocess.Complet
     return call("evaluate_phrases", *words, check=check)
 
 
-def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path):
+def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path) -> None:
     done = evaluate(
         xpr, "--encoder", f"raw={xpr.context}", f"map=orthogonal:{xpr.context}", f"xpr={xpr.checkpoint}",
         f"ccpr={ccpr.checkpoint}", "--train", xpr.lexicon / "train", "--sentences", 0, 2, 4, "--layers", 1, 2,
@@ -56,7 +56,7 @@ def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path
         ([(1, 0), (1, 4), (2, 0), (2, 4)], ["example sentences", "layer"]),
     ],
 )  # fmt: skip
-def test_the_picture_shows_what_varies(settings: list[tuple[int, int]], drawn: list[str], tmp_path: Path):
+def test_the_picture_shows_what_varies(settings: list[tuple[int, int]], drawn: list[str], tmp_path: Path) -> None:
     results = [TypeResult("de-en", "raw", "unsupervised", *setting, 50.0, 60.0) for setting in settings]
     results.append(TypeResult("de-en", "muse", "other", 0, settings[0][1], 40.0, 50.0))
     with patch.object(Figure, "savefig", autospec=True) as saved:
@@ -88,7 +88,7 @@ def forward_accuracy(encoder: XprEncoder, lexicon: Lexicon, count: int) -> float
     return 100 * sum((p, q) in gold for p, q in enumerate(nearest)) / len(nearest)
 
 
-def test_orthogonal_mapping_undoes_a_rotation(xpr: Xpr):
+def test_orthogonal_mapping_undoes_a_rotation(xpr: Xpr) -> None:
     rotation, _ = torch.linalg.qr(torch.randn(32, 32))
 
     class Rotated(TransformerTypes):
@@ -109,7 +109,7 @@ def test_orthogonal_mapping_undoes_a_rotation(xpr: Xpr):
     assert all(float(source[p] @ target[q]) > 0.7 for p, q in last.items())
 
 
-def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(xpr: Xpr, monkeypatch: pytest.MonkeyPatch):
+def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(xpr: Xpr, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(texts: list[str]) -> np.ndarray:
         assert len(texts) <= 64
         return np.array([[len(text), ord(text[0]), text.count("e")] for text in texts])
@@ -125,7 +125,7 @@ def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(xpr: Xpr, monkeypat
             np.testing.assert_allclose(found[0, count][0][number], wanted / np.linalg.norm(wanted), rtol=1e-5)
 
 
-def test_evaluation_refuses_bad_input(xpr: Xpr, tmp_path: Path):
+def test_evaluation_refuses_bad_input(xpr: Xpr, tmp_path: Path) -> None:
     def fails(*extra: object) -> subprocess.CompletedProcess[str]:
         return evaluate(xpr, *extra, check=False)
 

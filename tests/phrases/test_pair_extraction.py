@@ -55,7 +55,9 @@ def alignments(draw: st.DrawFn) -> list[tuple[int, int, set[tuple[int, int]]]]:
 
 @settings(max_examples=300, deadline=None)
 @given(alignments(), st.integers(1, 8))
-def test_extraction_agrees_with_enumeration(sentences: list[tuple[int, int, set[tuple[int, int]]]], max_words: int):
+def test_extraction_agrees_with_enumeration(
+    sentences: list[tuple[int, int, set[tuple[int, int]]]], max_words: int
+) -> None:
     links = [(number, i, j) for number, (_, _, links) in enumerate(sentences) for i, j in links]
     found = consistent_pairs(
         np.array([n for n, _, _ in sentences]),
@@ -74,7 +76,7 @@ def worded(source: str, target: str) -> SentencePair:
     return SentencePair(source, target, space_spans(source), space_spans(target))
 
 
-def test_filters_judge_edges_and_letters():
+def test_filters_judge_edges_and_letters() -> None:
     frequencies = Counter({"the": 60, "of": 39, "house": 1})
     pair = worded("The 7 house .", "the 7 house .")
     boxes = [[0, a, b, a, b] for a, b in itertools.combinations(range(5), 2)]
@@ -136,7 +138,7 @@ def refused(done: subprocess.CompletedProcess[str], *patterns: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ALIGNERS if name != ENCODER])
-def test_aligners_find_the_words_of_a_small_language(name: str, tmp_path: Path):
+def test_aligners_find_the_words_of_a_small_language(name: str, tmp_path: Path) -> None:
     gold_text, gold_links = [], []
     for source, target in sentences(20):
         tokens = source.replace(".", " .").lower().split(), target.replace(".", " .").lower().split()
@@ -156,7 +158,7 @@ def test_aligners_find_the_words_of_a_small_language(name: str, tmp_path: Path):
     assert all(np.array_equal(left, right) for left, right in two)
 
 
-def test_every_symmetrization_is_known_and_they_differ(text: Path):
+def test_every_symmetrization_is_known_and_they_differ(text: Path) -> None:
     pairs = [worded(source, target) for source, target in sentences(60)]
     aligner = ALIGNERS["fast-align"](AlignerOptions(SYMMETRIZATIONS[0]))
     aligner.train(pairs, show=False)
@@ -166,7 +168,7 @@ def test_every_symmetrization_is_known_and_they_differ(text: Path):
     assert counts["intersection"] < counts["grow-diag-final-and"] <= counts["union"]
 
 
-def test_phrases_of_a_text(text: Path, tmp_path: Path):
+def test_phrases_of_a_text(text: Path, tmp_path: Path) -> None:
     output = tmp_path / "phrases"
     done = extract(text, output, "--valid", 50, "-s", "de", "-t", "en", "--aligner", "eflomal")
     assert "| 350 |" in done.stdout
@@ -193,7 +195,7 @@ def test_phrases_of_a_text(text: Path, tmp_path: Path):
     assert all((train.pairs_of(i)[:, 0] == i).all() for i in range(350))
 
 
-def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path):
+def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path) -> None:
     content = (text / "text.tsv").read_bytes()
     (tmp_path / "text.tsv.xz").write_bytes(lzma.compress(content))
     head, _, rest = content.partition(b"\n")
@@ -209,7 +211,7 @@ def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path):
     assert PhrasePairs(tmp_path / "out-text.tsv.gz" / "train").manifest.skipped == {"empty": 2}
 
 
-def test_ready_alignments_and_held_out_pairs(text: Path, tmp_path: Path):
+def test_ready_alignments_and_held_out_pairs(text: Path, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     ready.mkdir()
     (ready / "text.de").write_text("  das  Haus, alt \n\nein zwei\nmehr Haus\n")
@@ -238,7 +240,7 @@ def test_ready_alignments_and_held_out_pairs(text: Path, tmp_path: Path):
     assert PhrasePairs(tmp_path / "held" / "valid").sentences == 30
 
 
-def test_options_change_the_result(text: Path, tmp_path: Path):
+def test_options_change_the_result(text: Path, tmp_path: Path) -> None:
     noisy = tmp_path / "noisy"  # on clean text all aligners agree
     shutil.copytree(text, noisy)
     lines = (text / "text.en").read_text().splitlines(keepends=True)
@@ -262,7 +264,7 @@ def test_options_change_the_result(text: Path, tmp_path: Path):
     assert PhrasePairs(tmp_path / "words" / "train").manifest.skipped == {"too long": 399}
 
 
-def test_bad_text_is_refused(text: Path, tmp_path: Path):
+def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     shutil.copytree(text, bad)
     output = tmp_path / "phrases"
@@ -299,7 +301,7 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]
 
 
-def test_bad_alignments_are_refused(text: Path, tmp_path: Path):
+def test_bad_alignments_are_refused(text: Path, tmp_path: Path) -> None:
     output, links = tmp_path / "phrases", tmp_path / "links"
 
     def with_links(content: str, *extra: object) -> subprocess.CompletedProcess[str]:
@@ -315,7 +317,7 @@ def test_bad_alignments_are_refused(text: Path, tmp_path: Path):
     refused(with_links("0-0\n" * 400, "--valid-pairs", text / "text.tsv"), "leave --valid-pairs")
 
 
-def test_an_aligner_may_learn_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_aligner_may_learn_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Diagonal(Aligner):
         def train(self, pairs: object, show: bool) -> None: ...
 
@@ -328,12 +330,12 @@ def test_an_aligner_may_learn_nothing(text: Path, tmp_path: Path, monkeypatch: p
     assert PhrasePairs(tmp_path / "phrases" / "train").sentences == 400
 
 
-def test_missing_aligner_says_how_to_install(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_aligner_says_how_to_install(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "thot.alignment", None)
     refused(extract(text, tmp_path / "phrases", check=False), r"pip install 'fairseq-ccpr\[align\]'")
 
 
-def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path):
+def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path) -> None:
     output = tmp_path / "phrases"
     extract(text, output)
     train = output / "train"
@@ -368,7 +370,7 @@ def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path):
         PhrasePairs(output)
 
 
-def test_alignment_error_rate(text: Path, tmp_path: Path):
+def test_alignment_error_rate(text: Path, tmp_path: Path) -> None:
     (tmp_path / "gold").write_text("das Haus ||| the house\nja ||| yes\n")
     (tmp_path / "links").write_text("1-1 2-2 1p2\n1-1\n")
     gold = read_gold(tmp_path / "gold", tmp_path / "links")

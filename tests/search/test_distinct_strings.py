@@ -16,9 +16,9 @@ from fairseq_ccpr.decoding.distinct_strings import first_of_each, nearest_distin
 from fairseq_ccpr.search import ExactIndex, Index
 
 
-def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: Path):
+def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: Path, rng: np.random.Generator) -> None:
     datastore = PhraseDatastore(phrase_store)
-    entries = np.random.default_rng().integers(0, len(datastore.spans), 500)
+    entries = rng.integers(0, len(datastore.spans), 500)
     strings = [datastore.phrase(entry)[0] for entry in entries.tolist()]
     hashes = datastore.string_hashes(entries)
     assert len({*zip(strings, hashes.tolist())}) == len({*strings}) == len({*hashes.tolist()})
@@ -31,7 +31,7 @@ def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: P
         st.lists(st.tuples(st.sampled_from([0, 5, 2**63 + 5, 2**64 - 1]), st.booleans()), min_size=4, max_size=4)
     )
 )
-def test_first_of_each_against_a_loop(rows: list[list[tuple[int, bool]]]):
+def test_first_of_each_against_a_loop(rows: list[list[tuple[int, bool]]]) -> None:
     table = np.array(rows, object).reshape(-1, 4, 2)
     numbers, there = table[..., 0].astype(np.uint64), table[..., 1].astype(bool)
     wanted = [[known and (n, True) not in row[:i] for i, (n, known) in enumerate(row)] for row in rows]
@@ -57,7 +57,9 @@ def nearest(
     size=st.integers(1, 60), words=st.integers(1, 9), k=st.integers(1, 7), min_similarity=st.sampled_from([-99, 0, 2.5]),
     first=st.sampled_from([1, 2, 5, 64]), seed=st.integers(0, 2**31),
 )  # fmt: skip
-def test_search_goes_as_deep_as_it_must(size: int, words: int, k: int, min_similarity: float, first: int, seed: int):
+def test_search_goes_as_deep_as_it_must(
+    size: int, words: int, k: int, min_similarity: float, first: int, seed: int
+) -> None:
     """Against comparing with every key: few strings, some of them everywhere, and many equal scores."""
     rng = np.random.default_rng(seed)
     strings = [f"w{n}" for n in rng.geometric(0.5, size) % words]
@@ -87,7 +89,7 @@ class MissingIndex(ExactIndex):
 
 
 @pytest.mark.parametrize("kind", [ExactIndex, MissingIndex])
-def test_fewer_strings_are_the_head_of_more(kind: type[ExactIndex]):
+def test_fewer_strings_are_the_head_of_more(kind: type[ExactIndex]) -> None:
     """Tuning retrieves once for all k."""
     rng = np.random.default_rng(1)
     strings = [f"w{n}" for n in rng.geometric(0.1, 3000) % 60]
@@ -110,7 +112,7 @@ class ShallowIndex(ExactIndex):
         return super().search(queries, k)
 
 
-def test_search_ends_where_the_index_does():
+def test_search_ends_where_the_index_does() -> None:
     keys = torch.arange(100, 0, -1).float()[:, None]
     strings, index, query = ["often"] * 8 + ["rare", "x"] * 46, ShallowIndex(keys, "ip"), torch.ones(1, 1)
     with patch("fairseq_ccpr.decoding.distinct_strings.PHRASE_DEPTH", 3):

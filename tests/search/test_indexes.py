@@ -28,7 +28,7 @@ from tests.vectors import brute_force, clustered
     copies=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies, seed):
+def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies, seed) -> None:
     rng = np.random.default_rng(seed)
     keys = rng.normal(size=(size, dimension)).astype(np.float16)
     if copies and size > 2:
@@ -49,7 +49,7 @@ def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_exact_takes_half_precision(metric, dtype):
+def test_exact_takes_half_precision(metric, dtype) -> None:
     keys = torch.from_numpy(clustered(200, 16)).to(dtype)
     queries = torch.from_numpy(clustered(5, 16, seed=1))
     scores, _ = ExactIndex(keys, metric).search(queries, 4)
@@ -57,14 +57,14 @@ def test_exact_takes_half_precision(metric, dtype):
     np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-3)
 
 
-def test_queries_may_come_from_a_model_that_trains():
+def test_queries_may_come_from_a_model_that_trains() -> None:
     keys, queries = clustered(200, 16), torch.from_numpy(clustered(5, 16, seed=1)).float()
     scores, ids = ExactIndex(keys, "ip").search(queries.requires_grad_(), 4)
     assert not scores.requires_grad and torch.equal(ids, ExactIndex(keys, "ip").search(queries.detach(), 4)[1])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_exact_on_a_gpu_equals_exact_on_the_cpu():
+def test_exact_on_a_gpu_equals_exact_on_the_cpu() -> None:
     keys = clustered(5000, 16)
     queries = torch.from_numpy(clustered(50, 16, seed=1)).float()
     index = ExactIndex(keys, "l2")
@@ -72,7 +72,7 @@ def test_exact_on_a_gpu_equals_exact_on_the_cpu():
     np.testing.assert_allclose(scores.cpu(), index.search(queries, 8)[0], rtol=1e-4, atol=1e-3)
 
 
-def test_without_faiss_exact_search_is_chosen_and_others_are_refused(monkeypatch):
+def test_without_faiss_exact_search_is_chosen_and_others_are_refused(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert plan_index("auto", "l2", "", 10**6, 16).backend == "exact"
@@ -80,7 +80,7 @@ def test_without_faiss_exact_search_is_chosen_and_others_are_refused(monkeypatch
         plan_index("IVF16,Flat", "l2", "", 10**6, 16)
 
 
-def test_index_that_cannot_be_written_leaves_nothing():
+def test_index_that_cannot_be_written_leaves_nothing() -> None:
     with pytest.raises(DatastoreError, match="is the disk full"):
         build_index(clustered(10, 8), plan_index("Flat", "l2", "", 10, 8), Path("/nowhere/index"), lambda _: None)
 
@@ -90,7 +90,7 @@ FACTORIES = ["Flat", "IVF32,Flat", "IVF32,PQ16x4", "HNSW16", "IVF32,SQfp16", "PC
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path):
+def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path) -> None:
     keys = clustered(25_000 if factory == "auto" else 3000, 16)
     queries = torch.from_numpy(clustered(50, 16)).float() + 0.1
     description = plan_index(factory, metric, "", len(keys), 16)
@@ -109,14 +109,14 @@ def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path):
         np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-2)
 
 
-def test_faiss_pads_what_it_does_not_find(tmp_path):
+def test_faiss_pads_what_it_does_not_find(tmp_path) -> None:
     keys = clustered(10, 8)
     build_index(keys, plan_index("Flat", "l2", "", 10, 8), tmp_path / "index", lambda _: None)
     scores, ids = FaissIndex.open(tmp_path / "index", "l2", "").search(torch.zeros(2, 8), 16)
     assert (ids[:, 10:] == -1).all() and torch.isinf(scores[:, 10:]).all() and (ids[:, :10] >= 0).all()
 
 
-def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch):
+def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch) -> None:
     """The first rows of a store may all be alike; an index trained on them alone would put the rest in a few lists."""
     from fairseq_ccpr.search import faiss_index
 
@@ -141,18 +141,18 @@ def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch):
         ("IVF4,PQ7", "l2", "", "IVF4,PQ7"),
     ],
 )
-def test_impossible_indexes_are_refused(choice, metric, parameters, sentence):
+def test_impossible_indexes_are_refused(choice, metric, parameters, sentence) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         plan_index(choice, metric, parameters, 100, 16)
 
 
-def test_damaged_index_file_is_refused(tmp_path):
+def test_damaged_index_file_is_refused(tmp_path) -> None:
     (tmp_path / "index").write_bytes(b"not an index")
     with pytest.raises(DatastoreError, match="is damaged"):
         FaissIndex.open(tmp_path / "index", "l2", "")
 
 
-def test_automatic_index_is_exact_where_that_is_fastest():
+def test_automatic_index_is_exact_where_that_is_fastest() -> None:
     assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
     assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=24,k_factor_rf=8"
     assert plan_index("auto", "ip", "", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=64,k_factor_rf=2"

@@ -119,8 +119,7 @@ def assert_same(one: list[list[QueryPhrase]], two: list[list[QueryPhrase]]) -> N
 
 
 @pytest.mark.parametrize("size, k, depth", [(700, 5, 3), (700, 64, 700), (3, 8, 2)])
-def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: int):
-    rng = np.random.default_rng()
+def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: int, rng: np.random.Generator) -> None:
     keys = rng.standard_normal((size, 12)).astype(np.float16)
     with patch.multiple(milvus_index, BLOCK_ROWS=256, QUERIES=7, DEEPEST=depth):
         index = MilvusIndex(
@@ -141,7 +140,7 @@ def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: in
         assert index.search(queries[:0], k)[1].shape == (0, k)
 
 
-def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path):
+def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> None:
     assert not (stored / "phrase/keys.npy").exists()
     one, two = retriever(ccpr, local), retriever(ccpr, stored)
     assert_same(one.retrieve(sources(ccpr, 4)), two.retrieve(sources(ccpr, 4)))
@@ -156,7 +155,7 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path):
 
 def test_same_translations_as_from_a_folder(
     world: World, ccpr: Ccpr, decode: Callable, local: Path, stored: Path, text: Path
-):
+) -> None:
     options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2", "--phrase-enter", 1]
     options += ["--store-timeout", LONG]
     with patch.object(distinct_strings, "PHRASE_DEPTH", 4):  # each entry found takes the embedded one its time
@@ -165,7 +164,7 @@ def test_same_translations_as_from_a_folder(
     assert not equal(found[1], decode(base=True), tolerance=1e-2)
 
 
-def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path):
+def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     shown = call("inspect_datastore", stored).stdout
     assert "recall         100.0%" in shown and "store          the collection 'stored'" in shown and "health" in shown
     refused(call("evaluate_retrieved_phrases", "--source", "x", "--target", "y", "--datastore", stored, check=False))
@@ -182,7 +181,9 @@ def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path):
     assert call("inspect_datastore", stored).returncode == 0
 
 
-def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(ccpr: Ccpr, text: Path, stored: Path):
+def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
+    ccpr: Ccpr, text: Path, stored: Path
+) -> None:
     store = "--store", text.parent / "phrases.db"
     before = (stored / MANIFEST).read_bytes()
     with patch.object(MilvusIndex, "write", side_effect=AssertionError("nothing is to be written again")):
@@ -195,7 +196,7 @@ def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
     assert (stored / MANIFEST).read_bytes() == before
 
 
-def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path):
+def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path) -> None:
     done = call("merge_datastores", local, stored, "--output", tmp_path / "both", check=False)
     refused(done, "the keys of .*stored are in the collection 'stored' .*, and only those in a folder can be merged")
     shard = "--store", tmp_path / "p.db", "--num-shards", 2, "--shard-id", 0
@@ -204,7 +205,7 @@ def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stor
     assert "| exact |" in call("inspect_datastore", stored, "--plan", "--speeds", "host=100").stdout
 
 
-def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path):
+def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(local, moved)
     build(ccpr, text, moved, "--store", tmp_path / "p.db", "--index", "HNSW,M=8", "--index-parameters", "ef=64")
@@ -214,7 +215,9 @@ def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tm
     assert_same(retriever(ccpr, local).retrieve(sources(ccpr, 2)), retriever(ccpr, moved).retrieve(sources(ccpr, 2)))
 
 
-def test_build_goes_on_after_the_server_was_killed(ccpr: Ccpr, text: Path, local: Path, server: Server, tmp_path: Path):
+def test_build_goes_on_after_the_server_was_killed(
+    ccpr: Ccpr, text: Path, local: Path, server: Server, tmp_path: Path
+) -> None:
     output, firsts = tmp_path / "s", []
     write = MilvusIndex.write
 
@@ -243,7 +246,7 @@ def test_build_goes_on_after_the_server_was_killed(ccpr: Ccpr, text: Path, local
 
 def test_decoding_when_the_server_is_killed(
     world: World, ccpr: Ccpr, text: Path, decode: Callable, server: Server, tmp_path: Path
-):
+) -> None:
     output = tmp_path / "s"
     build(ccpr, text, output, "--store", server.uri)
     sentences = sources(ccpr, 2)
@@ -272,7 +275,7 @@ def test_decoding_when_the_server_is_killed(
     assert "40 sentences went without phrases: Milvus did not answer" in told.stderr
 
 
-def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path):
+def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> None:
     made = retriever(ccpr, stored)
     search, order = made.index.search, []
 
@@ -289,7 +292,7 @@ def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path):
         assert (answer().entries >= 0).any()
 
 
-def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_path: Path):
+def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_path: Path) -> None:
     uri = tmp_path / "p.db"
     client = pymilvus.MilvusClient(str(uri))
 
@@ -332,7 +335,7 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
         index.check()
 
 
-def test_what_does_not_end_is_told(stored: Path):
+def test_what_does_not_end_is_told(stored: Path) -> None:
     index = PhraseDatastore(stored).open_index()
     assert isinstance(index, MilvusIndex)
     index.check()  # a connection
@@ -357,13 +360,15 @@ def test_what_does_not_end_is_told(stored: Path):
         index.server.ask("load_collection", "stored")
 
 
-def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path):
+def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     call(*ccpr.training(tmp_path / "other", 1, "--disable-validation"))
     words = [stored, "--encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
     refused(call("retrieve_phrases", *words, check=False), "built with another encoder")
 
 
-def test_credentials_are_used_and_never_shown(ccpr: Ccpr, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_credentials_are_used_and_never_shown(
+    ccpr: Ccpr, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guarded = Server(tmp_path / "server.db", token="me:s3cr/t")
     try:
         output, right = tmp_path / "s", guarded.uri.replace("//", "//me:s3cr%2Ft@")
@@ -381,14 +386,14 @@ def test_credentials_are_used_and_never_shown(ccpr: Ccpr, text: Path, tmp_path: 
         guarded.kill()
 
 
-def test_benchmark_searches_milvus_too(tmp_path: Path):
+def test_benchmark_searches_milvus_too(tmp_path: Path) -> None:
     words = ["--sizes", 300, "--dimension", 8, "--queries", 4, "--repeats", 1, "--quiet", "--cpu"]
     shown = call("benchmark_phrases", *words, "--store", tmp_path / "p.db").stdout
     assert "| exact | 300 |" in shown and "| milvus:exact | 300 |" in shown
     assert pymilvus.MilvusClient(str(tmp_path / "p.db")).list_collections() == []
 
 
-def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path):
+def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path) -> None:
     output = tmp_path / "s"
 
     def fails(*words: object) -> subprocess.CompletedProcess[str]:

@@ -51,7 +51,7 @@ def check(index, keys, queries, k):
     k=st.sampled_from([1, 8, 64]), metric=st.sampled_from(["l2", "ip"]), copies=st.sampled_from([0, 0.5, 1]),
     seed=st.integers(0, 2**31),
 )  # fmt: skip
-def test_all_lists_are_exact_search(size, dimension, lists, count, k, metric, copies, seed, tmp_path_factory):
+def test_all_lists_are_exact_search(size, dimension, lists, count, k, metric, copies, seed, tmp_path_factory) -> None:
     rng = np.random.default_rng(seed)
     keys = rng.normal(size=(size, dimension)).astype(np.float16)
     keys[size - int(copies * size) :] = keys[0]  # lists that cannot be told apart, and clusters without keys
@@ -63,18 +63,18 @@ def test_all_lists_are_exact_search(size, dimension, lists, count, k, metric, co
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 700])
-def test_both_ways_to_score(size, metric, fused, tmp_path):
+def test_both_ways_to_score(size, metric, fused, tmp_path) -> None:
     keys = clustered(size, 24)
     check(make(keys, min(size, 5), metric, 5, tmp_path, fused), keys, torch.randn(7, 24), 8)
 
 
-def test_queries_are_searched_block_by_block(tmp_path, monkeypatch):
+def test_queries_are_searched_block_by_block(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch_ivf, "MAXIMA_NUMBERS", 3000)
     keys = clustered(500, 8)
     check(make(keys, 6, "l2", 6, tmp_path), keys, torch.randn(40, 8), 8)
 
 
-def test_empty_list_holds_nothing_and_is_passed_over():
+def test_empty_list_holds_nothing_and_is_passed_over() -> None:
     lists, place_of = torch_ivf.lay_out(torch.tensor([2, 0, 2]), torch.eye(4))
     assert lists.sizes.tolist() == [1, 2] and place_of.tolist() == [128, 0, 129]
     assert torch.equal(lists.centroids, torch.eye(4)[[0, 2]]) and lists.ids[[0, 128, 129]].tolist() == [1, 0, 2]
@@ -84,7 +84,7 @@ def test_empty_list_holds_nothing_and_is_passed_over():
     assert ids.tolist() == [[2, 0, -1]]  # more was asked for than the nearest list has
 
 
-def test_list_that_is_too_long_becomes_several():
+def test_list_that_is_too_long_becomes_several() -> None:
     list_of = torch.tensor([0] * 1000 + list(range(20)))
     lists, place_of = torch_ivf.lay_out(list_of, torch.randn(20, 4))
     assert lists.sizes.max() <= 3 * 51 and lists.sizes.sum() == 1020 and len(place_of.unique()) == 1020
@@ -92,7 +92,7 @@ def test_list_that_is_too_long_becomes_several():
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_few_lists_find_most(metric, tmp_path):
+def test_few_lists_find_most(metric, tmp_path) -> None:
     keys = clustered(20_000, 16)
     queries = torch.from_numpy(clustered(100, 16)).float() + 0.1
     exact = ExactIndex(keys, metric)
@@ -103,7 +103,7 @@ def test_few_lists_find_most(metric, tmp_path):
 
 
 @torch.no_grad()
-def test_search_makes_no_round_trip(tmp_path):
+def test_search_makes_no_round_trip(tmp_path) -> None:
     index = make(clustered(900, 16), 12, "l2", 4, tmp_path)
     queries = torch.randn(6, 16, device=DEVICE)
     index.search(queries, 8)  # compiles what there is to compile
@@ -111,14 +111,14 @@ def test_search_makes_no_round_trip(tmp_path):
         index.search(queries, 8)
 
 
-def test_what_is_no_number_finds_nothing_beyond_the_store(tmp_path):
+def test_what_is_no_number_finds_nothing_beyond_the_store(tmp_path) -> None:
     index = make(clustered(140, 8), 4, "ip", 2, tmp_path)
     queries = torch.tensor([[float("nan")] * 8, [float("inf")] * 8, [1.0] * 8], device=DEVICE)
     ids = index.search(queries, 8)[1]
     assert ((ids >= -1) & (ids < 140)).all()
 
 
-def test_datastore_with_lists_is_built_measured_and_searched(world: World, tmp_path: Path):
+def test_datastore_with_lists_is_built_measured_and_searched(world: World, tmp_path: Path) -> None:
     build(world, store := tmp_path / "store", "--index", "torch-ivf", "--index-parameters", "nprobe=2")
     section = Manifest.read(store).token
     assert section is not None and section.index.backend == "torch-ivf" and 0 < section.index_recall <= 1
@@ -137,7 +137,7 @@ def test_datastore_with_lists_is_built_measured_and_searched(world: World, tmp_p
     assert lines[0] == lines[1] and lines[0]
 
 
-def test_space_that_is_asked_for_is_what_the_file_takes(tmp_path):
+def test_space_that_is_asked_for_is_what_the_file_takes(tmp_path) -> None:
     keys = clustered(20_000, 32)
     description = plan_index("torch-ivf64", "l2", "", *keys.shape)
     build_index(keys, description, tmp_path / description.file, lambda _: None)
@@ -154,17 +154,17 @@ def test_space_that_is_asked_for_is_what_the_file_takes(tmp_path):
         ("torch-ivf4", "efSearch=3", "torch-ivf takes nprobe=N"),
     ],
 )
-def test_impossible_lists_are_refused(choice, parameters, sentence):
+def test_impossible_lists_are_refused(choice, parameters, sentence) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         plan_index(choice, "l2", parameters, 100, 16)
 
 
 @pytest.mark.parametrize(("size", "lists"), [(1, 1), (200, 1), (20_000, 156), (19_000_000, 16384)])
-def test_number_of_lists_follows_from_the_keys(size, lists):
+def test_number_of_lists_follows_from_the_keys(size, lists) -> None:
     assert str(plan_index("torch-ivf", "l2", "", size, 16)) == f"torch-ivf{lists};nprobe={min(64, lists)}"
 
 
-def test_damaged_or_unwritable_file_is_refused(tmp_path):
+def test_damaged_or_unwritable_file_is_refused(tmp_path) -> None:
     (tmp_path / "index").write_bytes(b"not an index")
     with pytest.raises(DatastoreError, match="is damaged"):
         TorchIvfIndex.open(tmp_path / "index", "l2", "nprobe=2")

@@ -9,7 +9,7 @@ import numpy as np
 from fairseq_ccpr.phrases.pair_store import GrowingArray
 
 
-def test_growing_arrays_are_npy(tmp_path: Path):
+def test_growing_arrays_are_npy(tmp_path: Path) -> None:
     for count in (0, 1, 12345):
         rows = np.arange(count * 5, dtype=np.int32).reshape(-1, 5)
         array = GrowingArray(tmp_path / "a.npy", (5,), "int32")

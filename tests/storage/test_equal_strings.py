@@ -18,7 +18,7 @@ from fairseq_ccpr.datastore.text_lines import TextLines, write_lines
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(["", "a", "b", "ab", "ä", "longer"]), max_size=40), st.integers(1, 9))
-def test_first_of_equals_is_what_a_dictionary_finds(tmp_path_factory, strings, block):
+def test_first_of_equals_is_what_a_dictionary_finds(tmp_path_factory, strings, block) -> None:
     firsts: dict[str, int] = {}
     wanted = [firsts.setdefault(string, number) for number, string in enumerate(strings)]
     with patch("fairseq_ccpr.datastore.repeats.BLOCK", block):
@@ -32,7 +32,7 @@ LINES = st.lists(st.text(st.sampled_from("ab ä中😀\t\x85\u2028"), max_size=1
 @given(lines=LINES, block=st.sampled_from([1, 2, 1 << 14]), ordered=st.booleans(), seed=st.integers(0, 2**31))
 def test_equal_strings_have_equal_hashes_and_others_do_not(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], block: int, ordered: bool, seed: int
-):
+) -> None:
     folder = tmp_path_factory.mktemp("lines")
     write_lines(folder / "text", folder / "offsets.npy", lines)
     spans = [(n, i, j) for n, line in enumerate(lines) for i in range(len(line)) for j in range(i + 1, len(line) + 1)]

@@ -207,7 +207,7 @@ def read(system: tuple[Any, Any], dictionary: Dictionary, ids: list[int]) -> str
 @example(text="中½ … 国人 e\u0301 ﬁ ｔｈｅ ﷺ¨", seed=1)
 @example(text="a\x00b\u200bc\u00add\x85e \u3000 f", seed=2)
 @example(text="☃☃ ☃a x@@ @@ @@y a ▁ b", seed=3)
-def test_phrases_are_what_the_sentence_is_made_of(system: tuple[Any, Any], text: str, seed: int):
+def test_phrases_are_what_the_sentence_is_made_of(system: tuple[Any, Any], text: str, seed: int) -> None:
     symbols = symbols_of(*system, text)
     subwords = decoder_subwords(*system)
     dictionary = subwords.dictionary
@@ -247,7 +247,7 @@ def placed(pieces: Pieces, text: str) -> bool:
     return not pieces.ends or pieces.ends[-1] <= len(text)
 
 
-def test_in_plain_text_all_is_placed_and_most_words_have_ids(system: tuple[Any, Any]):
+def test_in_plain_text_all_is_placed_and_most_words_have_ids(system: tuple[Any, Any]) -> None:
     subwords = decoder_subwords(*system)
     words = given = 0
     for text in verses()[:100]:
@@ -260,7 +260,7 @@ def test_in_plain_text_all_is_placed_and_most_words_have_ids(system: tuple[Any, 
     assert given > 0.6 * words and subwords.unknown == 0
 
 
-def test_pieces_of_sentencepiece_and_their_characters():
+def test_pieces_of_sentencepiece_and_their_characters() -> None:
     subwords = decoder_subwords(None, spm())
     text = "  the  Lord 中 said."
     pieces = subwords.split(text)
@@ -313,7 +313,7 @@ class Given:
         ("say not , then", "no", None),
     ],
 )
-def test_borders_of_phrases(encoded: str, phrase: str, expected: list[str] | None):
+def test_borders_of_phrases(encoded: str, phrase: str, expected: list[str] | None) -> None:
     text = "say no, then"
     dictionary = dictionary_of(encoded.split())
     subwords = DecoderSubwords(None, Given(encoded), dictionary)
@@ -322,7 +322,7 @@ def test_borders_of_phrases(encoded: str, phrase: str, expected: list[str] | Non
     assert (None if ids is None else [dictionary[i] for i in ids]) == expected
 
 
-def test_unknown_pieces_and_markers_are_no_phrase():
+def test_unknown_pieces_and_markers_are_no_phrase() -> None:
     dictionary = dictionary_of(["say", "</s>", "no"])
     subwords = DecoderSubwords(None, None, dictionary)
     pieces = subwords.split("say </s> yes no")
@@ -333,7 +333,7 @@ def test_unknown_pieces_and_markers_are_no_phrase():
 
 
 @pytest.mark.parametrize("moses", [little_moses, real_moses])
-def test_moses_is_undone(moses: Callable[..., MosesTokenizer]):
+def test_moses_is_undone(moses: Callable[..., MosesTokenizer]) -> None:
     text = 'It\'s a well-known "fact" & [so] on &amp; on, A|B <c>.'
     tokenizer = moses()
     dictionary = dictionary_of(tokenizer.encode(text).split())
@@ -347,7 +347,7 @@ def test_moses_is_undone(moses: Callable[..., MosesTokenizer]):
 
 
 @pytest.mark.parametrize("moses", [little_moses, real_moses])
-def test_moses_follows_the_language_of_the_text(moses: Callable[..., MosesTokenizer]):
+def test_moses_follows_the_language_of_the_text(moses: Callable[..., MosesTokenizer]) -> None:
     """fairseq's own encodes source text and decodes target text."""
     given = moses(source_lang="fr", target_lang="en", moses_no_escape=True)
     used = DecoderSubwords(given, None, dictionary_of(["it", "'s"])).tokenizer
@@ -357,7 +357,7 @@ def test_moses_follows_the_language_of_the_text(moses: Callable[..., MosesTokeni
         assert (given.decode("l' eau"), used.decode("l' eau")) == ("l' eau", "l'eau")
 
 
-def test_a_subword_model_of_another_dictionary_is_noticed():
+def test_a_subword_model_of_another_dictionary_is_noticed() -> None:
     dictionary = dictionary_of(corpus_symbols(None, spm(300)))
     subwords = DecoderSubwords(None, spm(900), dictionary)
     with pytest.raises(
@@ -377,7 +377,7 @@ def encode_line(dictionary: Dictionary, symbols: list[str]) -> torch.Tensor:
     return torch.cat([torch.full((3,), dictionary.pad()), ids])  # as in a batch, where padding is on the left
 
 
-def test_source_text_is_recovered(system: tuple[Any, Any]):
+def test_source_text_is_recovered(system: tuple[Any, Any]) -> None:
     subwords = decoder_subwords(*system)
     bpe = system[1]
     for text in verses()[:50]:
@@ -388,7 +388,7 @@ def test_source_text_is_recovered(system: tuple[Any, Any]):
         assert found == text or system[0] is not None
 
 
-def test_source_text_is_not_asked_of_the_target_dictionary():
+def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
     source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
     subwords = DecoderSubwords(None, spm(), target)
     one = Retrieved(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
@@ -402,7 +402,7 @@ def test_source_text_is_not_asked_of_the_target_dictionary():
     assert subwords.pieces == 0
 
 
-def test_unknown_pieces_leave_their_sign_in_recovered_text():
+def test_unknown_pieces_leave_their_sign_in_recovered_text() -> None:
     subwords = decoder_subwords(None, spm())
     source = dictionary_of(["▁the", "▁Lord"])
     assert subwords.recover(source, encode_line(source, ["▁the", "▁", "☃", "▁Lord"])) == "the⁇⁇ Lord"
@@ -422,7 +422,7 @@ def test_unknown_pieces_leave_their_sign_in_recovered_text():
         (spm, None, "whole words, so leave out --bpe"),
     ],
 )
-def test_options_that_do_not_fit_the_symbols(bpe: Any, made_by: Any, message: str):
+def test_options_that_do_not_fit_the_symbols(bpe: Any, made_by: Any, message: str) -> None:
     given, fitting = bpe and bpe(), made_by and made_by()
     symbols = symbols_of(None, fitting, verses()[0])
     dictionary = dictionary_of(corpus_symbols(None, fitting))
@@ -436,20 +436,20 @@ def test_options_that_do_not_fit_the_symbols(bpe: Any, made_by: Any, message: st
     )
 
 
-def test_words_fit_bpe_that_splits_none():
+def test_words_fit_bpe_that_splits_none() -> None:
     dictionary = dictionary_of(["the", "Lord"])
     subwords = DecoderSubwords(None, Given("the Lord"), dictionary)
     assert subwords.split("the Lord").ids == (dictionary.index("the"), dictionary.index("Lord"))
 
 
-def test_bpe_whose_pieces_cannot_be_placed_is_refused():
+def test_bpe_whose_pieces_cannot_be_placed_is_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="the subwords of Characters: the model needs to have --bpe sentencepiece"
     ):
         DecoderSubwords(None, Characters(), dictionary_of("abc"))
 
 
-def test_sentences_are_remembered_but_not_for_ever():
+def test_sentences_are_remembered_but_not_for_ever() -> None:
     subwords = DecoderSubwords(None, None, dictionary_of(["say"]))
     first = subwords.split("say 1")
     assert subwords.split("say 1") is first and subwords.pieces == 2
@@ -463,7 +463,7 @@ def test_sentences_are_remembered_but_not_for_ever():
     assert alive() is None
 
 
-def test_options_as_fairseq_reads_them():
+def test_options_as_fairseq_reads_them() -> None:
     parser = options.get_generation_parser(default_task="translation")
     words = ["data-bin", "-s", "de", "-t", "en", "--tokenizer", "space", "--bpe", "sentencepiece"]
     words += ["--sentencepiece-model", str(DEMO / "spm.model")]

@@ -47,7 +47,7 @@ def surfaces(subwords: Subwords) -> list[str]:
 @given(text=ANY_TEXT)
 @example(text="  Hello  world \n")
 @example(text="…½ \N{ZERO WIDTH SPACE} ﷺ")
-def test_spans_are_ordered_and_hold_every_word(tokenizer: SubwordTokenizer, text: str):
+def test_spans_are_ordered_and_hold_every_word(tokenizer: SubwordTokenizer, text: str) -> None:
     subwords = tokenizer.encode(text)
     assert len(subwords.ids) == len(subwords.starts) == len(subwords.ends)
     assert (subwords.ids[0], subwords.ids[-1]) == (tokenizer.dictionary.bos(), tokenizer.dictionary.eos())
@@ -75,7 +75,7 @@ def test_spans_are_ordered_and_hold_every_word(tokenizer: SubwordTokenizer, text
 @given(text=ANY_TEXT)
 @example(text="“(Don't — 3.5%!)”... ")
 @example(text="C++ ❤\ufe0f👍\U0001f3fd!! é\u0301.")
-def test_words_hold_every_character_but_spaces(text: str):
+def test_words_hold_every_character_but_spaces(text: str) -> None:
     spans = word_spans(text)
     kinds = kinds_of(text)
     assert all(0 <= start < end for start, end in spans)
@@ -86,7 +86,7 @@ def test_words_hold_every_character_but_spaces(text: str):
 
 @settings(max_examples=300, deadline=None)
 @given(text=PLAIN_TEXT)
-def test_a_piece_reads_as_its_characters_do(text: str):
+def test_a_piece_reads_as_its_characters_do(text: str) -> None:
     tokenizer = sentencepiece_tokenizer()
     for piece, start, end in tokenizer.split(text):
         assert tokenizer.processor.normalize(text[start:end]).lstrip("▁") == piece.lstrip("▁")
@@ -97,7 +97,7 @@ def test_a_piece_reads_as_its_characters_do(text: str):
 @given(
     words=st.lists(st.text(st.sampled_from("abcdelordthnsi'é한ｆ-"), min_size=1, max_size=8), min_size=1, max_size=6)
 )
-def test_every_word_between_spaces_has_bounds(tokenizer: SubwordTokenizer, words: list[str]):
+def test_every_word_between_spaces_has_bounds(tokenizer: SubwordTokenizer, words: list[str]) -> None:
     text = "  ".join(words)
     subwords = tokenizer.encode(text)
     for start, end in word_spans(text):
@@ -120,7 +120,7 @@ def subwords_of(text: str, *surfaces: str) -> Subwords:
     return Subwords(text, list(range(len(starts) + 1)), [*starts, size], [*ends, size])
 
 
-def test_bounds_of_spans():
+def test_bounds_of_spans() -> None:
     glued = subwords_of("say (no). 中国人", "say", "(n", "o", ").", "中国", "人")
     assert subword_bounds(glued, 0, 3) == (1, 1)
     assert subword_bounds(glued, 5, 7) == (2, 3)  # the word has the piece that holds its bracket too
@@ -140,7 +140,7 @@ def test_bounds_of_spans():
     assert glued.cut(6) is glued
 
 
-def test_a_blank_of_its_own_belongs_to_no_word():
+def test_a_blank_of_its_own_belongs_to_no_word() -> None:
     tokenizer = sentencepiece_tokenizer()
     subwords = tokenizer.encode("the 中")
     assert surfaces(subwords) == ["the", "", "中"]
@@ -158,13 +158,13 @@ def test_a_blank_of_its_own_belongs_to_no_word():
         ("", []),
     ],
 )
-def test_spans_through_normalisation(text: str, expected: list[str]):
+def test_spans_through_normalisation(text: str, expected: list[str]) -> None:
     tokenizer = sentencepiece_tokenizer()
     found = [surface for surface in surfaces(tokenizer.encode(text)) if surface]
     assert found == expected
 
 
-def test_collate_pads_on_the_right(tokenizer: SubwordTokenizer):
+def test_collate_pads_on_the_right(tokenizer: SubwordTokenizer) -> None:
     batch = [tokenizer.encode(text) for text in ("the lord", "", "the")]
     tokens = collate(batch, tokenizer.pad)
     assert tokens.dtype == torch.int64 and tokens.shape == (3, max(len(s.ids) for s in batch))
@@ -172,14 +172,14 @@ def test_collate_pads_on_the_right(tokenizer: SubwordTokenizer):
         assert row == subwords.ids + [tokenizer.pad] * (len(row) - len(subwords.ids))
 
 
-def test_tokenizers_come_back_from_disk_and_from_other_processes(tokenizer: SubwordTokenizer, tmp_path: Path):
+def test_tokenizers_come_back_from_disk_and_from_other_processes(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     text = "The lord, said ½ 中 \N{SNOWMAN}"
     for again in (load_tokenizer(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
         assert again.encode(text) == tokenizer.encode(text)
 
 
-def test_bpe_is_not_pruned():
+def test_bpe_is_not_pruned() -> None:
     tokenizer = sentencepiece_tokenizer()
     path = DEMO / "spm.model"
     symbols = [piece.text for piece in read_pieces(path.read_bytes())[3:]]

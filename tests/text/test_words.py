@@ -33,5 +33,5 @@ from fairseq_ccpr.phrases.words import word_spans
         ("...", ["..."]),
     ],
 )
-def test_words(text: str, words: list[str]):
+def test_words(text: str, words: list[str]) -> None:
     assert [text[start:end] for start, end in word_spans(text)] == words

@@ -50,7 +50,7 @@ def reference(sources, targets, scale, strings, contexts, any_context):
 @given(
     k=st.integers(1, 9), scale=st.sampled_from([1.0, 20.0, 100.0]), any_context=st.booleans(), seed=st.integers(0, 2**31)
 )  # fmt: skip
-def test_alignment_loss_equals_the_reference(k, scale, any_context, seed):
+def test_alignment_loss_equals_the_reference(k, scale, any_context, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, y = (nn.functional.normalize(torch.randn(k, 5, generator=generator), dim=1) for _ in range(2))
     strings, contexts = (torch.randint(0, 3, (k,), generator=generator) for _ in range(2))
@@ -62,7 +62,7 @@ def test_alignment_loss_equals_the_reference(k, scale, any_context, seed):
     assert half.dtype == torch.float32 and torch.isfinite(half).all()
 
 
-def test_the_same_string_is_a_negative_in_another_context_alone():
+def test_the_same_string_is_a_negative_in_another_context_alone() -> None:
     strings, contexts = torch.tensor([7, 7, 7, 8]), torch.tensor([1, 1, 2, 1])
     apart = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]], dtype=torch.bool)
     assert torch.equal(equal_candidates(strings, contexts), ~apart)
@@ -70,21 +70,21 @@ def test_the_same_string_is_a_negative_in_another_context_alone():
     assert torch.equal(equal_candidates(strings, contexts, any_context=True), ~apart)
 
 
-def test_segmentation_loss_equals_the_reference():
+def test_segmentation_loss_equals_the_reference() -> None:
     logits, are_phrases = torch.tensor([-100.0, -1.5, 0.0, 2.0, 100.0]), torch.tensor([True, False, True, True, False])
     x, y = logits.double().numpy(), are_phrases.numpy()
     wanted = np.where(y, np.logaddexp(0, -x), np.logaddexp(0, x))
     np.testing.assert_allclose(segmentation_losses(logits, are_phrases).numpy(), wanted, rtol=1e-5)
 
 
-def test_gradient_of_the_alignment_loss():
+def test_gradient_of_the_alignment_loss() -> None:
     x, y = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
     excluded = equal_candidates(torch.tensor([1, 1, 2, 3]), torch.tensor([1, 1, 1, 1]))
     assert torch.autograd.gradcheck(lambda a, b, s: alignment_losses(a, b, s, excluded), (x, y, scale))
 
 
-def test_ends_are_multiplied_before_they_are_gathered():
+def test_ends_are_multiplied_before_they_are_gathered() -> None:
     linear, states = nn.Linear(12, 5), torch.randn(3, 7, 6)
     spans = torch.tensor([[0, 1, 1], [2, 0, 6], [1, 3, 5], [1, 3, 6]])
     ends = torch.cat([states[spans[:, 0], spans[:, 1]], states[spans[:, 0], spans[:, 2]]], dim=1)
@@ -98,7 +98,7 @@ def untrained(ccpr: Ccpr) -> PhraseEncoder:
 
 
 @pytest.mark.parametrize("mask_equal_strings", [False, True])
-def test_criterion_adds_both_directions_and_segmentation(ccpr: Ccpr, mask_equal_strings: bool):
+def test_criterion_adds_both_directions_and_segmentation(ccpr: Ccpr, mask_equal_strings: bool) -> None:
     dataset, model = ccpr.dataset(), untrained(ccpr)
     sample = dataset.collater([dataset[i] for i in (0, 1, 0, *range(2, 20))])  # one sentence twice
     criterion = CcprCriterion(CcprConfig(segmentation_weight=0.5, mask_equal_strings=mask_equal_strings), None)
@@ -118,12 +118,12 @@ def test_criterion_adds_both_directions_and_segmentation(ccpr: Ccpr, mask_equal_
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_two_processes_have_the_gradient_of_one(ccpr: Ccpr, tmp_path: Path):
+def test_two_processes_have_the_gradient_of_one(ccpr: Ccpr, tmp_path: Path) -> None:
     criterion = CcprCriterion(CcprConfig(), None)
     assert "scale_offset" in gradient_of_two_processes(untrained(ccpr), criterion, ccpr.dataset(), tmp_path)
 
 
-def test_the_temperature_is_learned(ccpr: Ccpr):
+def test_the_temperature_is_learned(ccpr: Ccpr) -> None:
     dataset, model = ccpr.dataset(), untrained(ccpr)
     assert float(model.scale) == pytest.approx(20)
     fingerprint = model.fingerprint()
@@ -139,7 +139,7 @@ def test_the_temperature_is_learned(ccpr: Ccpr):
     assert float(model.scale) == 100
 
 
-def test_two_processes_train_one_encoder(ccpr: Ccpr, tmp_path: Path):
+def test_two_processes_train_one_encoder(ccpr: Ccpr, tmp_path: Path) -> None:
     log, _ = run_two_processes(*ccpr.training(tmp_path, 3, "--batch-size", 32))  # only the first process logs
     losses = re.findall(r"train_inner .* loss=([0-9.]+), .*bsz=([0-9]+)", log)
     assert len(losses) == 3 and "64" in [both for _, both in losses]
@@ -156,7 +156,7 @@ def accuracy(model: PhraseEncoder, dataset: PhraseContrastDataset) -> float:
     return 100 * right.double().mean().item()
 
 
-def test_training_learns_to_find_translations(ccpr: Ccpr):
+def test_training_learns_to_find_translations(ccpr: Ccpr) -> None:
     model, dataset = PhraseEncoder.load(ccpr.checkpoint), ccpr.dataset()
     history = accuracies(ccpr.log)
     best = max(history)
@@ -167,7 +167,7 @@ def test_training_learns_to_find_translations(ccpr: Ccpr):
 
 
 @torch.no_grad()
-def test_training_learns_what_phrases_are(ccpr: Ccpr):
+def test_training_learns_what_phrases_are(ccpr: Ccpr) -> None:
     model, dataset = PhraseEncoder.load(ccpr.checkpoint), ccpr.dataset()
     batch = dataset.collater([dataset[i] for i in range(len(dataset))])
     for side in (batch["source"], batch["target"]):
@@ -177,7 +177,7 @@ def test_training_learns_what_phrases_are(ccpr: Ccpr):
 
 
 @torch.no_grad()
-def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path):
+def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path) -> None:
     loaded = PhraseEncoder.load(ccpr.checkpoint)
     trained = untrained(ccpr)
     trained.load_state_dict(torch.load(ccpr.checkpoint)["model"])
@@ -197,7 +197,7 @@ def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path):
         PhraseEncoder.load(ccpr.context / "model.pt")
 
 
-def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path):
+def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path) -> None:
     shutil.copytree(ccpr.checkpoint.parent, tmp_path / "run")
     words = ccpr.training(tmp_path / "run", 64, "--different-context-fraction", 0.5)
     words[1] = f"{ccpr.phrases}:{ccpr.phrases}"  # two sets
@@ -208,7 +208,7 @@ def test_training_resumes_on_a_mixture(ccpr: Ccpr, tmp_path: Path):
     assert state["optimizer_history"][-1]["num_updates"] == 64
 
 
-def test_the_recipe(ccpr: Ccpr, tmp_path: Path):
+def test_the_recipe(ccpr: Ccpr, tmp_path: Path) -> None:
     (tmp_path / "verses.tsv.gz").write_bytes(gzip.compress(ccpr.pairs.read_bytes()))
     where = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ENCODER": str(ccpr.context)}
     words = ["/bin/bash", ROOT / "scripts" / "recipes" / "train_ccpr.sh", tmp_path / "out", tmp_path / "verses.tsv.gz"]
@@ -222,7 +222,7 @@ def test_the_recipe(ccpr: Ccpr, tmp_path: Path):
     assert PhrasePairs(tmp_path / "out" / "phrases" / "verses" / "valid").sentences == 40
 
 
-def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path):
+def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path) -> None:
     def train(*extra: object) -> subprocess.CompletedProcess[str]:
         return call(*ccpr.training(tmp_path / "run", 1, *extra), check=False)
 

@@ -19,7 +19,7 @@ from fairseq_ccpr.phrases.words import word_spans
 from tests.small_models import Ccpr
 
 
-def test_phrases_are_drawn_anew_each_epoch(ccpr: Ccpr):
+def test_phrases_are_drawn_anew_each_epoch(ccpr: Ccpr) -> None:
     dataset = ccpr.dataset(phrases_per_sentence=3)
     again = ccpr.dataset(phrases_per_sentence=3)
     first = [dataset[i] for i in range(20)]
@@ -32,7 +32,7 @@ def test_phrases_are_drawn_anew_each_epoch(ccpr: Ccpr):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_equal_lengths_come_in_another_order_each_epoch(ccpr: Ccpr, mixed: bool):
+def test_equal_lengths_come_in_another_order_each_epoch(ccpr: Ccpr, mixed: bool) -> None:
     def make() -> LengthBatches:
         sets = [ccpr.dataset(split) for split in ("train", "valid")]
         return Mixture(sets) if mixed else sets[0]
@@ -53,7 +53,7 @@ def test_equal_lengths_come_in_another_order_each_epoch(ccpr: Ccpr, mixed: bool)
     assert np.array_equal(sizes[first], sizes[second]) and (first != second).mean() > 0.5
 
 
-def test_workers_follow_the_epoch(ccpr: Ccpr):
+def test_workers_follow_the_epoch(ccpr: Ccpr) -> None:
     dataset, same = (ccpr.dataset(phrases_per_sentence=2) for _ in range(2))
     task = FairseqTask(None)
     for epoch in (1, 2):
@@ -64,7 +64,7 @@ def test_workers_follow_the_epoch(ccpr: Ccpr):
         assert torch.equal(torch.cat(of_workers), whole["source"]["strings"])
 
 
-def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr):
+def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr) -> None:
     dataset = ccpr.dataset()
     pairs, others = dataset.pairs, 0
     for index in range(len(dataset)):
@@ -88,7 +88,7 @@ def test_examples_hold_phrases_and_other_spans(ccpr: Ccpr):
     assert others > 0.9 * sum(2 * len(dataset[i].source.spans) for i in range(len(dataset)))
 
 
-def test_batches_number_sentences_and_pad(ccpr: Ccpr):
+def test_batches_number_sentences_and_pad(ccpr: Ccpr) -> None:
     dataset = ccpr.dataset()
     samples = [dataset[i] for i in (3, 0, 7)]
     batch = dataset.collater(samples)
@@ -108,7 +108,7 @@ def test_batches_number_sentences_and_pad(ccpr: Ccpr):
     assert dataset.collater([]) == dataset.collater([None]) == {}
 
 
-def test_long_sentences_are_left_out_and_counted(ccpr: Ccpr):
+def test_long_sentences_are_left_out_and_counted(ccpr: Ccpr) -> None:
     tokenizer, pairs = load_tokenizer(ccpr.context), PhrasePairs(ccpr.phrases / "valid")
     lengths = [max(len(tokenizer.encode(text).ids) for text in pairs.sentence(i)) for i in range(pairs.sentences)]
     with_pairs = [i for i in range(pairs.sentences) if len(pairs.pairs_of(i))]
@@ -132,7 +132,7 @@ def other_contexts(pairs: PhrasePairs) -> dict[int, set[int]]:
     }
 
 
-def test_occurrences_are_those_in_other_sentences(ccpr: Ccpr):
+def test_occurrences_are_those_in_other_sentences(ccpr: Ccpr) -> None:
     pairs, rng = PhrasePairs(ccpr.phrases / "train"), np.random.default_rng(1)
     occurrences, wanted = Occurrences(pairs), other_contexts(pairs)
     assert sum(map(bool, wanted.values())) > 100
@@ -145,7 +145,7 @@ def test_occurrences_are_those_in_other_sentences(ccpr: Ccpr):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
-def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float):
+def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float) -> None:
     dataset = ccpr.dataset("train", different_context_fraction=fraction, max_subwords=1000)
     wanted = {
         tuple(dataset.pairs.pairs[row].tolist()): {dataset.pairs.sentence(dataset.pairs.pairs[o, 0])[1] for o in others}
@@ -173,7 +173,7 @@ def test_targets_come_from_other_contexts(ccpr: Ccpr, fraction: float):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
-def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: float):
+def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: float) -> None:
     most, sides = 900, ("source", "target")
     dataset = ccpr.dataset("train", different_context_fraction=fraction)
     largest = []
@@ -196,7 +196,7 @@ def test_batches_are_as_large_as_asked_for_on_either_side(ccpr: Ccpr, fraction: 
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr, fraction: float):
+def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr, fraction: float) -> None:
     sets = [ccpr.dataset(split, different_context_fraction=fraction) for split in ("train", "valid")]
     mixture, task = Mixture(sets), FairseqTask(None)
     limits = {"max_tokens": 300, "max_positions": 300, "ignore_invalid_inputs": True}  # the trainer gives both

@@ -36,7 +36,7 @@ def loss_reference(anchors, positives, negatives, temperature):
     b=st.integers(1, 5), m=st.integers(1, 4), n=st.integers(1, 33), d=st.integers(2, 20),
     temperature=st.sampled_from([0.01, 0.1, 1.0]), seed=st.integers(0, 2**31),
 )  # fmt: skip
-def test_loss_equals_the_reference(b, m, n, d, temperature, seed):
+def test_loss_equals_the_reference(b, m, n, d, temperature, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     anchors, positives, negatives = (5 * torch.randn(*s, d, generator=generator) for s in ((b,), (b, m), (b, n)))
     found = supervised_contrastive_loss(anchors, positives, negatives, temperature)
@@ -46,7 +46,7 @@ def test_loss_equals_the_reference(b, m, n, d, temperature, seed):
     assert half.dtype == torch.float32 and torch.isfinite(half).all()
 
 
-def test_gradient_of_the_loss():
+def test_gradient_of_the_loss() -> None:
     inputs = tuple(torch.randn(*s, 4, dtype=torch.float64, requires_grad=True) for s in ((3,), (3, 2), (3, 5)))
     assert torch.autograd.gradcheck(lambda a, p, n: supervised_contrastive_loss(a, p, n, 0.5), inputs)
 
@@ -61,7 +61,7 @@ def clustered(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(clustered(), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(0, 2**31))
-def test_draws_keep_their_rules(data, m, n, nearest, seed):
+def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
     values, entries = data
     token = dict(zip(entries.tolist(), values.tolist()))
     clusters = TokenClusters(values, entries)
@@ -90,7 +90,7 @@ def test_draws_keep_their_rules(data, m, n, nearest, seed):
         assert all(token[i] != token[anchor] for i in clusters.members[random[number]].tolist())
 
 
-def test_every_member_is_as_likely_to_be_drawn():
+def test_every_member_is_as_likely_to_be_drawn() -> None:
     clusters = TokenClusters(torch.tensor([7] * 6 + [8] * 3), torch.arange(9))
     generator = torch.Generator().manual_seed(1)
     slots = torch.full((20000,), 2)
@@ -102,7 +102,7 @@ def test_every_member_is_as_likely_to_be_drawn():
     np.testing.assert_allclose(counts[6:] / 20000, 1 / 3, atol=0.02)
 
 
-def test_centres_of_large_clusters_are_means_of_a_sample():
+def test_centres_of_large_clusters_are_means_of_a_sample() -> None:
     torch.manual_seed(7)
     keys, values = torch.randn(4000, 5) + torch.tensor([1.0, 0, 0, 0, 0]), torch.arange(4000) % 4
     keys[:, 1] += 2 * values
@@ -111,7 +111,7 @@ def test_centres_of_large_clusters_are_means_of_a_sample():
     assert (found * wanted).sum(dim=1).min() > 0.9
 
 
-def test_centres_are_means():
+def test_centres_are_means() -> None:
     torch.manual_seed(2)
     keys, values = torch.randn(300, 5), torch.randint(0, 40, (300,))
     clusters = TokenClusters(values, torch.arange(300))
@@ -123,7 +123,7 @@ def test_centres_are_means():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.booleans(), st.integers(0, 2**31))
-def test_precision_leaves_out_the_own_sentence(size, k, exclude, seed):
+def test_precision_leaves_out_the_own_sentence(size, k, exclude, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     keys = torch.randn(size, 4, generator=generator)
     values, sentences = (torch.randint(0, 5, (size,), generator=generator) for _ in range(2))
@@ -140,7 +140,7 @@ def test_precision_leaves_out_the_own_sentence(size, k, exclude, seed):
     assert torch.equal(any_hit_at_k(found)[:, -1] > 0, found.any(1))
 
 
-def test_confidence_is_the_mean_similarity_of_what_was_found():
+def test_confidence_is_the_mean_similarity_of_what_was_found() -> None:
     no = float("-inf")
     scores = torch.tensor([[0.9, 0.6, 0.3], [0.8, no, no], [no, no, no], [0.7, 0.7, 0.7], [0.5, -0.5, -0.9]])
     torch.testing.assert_close(retrieval_confidence(scores), torch.tensor([0.6, 0.8, 0.0, 0.7, 0.5 / 3]))
@@ -172,7 +172,7 @@ def noisy_keys(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_training_raises_precision_where_it_can(hard: bool):
+def test_training_raises_precision_where_it_can(hard: bool) -> None:
     torch.manual_seed(3)
     sampler = ContrastSampler(*noisy_keys(3), ContrastSettings(**{**vars(SETTINGS), "hard": hard}), torch.device("cpu"))
     adapter = TokenAdapter(32, 64, 16)
@@ -192,7 +192,7 @@ def test_training_raises_precision_where_it_can(hard: bool):
     assert before < 0.1 and precision() > 0.7
 
 
-def test_draws_depend_on_nothing_but_their_arguments():
+def test_draws_depend_on_nothing_but_their_arguments() -> None:
     adapter = TokenAdapter(32, 64, 16)
     one, two = (ContrastSampler(*noisy_keys(4), SETTINGS, torch.device("cpu")) for _ in range(2))
     two.draw(adapter, 5, 41, 0)
@@ -200,7 +200,7 @@ def test_draws_depend_on_nothing_but_their_arguments():
     assert not torch.equal(one.draw(adapter, 5, 45, 3), one.draw(adapter, 5, 45, 4))
 
 
-def test_held_out_sentences_are_never_drawn():
+def test_held_out_sentences_are_never_drawn() -> None:
     keys, values, sentences = noisy_keys(5)
     keys[:, 0] = sentences % 1000 / 10
     sampler = ContrastSampler(keys, values, sentences, SETTINGS, torch.device("cpu"))
@@ -211,7 +211,7 @@ def test_held_out_sentences_are_never_drawn():
     assert not held_out & set((sampler.rows(sampler.valid_pool)[:, 0] * 10).round().int().tolist())
 
 
-def test_queries_of_other_text_leave_all_the_rest_for_training():
+def test_queries_of_other_text_leave_all_the_rest_for_training() -> None:
     keys, values, sentences = noisy_keys(6)
     other_keys, other_values, _ = noisy_keys(7)
     other_values[:50] = values.max() + 3  # tokens that training has not
@@ -227,7 +227,7 @@ def test_queries_of_other_text_leave_all_the_rest_for_training():
     assert len(sampler.draw_held_out(adapter, everything)) == int((~unknown).sum())
 
 
-def test_a_store_without_repeated_tokens_is_refused():
+def test_a_store_without_repeated_tokens_is_refused() -> None:
     values = np.array([4, 4, 5, 6, 7], dtype=np.int32)
     with pytest.raises(
         DatastoreError,

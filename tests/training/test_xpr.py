@@ -34,7 +34,7 @@ from tests.training.two_processes import gradient_of_two_processes
 CPU = torch.device("cpu")
 
 
-def test_pooled_vectors_equal_a_plain_loop(xpr: Xpr):
+def test_pooled_vectors_equal_a_plain_loop(xpr: Xpr) -> None:
     encoder, dataset = XprEncoder.load(xpr.checkpoint), make_dataset(xpr)
     batch = dataset.collater([dataset[i] for i in range(9)])
     with torch.no_grad():
@@ -62,7 +62,7 @@ def make_dataset(xpr: Xpr, split: str = "train", sentences: int = 3, max_subword
     return LexiconDataset([Lexicon(xpr.lexicon / split)], load_tokenizer(xpr.context), sentences, max_subwords, 1)
 
 
-def test_examples_of_a_batch_have_their_phrases(xpr: Xpr):
+def test_examples_of_a_batch_have_their_phrases(xpr: Xpr) -> None:
     dataset = make_dataset(xpr, max_subwords=199)
     lexicon, drawn = dataset.lexicons[0], []
     for epoch in (1, 2, 1):
@@ -89,7 +89,7 @@ def test_examples_of_a_batch_have_their_phrases(xpr: Xpr):
 
 
 @pytest.mark.parametrize(("sentences", "max_subwords"), [(0, 60), (3, 1)])
-def test_without_a_sentence_the_phrase_stands_alone(xpr: Xpr, sentences: int, max_subwords: int):
+def test_without_a_sentence_the_phrase_stands_alone(xpr: Xpr, sentences: int, max_subwords: int) -> None:
     dataset = make_dataset(xpr, "train", sentences, max_subwords)
     strings, examples, _ = dataset[4]
     alone = [of_side for string, of_side in zip(strings, examples) if of_side[0].subwords.text == string]
@@ -110,7 +110,7 @@ def reference_loss(queries, candidates, scale, own, others):
 
 @settings(max_examples=60, deadline=None)
 @given(k=st.integers(1, 8), queue=st.integers(0, 6), seed=st.integers(0, 2**31))
-def test_loss_equals_the_reference(k: int, queue: int, seed: int):
+def test_loss_equals_the_reference(k: int, queue: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, y = (nn.functional.normalize(torch.randn(n, 5, generator=generator), dim=1) for n in (k, k + queue))
     strings = torch.randint(0, 4, (k + queue, 2), generator=generator)
@@ -126,7 +126,7 @@ def make_model(xpr: Xpr, momentum: float = 0.9, queue: int = 0, dimension: int =
 
 
 @pytest.mark.parametrize("queue", [0, 40])
-def test_criterion_equals_the_reference(xpr: Xpr, queue: int):
+def test_criterion_equals_the_reference(xpr: Xpr, queue: int) -> None:
     model, dataset = make_model(xpr, queue=queue), make_dataset(xpr)
     with torch.no_grad():
         for parameter in model.momentum.encoder.parameters():
@@ -154,7 +154,7 @@ def test_criterion_equals_the_reference(xpr: Xpr, queue: int):
         seen[2] += own
 
 
-def test_gradients_never_reach_the_momentum_encoder(xpr: Xpr):
+def test_gradients_never_reach_the_momentum_encoder(xpr: Xpr) -> None:
     model, dataset = make_model(xpr), make_dataset(xpr)
     batch = dataset.collater([dataset[i] for i in range(8)])
     loss, _, _ = XpcoCriterion(XpcoConfig(), None)(model, batch)
@@ -169,12 +169,12 @@ def test_gradients_never_reach_the_momentum_encoder(xpr: Xpr):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_processes_have_the_gradient_of_one(xpr: Xpr, tmp_path: Path, momentum: float):
+def test_two_processes_have_the_gradient_of_one(xpr: Xpr, tmp_path: Path, momentum: float) -> None:
     model, criterion = make_model(xpr, momentum), XpcoCriterion(XpcoConfig(), None)
     assert "head.0.weight" in gradient_of_two_processes(model, criterion, make_dataset(xpr), tmp_path)
 
 
-def test_head_starts_as_a_rotation(xpr: Xpr):
+def test_head_starts_as_a_rotation(xpr: Xpr) -> None:
     pooled = torch.randn(40, 32)
     for width in (32, 16, 48):  # all of it, a part, more than there is
         encoder = XprEncoder(ContextEncoder.load(xpr.context), 2, width)
@@ -187,7 +187,7 @@ def test_head_starts_as_a_rotation(xpr: Xpr):
             torch.testing.assert_close(vectors @ vectors.T, pooled @ pooled.T, rtol=1e-4, atol=1e-4)
 
 
-def test_momentum_encoder_keeps_its_precision(xpr: Xpr):
+def test_momentum_encoder_keeps_its_precision(xpr: Xpr) -> None:
     model = make_model(xpr, momentum=0.999, queue=4).half()
     slow = list(model.momentum.encoder.parameters())
     assert all(p.dtype == torch.float32 for p in slow) and model.head[0].weight.dtype == torch.float16
@@ -208,7 +208,7 @@ def parts(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 @pytest.mark.parametrize("frequency", [1, 3])
-def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Path, frequency: int):
+def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Path, frequency: int) -> None:
     """theta_m from the checkpoints of each update, the last ones of a second run that resumes."""
     options = ["--save-interval-updates", 1, "--update-freq", frequency, "--disable-validation", "--queue", 24]
     for updates in (2, 4):
@@ -229,7 +229,7 @@ def test_momentum_is_exact_after_steps_and_after_resuming(xpr: Xpr, tmp_path: Pa
     assert state["task_state"]["trained_on"] == ["de-en"]
 
 
-def test_training_learns_to_find_translations(xpr: Xpr):
+def test_training_learns_to_find_translations(xpr: Xpr) -> None:
     history = accuracies(xpr.log)
     encoder, lexicon = XprEncoder.load(xpr.checkpoint), Lexicon(xpr.lexicon / "valid")
     found, untrained = (acc(model, lexicon, 4) for model in (encoder, make_model(xpr).eval()))
@@ -255,7 +255,7 @@ def acc(encoder: XprEncoder, lexicon: Lexicon, count: int) -> float:
     return 100 * sum(right) / len(right)
 
 
-def test_type_means_are_those_of_the_first_sentences(xpr: Xpr, monkeypatch: pytest.MonkeyPatch):
+def test_type_means_are_those_of_the_first_sentences(xpr: Xpr, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type_vectors, "BLOCK", 7)
     encoder, types = XprEncoder.load(xpr.checkpoint), Lexicon(xpr.lexicon / "valid").sides[0]
     tokenizer = encoder.context.tokenizer
@@ -281,7 +281,7 @@ def test_type_means_are_those_of_the_first_sentences(xpr: Xpr, monkeypatch: pyte
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**31))
-def test_any_translation_counts_and_ties_do_not(n: int, c: int, seed: int):
+def test_any_translation_counts_and_ties_do_not(n: int, c: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     queries = torch.randint(-1, 2, (n, 3), generator=generator).float()
     candidates = torch.randint(-1, 2, (c, 3), generator=generator).float()
@@ -293,7 +293,7 @@ def test_any_translation_counts_and_ties_do_not(n: int, c: int, seed: int):
         assert bool(found[row]) == all(gold[row, at] for at in best)
 
 
-def test_several_language_pairs_train_together(xpr: Xpr, tmp_path: Path):
+def test_several_language_pairs_train_together(xpr: Xpr, tmp_path: Path) -> None:
     words = ["-s", "en", "-t", "de", "--limit", 60]
     call(
         "build_lexicon_dataset", "--pairs", flipped(xpr.pairs, tmp_path / "flipped.tsv"), "--source-text", xpr.texts[1],
@@ -310,13 +310,13 @@ def flipped(pairs: Path, output: Path) -> Path:
     return output
 
 
-def test_two_processes_train_one_encoder(xpr: Xpr, tmp_path: Path):
+def test_two_processes_train_one_encoder(xpr: Xpr, tmp_path: Path) -> None:
     log, _ = run_two_processes(*xpr.training(tmp_path, 2, "--queue", 100))
     assert len(accuracies(log)) == 1 and XprEncoder.load(tmp_path / "checkpoint_best.pt").dimension == 16
     assert int(torch.load(tmp_path / "checkpoint_last.pt")["model"]["momentum.enqueued"]) == 2 * 2 * 32
 
 
-def test_ablations_train(xpr: Xpr, tmp_path: Path):
+def test_ablations_train(xpr: Xpr, tmp_path: Path) -> None:
     plain = ["--sentences", 0, "--encoder-momentum", 0, "--phrase-dim", 0, "--layer", 1]
     call(*xpr.training(tmp_path, 1, *plain))
     encoder = XprEncoder.load(tmp_path / "checkpoint_last.pt")
@@ -324,7 +324,7 @@ def test_ablations_train(xpr: Xpr, tmp_path: Path):
     assert encoder.fingerprint() != XprEncoder.load(xpr.checkpoint).fingerprint()
 
 
-def test_checkpoints_are_told_apart(xpr: Xpr, tmp_path: Path):
+def test_checkpoints_are_told_apart(xpr: Xpr, tmp_path: Path) -> None:
     assert isinstance(load_phrase_encoder(xpr.checkpoint), XprEncoder)
     with pytest.raises(CheckpointError, match="a XprEncoder rather than a PhraseEncoder"):
         PhraseEncoder.load(xpr.checkpoint)
@@ -338,7 +338,7 @@ def test_checkpoints_are_told_apart(xpr: Xpr, tmp_path: Path):
     assert not [name for name in torch.load(half / "xpr.pt")["model"] if name.startswith("momentum")]
 
 
-def test_training_refuses_bad_input(xpr: Xpr, tmp_path: Path):
+def test_training_refuses_bad_input(xpr: Xpr, tmp_path: Path) -> None:
     def train(*extra: object) -> subprocess.CompletedProcess[str]:
         return call(*xpr.training(tmp_path / "run", 1, *extra), check=False)
 
