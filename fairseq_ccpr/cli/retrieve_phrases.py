@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, Waiting
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import KINDS, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -64,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def retrieve(options: argparse.Namespace) -> int:
     """Read, retrieve, print."""
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    device = choose_device(options.cpu)
     datastore, encoder = PhraseDatastore(options.datastore), load_phrase_encoder(options.encoder)
     encoder.context.bf16 = options.bf16
     built = datastore.section.segmentation

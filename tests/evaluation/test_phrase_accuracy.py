@@ -66,7 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def settings_of(files: tuple[Path, Path], **changes: Any) -> PhraseBenchmarkSettings:
-    values: dict[str, Any] = {"per_set": 20, "distractor_phrases": 900, "same_string": (0, 1, 3)}
+    values: dict[str, Any] = {"per_set": 20, "distractor_phrases": 900, "same_string": [0, 1, 3]}
     return PhraseBenchmarkSettings(files[0], [files[1]], **(values | changes))
 
 
