@@ -12,13 +12,13 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.sequence_generator import EnsembleModelWithAlignment
+from fairseq_ccpr.decoding.side_stream import SideStream
 from torch import Tensor
 
 from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares
+from fairseq_ccpr.decoding.interpolation import interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, PhraseSettings
-from fairseq_ccpr.decoding.side_stream import SideStream
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import make_table
@@ -57,7 +57,7 @@ def step(retriever: TokenRetriever, phrases: PhraseMemory, given: dict[str, Tens
     phrases.state.advance(given["written"])
     of_tokens = retriever(given["states"])
     of_phrases = phrases.step(given["log_probs"], given["attention"])
-    shares = limit_shares(of_tokens[2], of_phrases.share, 0.9)
+    shares = limit_weights(of_tokens[2], of_phrases.share, 0.9)
     return interpolate_(given["log_probs"], (*of_tokens[:2], shares[0]), (*of_phrases[:2], shares[1]))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, interpolate_, limit_shares
+from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, PhraseState
 from tests.decoding.phrase_tables import MARK, begun_after, make_table
 
@@ -100,7 +100,7 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
         lengths = state.prefixes(table.at_lane[state.rows, :, 2])
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         attention = torch.rand(len(written), 3).softmax(dim=1)
-        outlook = state.outlook(log_probs, attention if by_attention else None)
+        outlook = state.proposals(log_probs, attention if by_attention else None)
         found = outlook.continuation(table, state.rows, weights, enter, k)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
@@ -144,7 +144,7 @@ def test_the_longest_phrase_is_followed_to_its_end() -> None:
     token=st.floats(0, ALMOST_ALL, width=32), phrase=st.floats(0, 1, width=32), most=st.sampled_from([0.0, 0.5, 0.9])
 )
 def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: float) -> None:
-    shares = limit_shares(torch.tensor([token]), torch.tensor([phrase]), most)
+    shares = limit_weights(torch.tensor([token]), torch.tensor([phrase]), most)
     assert float(sum(shares)) <= max(most, token) + 1e-6
     if not phrase:
         assert shares[0].item() == torch.tensor(token).item()  # to the bit
@@ -170,7 +170,7 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
 def test_merged_lanes_that_are_empty_say_nothing() -> None:
     table = make_table([[], [([1, 2], 0, 0.5)]])
     state = PhraseState(table, torch.tensor([0, 1]))
-    outlook = state.outlook(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
+    outlook = state.proposals(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
     found = outlook.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2, 4)
     assert found.mass.tolist() == [0.0, pytest.approx(0.1)]
     assert found.log_probs[0].tolist() == [-math.inf]

@@ -18,12 +18,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from fairseq_ccpr.decoding.breakdown import break_down
 
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Retrieved
-from fairseq_ccpr.decoding.trace import trace
 from fairseq_ccpr.evaluation.speed.part_timer import (
     DECODER,
     FINDING,
@@ -143,7 +143,7 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
     coming = 0
     for sample in batches(cfg, task, models):
         best = [found[i][0] for i in sample["id"].tolist()]
-        traced = trace(ensemble, sample, [one["tokens"] for one in best], task.target_dictionary)
+        traced = break_down(ensemble, sample, [one["tokens"] for one in best], task.target_dictionary)
         assert torch.allclose(traced.mixed, torch.cat([one["positional_scores"] for one in best]), atol=3e-3)
         terms = [
             torch.log1p(-traced.token_share - traced.phrase_share) + traced.model,
