@@ -51,7 +51,7 @@ def option(
         choices: the values of a string.
         sign: the name in signatures, if not that of the field.
         unsigned: why no signature has the value; every other value is in one.
-        automatic: the option may be left out although the field has no default; `read_options` is told its value.
+        automatic: what the option is when it is left out depends on more than the field: `read_options` is told its value.
         flags: other names of the option in our own commands, such as -s.
         metavar, nargs: as in argparse.
         positional: an argument without a name.
@@ -233,7 +233,7 @@ def _negated(one: Field[Any]) -> bool:
 def _default(one: Field[Any]) -> Any:
     if one.default_factory is not MISSING:
         return one.default_factory()
-    return None if one.default is MISSING else one.default
+    return None if one.default is MISSING or one.metadata["automatic"] else one.default
 
 
 def _bare(hint: Any) -> Any:

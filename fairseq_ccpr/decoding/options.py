@@ -36,12 +36,14 @@ class TokenRetrievalSettings:
         0.5, "interpolation weight of the token datastore, 0 to 1", within="[0, 1]", needs=SHARE, sign="lambda"
     )
     temperature: float = option(
-        help="temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), the inner "
+        10.0,
+        "temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), the inner "
         "products of an adapter's keys 0.01 to 0.5 (0.05)",
         within="(0, inf)", needs="a number above 0", sign="T", automatic=True,
     )  # fmt: skip
     confidence: bool = option(
-        help="scale the weight by the neighbours' mean similarity (lambda*); an adapter's keys have it on",
+        False,
+        "scale the weight by the neighbours' mean similarity (lambda*); an adapter's keys have it on",
         sign="lambda*", automatic=True,
     )  # fmt: skip
     lambda_max: float = option(
@@ -99,7 +101,7 @@ class PhraseSettings:
         False,
         "run the phrase encoder in bfloat16, faster where the processor has it; what is found may then depend a little on "
         "which sentences share a batch",
-        flags=("--bf16",),
+        flags=("--bf16",), unsigned="the description of the queries has it",
     )  # fmt: skip
     lambda_: float = option(
         0.8, "the most that the interpolation weight of the phrase datastore may be, 0 to 1", within="[0, 1]",

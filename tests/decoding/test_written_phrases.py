@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fairseq_ccpr.decoding.phrase_candidates import TokenisationCache
 
+from fairseq_ccpr.decoding.phrase_candidates import TokenisationCache
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 
 ENTRIES = 300

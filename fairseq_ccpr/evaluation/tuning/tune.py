@@ -36,7 +36,7 @@ from fairseq_ccpr.evaluation.tuning.token_grid import (
 from fairseq_ccpr.settings import as_options
 
 # Fields that the grids have: written into FILE even where they are at their default.
-TUNED_OF_TOKENS = ("k", "lambda_", "temperature", "confidence")
+TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
 TUNED_OF_PHRASES = ("k", "lambda_", "temperature", "min_similarity", "enter")
 
 
@@ -168,7 +168,8 @@ def _system(
     tokens, phrases, options = ensemble.tokens, ensemble.phrases, []
     if tokens is not None and token_settings is not None:
         automatic = automatic_token_settings(tokens.retriever.datastore)
-        options.append(as_options(token_settings, TUNED_OF_TOKENS, automatic))
+        kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
+        options.append(as_options(token_settings, (*TUNED_OF_TOKENS, *kind), automatic))
         tokens = replace(tokens, settings=token_settings)
     if phrases is not None and phrase_settings is not None:
         options.append(as_options(phrase_settings, TUNED_OF_PHRASES))
