@@ -103,7 +103,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whol
 
 
 def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path):
-    with patch("fairseq_ccpr.building.token_part.build_index", side_effect=KeyboardInterrupt):
+    with patch("fairseq_ccpr.building.part.build_index", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
     assert done.returncode == 130
     written = (stopped / "token.partial" / "keys.npy").stat().st_mtime_ns
@@ -181,6 +181,6 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
     assert set(sentences[0.1]) < set(sentences[0.3])
     assert "share          0.1 of them" in call("inspect_datastore", tmp_path / "0.1").stdout
     refused = build(world, tmp_path / "0.1", "--share", 0.3, check=False)
-    assert refused.returncode == 1 and "another share: 0.1 there, 0.3 now" in refused.stderr
+    assert refused.returncode == 1 and "another fraction: 0.1 there, 0.3 now" in refused.stderr
     refused = build(world, tmp_path / "none", "--share", 0, check=False)
     assert refused.returncode == 1 and "--share is 0" in refused.stderr and not (tmp_path / "none").exists()

@@ -120,7 +120,7 @@ def test_a_third_text_is_added_and_names_last(tokens: Path, world: World, tmp_pa
 
 def test_a_stopped_merge_leaves_nothing(tokens: Path, tmp_path: Path):
     words = tokens / "valid", tokens / "test", "--output", tmp_path / "both"
-    with patch("fairseq_ccpr.building.merge.describe_files", side_effect=KeyboardInterrupt):
+    with patch("fairseq_ccpr.building.part.describe_files", side_effect=KeyboardInterrupt):
         assert merge(*words, check=False).returncode == 130
     assert not list(tmp_path.iterdir())
     (tmp_path / "both.partial" / "token").mkdir(parents=True)  # of a run that was killed

@@ -22,8 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import refused
 
-from fairseq_ccpr.building import phrase_build
-from fairseq_ccpr.building import phrase_chunks as phrase_runs
+from fairseq_ccpr.building import part, phrase_chunks
 from fairseq_ccpr.cli.phrase_prompt import (
     as_json,
     as_prompt,
@@ -123,7 +122,7 @@ def test_share_of_a_text(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Path):
         parts.append([part.sentence(i) for i in range(part.section.sentences)])
         assert part.section.share == share and abs(len(parts[-1]) / len(whole) - share) < 0.15
     assert set(parts[0]) < set(parts[1]) < set(whole)
-    refused(build(ccpr, mono, tmp_path / "0.2", check=False), "another share: 0.2 there, 1.0 now")
+    refused(build(ccpr, mono, tmp_path / "0.2", check=False), "another fraction: 0.2 there, 1.0 now")
     refused(build(ccpr, mono, tmp_path / "none", "--share", 2, check=False), "--share is 2")
 
 
@@ -170,8 +169,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 STAGES = {
-    "find": (PhraseFinder, "find"), "join": (phrase_runs, "check_space"), "index": (phrase_build, "build_index"),
-    "publish": (phrase_build, "describe_files"), "manifest": (Manifest, "write"), "clean": (phrase_build, "rmtree"),
+    "find": (PhraseFinder, "find"), "join": (phrase_chunks, "check_space"), "index": (part, "build_index"),
+    "publish": (part, "describe_files"), "manifest": (Manifest, "write"), "clean": (part, "rmtree"),
 }  # fmt: skip
 
 
@@ -193,7 +192,7 @@ def test_stopped_build_resumes(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Pa
     if stage == "find":
         assert len(list((tmp_path / "s").rglob("*.json"))) == 2  # the plan and the first shard
         refused(build(ccpr, mono, tmp_path / "s", "--max-words", 4, check=False), "built with another segmentation")
-        refused(build(ccpr, mono, tmp_path / "s", "--shard-sentences", 9, check=False), "another shard sentences: 32")
+        refused(build(ccpr, mono, tmp_path / "s", "--shard-sentences", 9, check=False), "another chunk sentences: 32")
         (tmp_path / "s" / "phrase.partial" / "shards" / "000001.keys.npy").write_bytes(b"torn")
     build(ccpr, mono, tmp_path / "s", *INDEX)
     assert contents(tmp_path / "s") == contents(store)

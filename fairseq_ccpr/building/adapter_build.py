@@ -12,14 +12,9 @@ from torch import Tensor
 
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, refuse_foreign
 from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, Extraction, TokenBuildSettings
-from fairseq_ccpr.building.token_part import (
-    ADAPTER,
-    RAW,
-    VALID,
-    TokenPart,
-    refuse_foreign,
-)
+from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription, fit_pca, sample_rows
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, PROVENANCE, VALUES, TokenDatastore
@@ -60,14 +55,12 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
     processes.barrier()  # all have seen the same
     valid_folder = settings.output / VALID
     if unfinished:
-        raw = extract(plan.extraction, raw_folder, processes, part.show)
+        raw = extract(plan.extraction, raw_folder, processes, part.keys.show)
         valid = extract(plan.valid, valid_folder, processes, show=False) if plan.valid else None
         if processes.first:
             plan.project(raw, valid, part)
     if processes.first:
-        if not part.up_to_date:
-            part.make_index()
-            part.publish()
+        part.finish()
         if unfinished and not settings.keep_raw_keys:
             shutil.rmtree(valid_folder, ignore_errors=True)
             if settings.raw_datastore is None:
@@ -150,7 +143,7 @@ class _Plan:
         if adapter is None:
             stores = [raw.directory, *([valid.directory] if valid else [])]
             adapter = TokenAdapter.load(self.training.run(stores, s.output / ADAPTER, self.identity, s.cpu, s.quiet))
-        part.prepare({"block_rows": BLOCK_ROWS})
+        part.lay_out({"block_rows": BLOCK_ROWS})
         projection = self._projection(part, raw, adapter.to(self.device))
         blocks = range(0, part.section.size, BLOCK_ROWS)
 
@@ -185,12 +178,11 @@ class _Plan:
 def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
     """The decoder's own states, together with the other processes, unless they are there."""
     raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
-    raw.keep_index()
     processes.barrier()
-    if not raw.filled:
+    if not raw.filled:  # whatever index is there will do
         extraction.fill(raw)
         if processes.first:
-            raw.publish()
+            raw.finish()
         processes.barrier()
     return TokenDatastore(folder)
 

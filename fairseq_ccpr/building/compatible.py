@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from fairseq_ccpr.building.part import Section
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TOKEN, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage import fingerprint
 
-Section = TypeVar("Section", TokenSection, PhraseSection)
 Store = TypeVar("Store", TokenDatastore, PhraseDatastore)
 
 

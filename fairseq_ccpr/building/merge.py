@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.building.compatible import (
-    Opened,
-    check_alike,
-    in_order,
-    sources_of,
-)
+from fairseq_ccpr.building.compatible import Opened, Store, check_alike, in_order, sources_of
 from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
-from fairseq_ccpr.datastore import phrase, token
-from fairseq_ccpr.datastore.manifest import (
-    Manifest,
-    PhraseSection,
-    Source,
-    TokenSection,
-)
+from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Section
+from fairseq_ccpr.datastore.manifest import Manifest, Source
 from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
-from fairseq_ccpr.datastore.token import TOKEN, TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search import build_index, open_index
-from fairseq_ccpr.search.index_plan import (
-    PHRASE_DEPTH,
-    PHRASE_EFFORT,
-    TOKEN_EFFORT,
-    Effort,
-    index_bytes,
-    plan_index,
-)
-from fairseq_ccpr.search.recall import recall_of_sample
-from fairseq_ccpr.storage.arrays import check_space, open_array
+from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.storage.arrays import check_space
 from fairseq_ccpr.storage.atomic import appearing, unfinished
-from fairseq_ccpr.storage.files import describe_files
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
-Store = TypeVar("Store", TokenDatastore, PhraseDatastore)
 
 
 @dataclass
@@ -92,22 +70,12 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     token_plan, phrase_plan = _plan(tokens, settings), _plan(phrases, settings)
     _check_removed([*tokens, *phrases], settings)
     check_space(settings.output, sum(_bytes(manifest) for manifest in manifests.values()))
-    merged = Manifest()
     with appearing(settings.output) as folder:
         if token_plan is not None:
-            with _bar("tokens", token_plan[0], settings) as bar:
-                merged.token = merge_tokens(*token_plan, folder, bar.update)
-            _index(merged.token, folder / TOKEN, TOKEN_EFFORT, 0, settings)
-            merged.token.files = describe_files(folder, [f"{TOKEN}/{name}" for name in token.part_files(merged.token)])
+            _write(Part(folder, TOKENS, FolderKeys(not settings.quiet)), merge_tokens, token_plan, settings)
         if phrase_plan is not None:
-            with _bar("phrases", phrase_plan[0], settings) as bar:
-                merged.phrase = merge_phrases(*phrase_plan, folder, bar.update)
-            shutil.rmtree(folder / PHRASE / "scratch")
-            _index(merged.phrase, folder / PHRASE, PHRASE_EFFORT, PHRASE_DEPTH, settings)
-            names = phrase.part_files(merged.phrase)
-            merged.phrase.files = describe_files(folder, [f"{PHRASE}/{name}" for name in names])
-        merged.write(folder)
-    return merged
+            _write(Part(folder, PHRASES, FolderKeys(not settings.quiet)), merge_phrases, phrase_plan, settings)
+    return Manifest.read(settings.output)
 
 
 def _open_phrases(name: str, directory: Path) -> Opened[PhraseDatastore]:
@@ -155,24 +123,21 @@ def _bytes(manifest: Manifest) -> int:
     return sum(file["bytes"] for section in sections for name, file in section.files.items() if "/index-" not in name)
 
 
-def _bar(what: str, ordered: list[Opened[Store]], settings: MergeSettings) -> tqdm:
-    total = sum(one.store.section.size for one in ordered)
-    return tqdm(desc=what, total=total, unit="entry", unit_scale=True, disable=settings.quiet)
-
-
-def _index(
-    section: TokenSection | PhraseSection, part: Path, effort: Effort, asked: int, settings: MergeSettings
+def _write(
+    part: Part[Section],
+    merge: Callable[[list[Opened[Store]], list[Source], Path, Callable[[int], object]], Section],
+    plan: tuple[list[Opened[Store]], list[Source]],
+    settings: MergeSettings,
 ) -> None:
-    """Index the keys of a part, of which a search asks for at least so many."""
+    """Write one part of the output: merge what `plan` names, then index and publish it."""
+    ordered, kept = plan
+    part.partial.mkdir()
+    total = sum(opened.store.section.size for opened in ordered)
+    with tqdm(desc=f"{part.kind.name}s", total=total, unit="entry", unit_scale=True, disable=settings.quiet) as bar:
+        section = merge(ordered, kept, part.partial, bar.update)
     gpu = torch.cuda.is_available() and not settings.cpu
-    metric, section.index_recall = section.index.metric, None
     section.index = plan_index(
-        settings.index, metric, settings.index_parameters, section.size, section.dimension, gpu, effort
-    )
-    if not section.index.file:
-        return
-    check_space(part, index_bytes(section.index, section.size, section.dimension))
-    keys = open_array(part / f"{phrase.KEYS}.npy", (section.size, section.dimension), "float16")
-    with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=settings.quiet) as bar:
-        build_index(keys, section.index, part / section.index.file, bar.update)
-    section.index_recall = recall_of_sample(open_index(section.index, keys, part), keys, asked)
+        settings.index, section.index.metric, settings.index_parameters, section.size, section.dimension, gpu,
+        part.kind.effort,
+    )  # fmt: skip
+    part.publish(section)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source
-from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SOURCES, SPANS, TOTALS, PhraseDatastore
+from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SOURCES, SPANS, TOTALS, PhraseDatastore
 from fairseq_ccpr.storage.arrays import GrowingArray
 from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.storage.files import write_json
@@ -20,7 +21,7 @@ BLOCK_ROWS = 1 << 16
 
 
 def merge_phrases(
-    ordered: list[Opened[PhraseDatastore]], kept: list[Source], folder: Path, progress: Callable[[int], object]
+    ordered: list[Opened[PhraseDatastore]], kept: list[Source], part: Path, progress: Callable[[int], object]
 ) -> PhraseSection:
     """Write the phrase part of a datastore, all but its index.
 
@@ -31,14 +32,12 @@ def merge_phrases(
     Args:
         ordered: from `compatible.in_order`.
         kept: which of their texts stay.
-        folder: of the new datastore.
+        part: the folder that is to hold it.
         progress: told how many entries were gone through.
 
     Returns:
         What the manifest says of it, without index and files.
     """
-    part = folder / PHRASE
-    part.mkdir()
     scratch = part / "scratch"
     scratch.mkdir()
     members = _members(ordered, kept, scratch)
@@ -59,6 +58,7 @@ def merge_phrases(
         for source, size, sentences in zip(kept, counts[1:], sentence_counts)
     ]
     size, sentences = int(counts[0]), int(numbers.max(initial=-1)) + 1
+    shutil.rmtree(scratch)
     totals = {"phrases": size, "sentences": sentences, "too_long": sum(source.too_long for source in kept)}
     write_json(part / TOTALS, totals)
     return replace(describe_corpora(ordered[0].store.section, kept), size=size, sentences=sentences)

@@ -25,21 +25,19 @@ BLOCK_ROWS = 1 << 16
 
 
 def merge_tokens(
-    ordered: list[Opened[TokenDatastore]], kept: list[Source], folder: Path, progress: Callable[[int], object]
+    ordered: list[Opened[TokenDatastore]], kept: list[Source], part: Path, progress: Callable[[int], object]
 ) -> TokenSection:
     """Write the token part of a datastore, all but its index.
 
     Args:
         ordered: from `compatible.in_order`.
         kept: which of their corpora stay.
-        folder: of the new datastore.
+        part: the folder that is to hold it.
         progress: told how many entries were written.
 
     Returns:
         What the manifest says of it, without index and files.
     """
-    part = folder / TOKEN
-    part.mkdir()
     arrays = {
         name: GrowingArray(part / f"{name}.npy", shape[1:], dtype)
         for name, (shape, dtype) in array_shapes(0, ordered[0].store.section.dimension).items()

@@ -19,7 +19,8 @@ from fairseq_ccpr.building.corpus import (
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.force_decoding import force_decode
 from fairseq_ccpr.building.loading import load_model, load_task
-from fairseq_ccpr.building.token_part import VALID, TokenPart
+from fairseq_ccpr.building.part import VALID
+from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
@@ -145,7 +146,7 @@ class Extraction:
         """Force-decode the corpus into `part`, which holds nothing yet, or what an earlier run left; together with the
         other processes."""
         if self.processes.first:
-            part.prepare({name: getattr(self.settings, name) for name in ("max_tokens", "shard_tokens", "fp16")})
+            part.lay_out({name: getattr(self.settings, name) for name in ("max_tokens", "shard_tokens", "fp16")})
         self.processes.barrier()
         mine = {shard.number: shard for shard in self.corpus.shards[self.processes.rank :: self.processes.world]}
 
@@ -185,8 +186,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show)
     if not part.filled:
         extraction.fill(part)
-    if processes.first and not part.up_to_date:
-        part.make_index()
-        part.publish()
+    if processes.first:
+        part.finish()
     processes.barrier()
     return part.section, extraction.corpus.left_out

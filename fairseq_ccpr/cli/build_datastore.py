@@ -265,7 +265,7 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     if report is None:
         return 0
     section, lines = report.section, report.lines
-    speed = f" ({report.found_in / report.seconds:.0f} sentences/s)" if report.found_in else ""
+    speed = f" ({report.encoded / report.seconds:.0f} sentences/s)" if report.encoded else ""
     print(
         f"{settings.output}: {section.size:,} phrases of {section.sentences:,} sentences "
         f"({section.size / section.sentences:.1f} a sentence), width {section.dimension}, index {section.index}, "
