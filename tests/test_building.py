@@ -20,7 +20,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.models.key_layer import KeyCapture
 
-SMALL_SHARDS = ("--shard-tokens", 400, "--index", "IVF16,Flat")
+SMALL_SHARDS = ("--chunk-tokens", 400, "--index", "IVF16,Flat")
 BUILD = "scripts/build_datastore.py"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -123,6 +123,16 @@ def test_stopped_while_publishing_resumes(world: World, tmp_path: Path):
     assert contents(stopped) == contents(whole)
 
 
+def test_stopped_while_cleaning_up_is_complete_and_cleaned_up_next_time(world: World, tmp_path: Path):
+    build(world, whole := tmp_path / "whole")
+    with patch("fairseq_ccpr.building.part.rmtree", side_effect=KeyboardInterrupt):
+        assert build(world, stopped := tmp_path / "stopped", check=False).returncode == 130
+    assert (stopped / "token" / "done").exists()
+    assert call("inspect_datastore", stopped).returncode == 0
+    build(world, stopped)
+    assert contents(stopped) == contents(whole)
+
+
 def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path):
     run("torchrun", "--nproc-per-node", 2, BUILD, *build_options(world, tmp_path / "two"), *SMALL_SHARDS)
     assert contents(tmp_path / "two") == contents(whole)
@@ -180,7 +190,7 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
         assert abs(len(sentences[share]) / whole.section.subsets["train"] - share) < 0.05
     assert set(sentences[0.1]) < set(sentences[0.3])
     assert "share          0.1 of them" in call("inspect_datastore", tmp_path / "0.1").stdout
-    refused = build(world, tmp_path / "0.1", "--share", 0.3, check=False)
+    refused = build(world, tmp_path / "0.1", "--fraction", 0.3, check=False)
     assert refused.returncode == 1 and "another fraction: 0.1 there, 0.3 now" in refused.stderr
     refused = build(world, tmp_path / "none", "--share", 0, check=False)
-    assert refused.returncode == 1 and "--share is 0" in refused.stderr and not (tmp_path / "none").exists()
+    assert refused.returncode == 1 and "--fraction is 0" in refused.stderr and not (tmp_path / "none").exists()

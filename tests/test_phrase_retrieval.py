@@ -58,7 +58,7 @@ def build(
     texts = text if isinstance(text, list) else [text]
     words: list[object] = ["phrases", *texts, "--encoder", ccpr.checkpoint, "--output", output, "--cpu", "--quiet"]
     words += [] if "--threshold" in extra else ["--threshold", 0.5]
-    return call("build_datastore", *words, "--shard-sentences", 32, "--max-words", 5, *extra, check=check)
+    return call("build_datastore", *words, "--chunk-sentences", 32, "--max-words", 5, *extra, check=check)
 
 
 INDEX = "--index", "IVF4,Flat"
@@ -123,7 +123,7 @@ def test_share_of_a_text(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Path):
         assert part.section.share == share and abs(len(parts[-1]) / len(whole) - share) < 0.15
     assert set(parts[0]) < set(parts[1]) < set(whole)
     refused(build(ccpr, mono, tmp_path / "0.2", check=False), "another fraction: 0.2 there, 1.0 now")
-    refused(build(ccpr, mono, tmp_path / "none", "--share", 2, check=False), "--share is 2")
+    refused(build(ccpr, mono, tmp_path / "none", "--fraction", 2, check=False), "--fraction is 2")
 
 
 def test_text_may_be_compressed_and_in_several_files(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Path):
@@ -192,7 +192,7 @@ def test_stopped_build_resumes(ccpr: Ccpr, mono: Path, store: Path, tmp_path: Pa
     if stage == "find":
         assert len(list((tmp_path / "s").rglob("*.json"))) == 2  # the plan and the first shard
         refused(build(ccpr, mono, tmp_path / "s", "--max-words", 4, check=False), "built with another segmentation")
-        refused(build(ccpr, mono, tmp_path / "s", "--shard-sentences", 9, check=False), "another chunk sentences: 32")
+        refused(build(ccpr, mono, tmp_path / "s", "--chunk-sentences", 9, check=False), "another chunk sentences: 32")
         (tmp_path / "s" / "phrase.partial" / "shards" / "000001.keys.npy").write_bytes(b"torn")
     build(ccpr, mono, tmp_path / "s", *INDEX)
     assert contents(tmp_path / "s") == contents(store)
@@ -271,7 +271,7 @@ def test_builds_that_are_refused(ccpr: Ccpr, mono: Path, store: Path, tmp_path: 
     for option, value, pattern in (
         ("--segmentation", "ngram:0", "phrases of 0 to 0 words"), ("--max-words", 0, "phrases of 1 to 0 words"),
         ("--threshold", 1, "--threshold is 1.0: give a probability"), ("--threshold", -0.1, "--threshold is -0.1"),
-        ("--threshold", "nan", "--threshold is nan"), ("--shard-sentences", 0, "--shard-sentences is 0"),
+        ("--threshold", "nan", "--threshold is nan"), ("--chunk-sentences", 0, "--chunk-sentences is 0"),
         ("--index", "Nonsense", "--index"), ("--encoder", tmp_path / "no.pt", "there is no phrase encoder"),
     ):  # fmt: skip
         refused(build(ccpr, mono, output, option, value, check=False), pattern)

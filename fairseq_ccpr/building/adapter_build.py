@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, refuse_foreign
-from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, Extraction, TokenBuildSettings
+from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription, fit_pca, sample_rows
@@ -25,13 +25,12 @@ from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST
 
-PCA_DIMENSION = 128  # the paper's
 RAW_INDEX = IndexDescription("exact", "l2")
 BLOCK_ROWS = 1 << 14
 
 
 def build_projected_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or go on building, a datastore whose keys went through an adapter; what is already there is reused.
+    """Build, or resume building, a datastore whose keys went through an adapter; what is already there is reused.
 
     1. Plan: as for raw keys; and that the adapter, PCA and index fit together.
     2. Raw keys: a datastore of its own, in `--raw-datastore`, or in `raw` beside the part and dropped in the end.
@@ -84,7 +83,7 @@ class _Plan:
             self.valid = extraction.of_valid()
             of_keys = [self.raw_section.key_layer, *self.raw_section.fingerprints.values()]
             of_keys += [self.valid.corpus.fingerprint] if self.valid else []
-            of_keys += [f"share {settings.share}"] if settings.share < 1 else []
+            of_keys += [f"share {settings.fraction}"] if settings.fraction < 1 else []
             self.identity = self.training.fingerprint(of_keys)
         else:
             self.given = self._load(Path(settings.adapter))

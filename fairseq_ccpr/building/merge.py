@@ -1,10 +1,10 @@
-"""Datastores, or shards of one, become one; or a corpus is taken out of one. Nothing is encoded again."""
+"""Merging datastores, or the shards of one, and taking a corpus out of one. Nothing is encoded again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,26 +19,35 @@ from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.arrays import check_space
 from fairseq_ccpr.storage.atomic import appearing, unfinished
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 
 
-@dataclass
+@dataclass(frozen=True)
 class MergeSettings:
-    """What `merge_datastores.py` is told. The command's options have these names and defaults."""
+    """The options of `merge_datastores.py`, and the datastores that it is given by name."""
 
     datastores: dict[str, Path]  # by the name of their corpus
-    output: Path
-    remove: list[str] = field(default_factory=list)
-    index: str = "auto"
-    index_parameters: str = ""
-    cpu: bool = False
-    quiet: bool = False
+    output: Path = option(help="the new datastore: a folder that does not exist", metavar="DIR")
+    remove: list[str] = option([], "texts that the output shall not hold", nargs="+", metavar="NAME")
+    index: str = option(
+        "auto",
+        "as of build_datastore.py; disk, or disk:FACTORY, keeps inverted lists on disk",
+        metavar="exact|torch-ivf|FACTORY",
+    )
+    index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
+    cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
+    quiet: bool = option(False, "no progress bars")
 
     def check(self) -> None:
-        """Raise a ConfigurationError where the options do not go together."""
+        """Check that the options go together.
+
+        Raises:
+            ConfigurationError: names the option.
+        """
         paths = list(self.datastores.values())
         output = self.output.resolve()
         written = {output, unfinished(output), *output.parents}
@@ -56,9 +65,9 @@ class MergeSettings:
 def merge_datastores(settings: MergeSettings) -> Manifest:
     """Write a new datastore out of others, which stay as they are.
 
-    1. Open all, and see that they go together.
-    2. Copy what stays, block by block: neither memory nor what was encoded depends on how much it is.
-    3. Index, publish: the output appears when all of it is there; after a kill the command begins anew.
+    1. Open all of them, and check that they go together.
+    2. Copy what stays, block by block, so that memory does not depend on its size.
+    3. Index and publish. The output appears when it is complete; after a kill the command starts over.
 
     Raises:
         ConfigurationError, DatastoreError: one sentence for the user.
@@ -80,22 +89,22 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
 
 def _open_phrases(name: str, directory: Path) -> Opened[PhraseDatastore]:
     store = PhraseDatastore(directory)
-    if store.section.store is not None:
+    if store.keys is None:
         raise ConfigurationError(
             f"the keys of {directory} are in {store.section.store}, and only those in a folder can be merged: build it "
             "without --store"
         )
     if store.section.pooled:
         raise ConfigurationError(
-            f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them anew "
-            "from all texts together"
+            f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "
+            "again from all texts together"
         )
     totals = json.loads((directory / PHRASE / TOTALS).read_text(encoding="utf-8"))
     return Opened(name, store, totals["too_long"])
 
 
 def _plan(opened: list[Opened[Store]], settings: MergeSettings) -> tuple[list[Opened[Store]], list[Source]] | None:
-    """What is copied in which order, and which corpora stay; None where none does."""
+    """Order what is copied, and choose the corpora that stay; None if none does."""
     if not opened:
         return None
     check_alike(opened)
@@ -108,7 +117,7 @@ def _plan(opened: list[Opened[Store]], settings: MergeSettings) -> tuple[list[Op
 
 
 def _check_removed(opened: list[Opened[TokenDatastore] | Opened[PhraseDatastore]], settings: MergeSettings) -> None:
-    """See that what is to go is there, and something else too."""
+    """Check that the corpora to remove exist, and that others stay."""
     names = list(dict.fromkeys(source.name for one in opened for source in one.sources))
     for name in settings.remove:
         if name not in names:
@@ -118,7 +127,7 @@ def _check_removed(opened: list[Opened[TokenDatastore] | Opened[PhraseDatastore]
 
 
 def _bytes(manifest: Manifest) -> int:
-    """Of a datastore, all but its indexes."""
+    """Bytes of a datastore's files but its indexes."""
     sections = [section for section in (manifest.token, manifest.phrase) if section is not None]
     return sum(file["bytes"] for section in sections for name, file in section.files.items() if "/index-" not in name)
 

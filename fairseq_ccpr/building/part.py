@@ -195,22 +195,18 @@ def open_keys(section: TokenSection | PhraseSection, folder: Path) -> np.ndarray
 
 def refuse_differences(where: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse to mix a new build with an old one that was made from something else."""
-    old, new = (dict(plan["fingerprints"]) for plan in (found, wanted))
-    old.pop(KEYS, None)  # follows from the others
-    for name in [*new, *old]:
-        if old.get(name) != new.get(name):
-            both = [fingerprint.short(digest) if digest else digest for digest in (old.get(name), new.get(name))]
-            raise _another(where, name, *both)
-    for name, value in wanted.items():
-        if name != "fingerprints" and found.get(name) != value:
-            raise _another(where, name, found.get(name), value)
-
-
-def _another(where: Path, name: str, found: Any, wanted: Any) -> DatastoreError:
-    return DatastoreError(
-        f"{where} was built with another {KNOWN_AS.get(name, name).replace('_', ' ')}: {found} there, {wanted} now; "
-        "give the same options, or another --output, or delete it"
-    )
+    # The digest of keys that moved elsewhere follows from the others.
+    old, new = ({k: v for k, v in plan["fingerprints"].items() if k != KEYS} for plan in (found, wanted))
+    compared = [(name, old.get(name), digest) for name, digest in new.items()]
+    compared += [(name, found.get(name), value) for name, value in wanted.items() if name != "fingerprints"]
+    compared += [(name, digest, None) for name, digest in old.items() if name not in new]
+    for name, there, now in compared:
+        if there != now:
+            both = [fingerprint.short(value) if name in old | new and value else value for value in (there, now)]
+            raise DatastoreError(
+                f"{where} was built with another {KNOWN_AS.get(name, name).replace('_', ' ')}: {both[0]} there, "
+                f"{both[1]} now; give the same options, or another --output, or delete it"
+            )
 
 
 def refuse_foreign(output: Path) -> None:

@@ -5,55 +5,80 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
-from fairseq_ccpr.building.corpus import check_shard, check_share, place_of_shard
+from fairseq_ccpr.building.corpus import fraction_option
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.part import PHRASES, Part
 from fairseq_ccpr.building.phrase_chunks import CHUNKS, PhraseChunks
 from fairseq_ccpr.building.phrase_keys import MilvusKeys, PhraseKeys
+from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.building.type_merge import merge_types
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import TOTALS
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.search import IndexDescription
-from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT
+from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import write_json
 
 
-@dataclass
+@dataclass(frozen=True)
 class PhraseBuildSettings:
-    """What `build_datastore.py phrases` is told. The command's options have these names and defaults."""
+    """The options of `build_datastore.py phrases`."""
 
-    text: list[Path]
-    encoder: Path
-    output: Path
-    share: float = 1.0
-    num_shards: int = 1
-    shard_id: int = 0
-    segmentation: str | None = None  # learned, where the encoder has; else all
-    threshold: float = 0.7
-    max_words: int = 7
-    index: str = "auto"
-    index_parameters: str = ""
-    store: str | None = None  # Milvus: the keys go there
-    collection: str | None = None  # named as the output
-    store_timeout: float = TIMEOUT
-    shard_sentences: int = 4096
-    bf16: bool = False
-    cpu: bool = False
-    quiet: bool = False
+    text: list[Path] = option(help="files of one sentence a line", positional=True, nargs="+", metavar="TEXT")
+    encoder: Path = option(help="checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon", metavar="CKPT")
+    output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR")
+    fraction: float = fraction_option("sentences")
+    num_shards: int = num_shards_option()
+    shard_id: int = shard_id_option()
+    segmentation: Optional[str] = option(
+        None,
+        "which spans of words are phrases: what the encoder takes for one, all, those of N words, or those that a file "
+        "names (learned; all with XPR)",
+        metavar=KINDS,
+    )
+    threshold: float = option(0.7, "probability above which it does", metavar="P")
+    max_words: int = option(7, "words of a phrase, at most", metavar="N")
+    index: str = option(
+        "auto",
+        "exact search, inverted lists in torch, or a FAISS factory string; disk, or disk:FACTORY, for one whose "
+        "inverted lists stay on disk; auto takes exact on a GPU and for small stores",
+        metavar="exact|torch-ivf|FACTORY",
+    )
+    index_parameters: str = option("", "search parameters", metavar="P=V,...")
+    store: Optional[str] = option(
+        None,
+        "keep the keys in Milvus: a server, or a file of the embedded one; --index and --index-parameters are then "
+        "exact or types and parameters of Milvus (HNSW,M=16,efConstruction=200 and ef=128)",
+        metavar="URI|FILE.db",
+    )
+    collection: Optional[str] = option(None, "of Milvus (the name of the output folder)", metavar="NAME")
+    store_timeout: float = option(
+        TIMEOUT, f"seconds that Milvus may take to answer, all attempts together; {SLOW} times as long to write",
+        within="(0, inf)", needs="a number of seconds above 0", metavar="S",
+    )  # fmt: skip
+    chunk_sentences: int = option(
+        4096, "a killed build loses at most so many sentences' work",
+        within="[1, inf)", needs="at least 1 sentence", metavar="N", flags=("--shard-sentences",),
+    )  # fmt: skip
+    bf16: bool = option(False, "run the encoder in bfloat16, faster where the processor has it")
+    cpu: bool = option(False, "use the CPU even where there is a GPU")
+    quiet: bool = option(False, "no progress bars")
 
     def check(self) -> None:
-        """Raise a ConfigurationError where an option is out of its range."""
-        if self.shard_sentences < 1:
-            raise ConfigurationError(f"--shard-sentences is {self.shard_sentences}: give at least 1")
-        check_share(self.share)
+        """Check that all values are in range and go together.
+
+        Raises:
+            ConfigurationError: names the option.
+        """
+        check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
         if self.store is not None and self.num_shards > 1:
             raise ConfigurationError(
@@ -62,8 +87,6 @@ class PhraseBuildSettings:
             )
         if self.collection is not None and self.store is None:
             raise ConfigurationError(f"--collection {self.collection} is of Milvus: say with --store where that is")
-        if not 0 < self.store_timeout < float("inf"):
-            raise ConfigurationError(f"--store-timeout is {self.store_timeout}: give seconds")
         for path in self.text:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
@@ -108,7 +131,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
         finder = PhraseFinder(encoder.to(build.device), segmentation, pooled=build.pooled)
         processes.barrier()  # all have seen the same
         if processes.first:
-            plan = {"shard_sentences": settings.shard_sentences, "bf16": settings.bf16}
+            plan = {"shard_sentences": settings.chunk_sentences, "bf16": settings.bf16}
             part.prepare(plan, lambda: (part.partial / CHUNKS).mkdir(exist_ok=True))
         try:
             chunks.read()
@@ -148,9 +171,9 @@ class _Build:
                 settings.output, not settings.quiet, settings.store, settings.collection, settings.store_timeout
             )
         self.part = Part(settings.output, PHRASES, self.keys, self._identity())
-        text = TextSentences(settings.text, settings.share, self.part.partial)
+        text = TextSentences(settings.text, settings.fraction, self.part.partial)
         shard = settings.shard_id, settings.num_shards
-        self.chunks = PhraseChunks(text, settings.shard_sentences, shard, self.part.partial, processes)
+        self.chunks = PhraseChunks(text, settings.chunk_sentences, shard, self.part.partial, processes)
 
     def _identity(self) -> dict[str, Any]:
         s = self.settings
@@ -161,8 +184,8 @@ class _Build:
         return {
             "dimension": self.encoder.dimension,
             "segmentation": asdict(self.segmentation),
-            "share": s.share,
-            "shard": place_of_shard(s.num_shards, s.shard_id, s.shard_sentences),
+            "share": s.fraction,
+            "shard": describe_shard(s.num_shards, s.shard_id, s.chunk_sentences),
             "fingerprints": digests,
         }
 

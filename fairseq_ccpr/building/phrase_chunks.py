@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.building.corpus import shard_of
 from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.shards import chunks_of_shard
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SPANS
 from fairseq_ccpr.errors import ConfigurationError
@@ -57,7 +57,7 @@ class PhraseChunks:
             self.lines = self.text.read()
         self.processes.barrier()
         shard_id, num_shards = self.shard
-        self.chunks = shard_of(-(-len(self.text) // self.length), num_shards, shard_id, "sentences")
+        self.chunks = chunks_of_shard(-(-len(self.text) // self.length), num_shards, shard_id, "sentences")
 
     def sentences(self) -> Iterator[str]:
         """Iterate over the sentences of the shard."""

@@ -1,4 +1,4 @@
-"""The sentences of a monolingual text: each once, without empty lines, and a share of them."""
+"""The sentences of a monolingual text: each once, without empty lines, and a random fraction of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TextSentences:
 
     Args:
         files: one sentence a line.
-        share: of the sentences, drawn at random.
-        folder: where it is noted, in `lines.npy`, which lines are wanted.
+        fraction: of the sentences, drawn at random.
+        folder: where `lines.npy` keeps which lines are wanted.
     """
 
-    def __init__(self, files: list[Path], share: float, folder: Path) -> None:
-        self.files, self.share, self.folder = files, share, folder
+    def __init__(self, files: list[Path], fraction: float, folder: Path) -> None:
+        self.files, self.fraction, self.folder = files, fraction, folder
 
     def read(self) -> TextCounts:
         """Read the whole text once, and note which lines are wanted: one that cannot be read shows now, not after hours.
@@ -50,7 +50,7 @@ class TextSentences:
             numbers = first[start : start + BLOCK]
             block = numbers == np.arange(start, start + len(numbers))
             counts.repeated += int((~block).sum())
-            block[block] = [draw.random() < self.share for _ in range(block.sum())]
+            block[block] = [draw.random() < self.fraction for _ in range(block.sum())]
             counts.sentences += int(block.sum())
             wanted.append(block)
         wanted.close()
