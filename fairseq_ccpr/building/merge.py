@@ -21,7 +21,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.arrays import check_space
-from fairseq_ccpr.storage.atomic import appearing, unfinished
+from fairseq_ccpr.storage.atomic import atomic_directory, partial_path
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 
@@ -50,7 +50,7 @@ class MergeSettings:
         """
         paths = list(self.datastores.values())
         output = self.output.resolve()
-        written = {output, unfinished(output), *output.parents}
+        written = {output, partial_path(output), *output.parents}
         for path in paths:
             if path.resolve() in written:
                 raise ConfigurationError(
@@ -79,7 +79,7 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     token_plan, phrase_plan = _plan(tokens, settings), _plan(phrases, settings)
     _check_removed([*tokens, *phrases], settings)
     check_space(settings.output, sum(_bytes(manifest) for manifest in manifests.values()))
-    with appearing(settings.output) as folder:
+    with atomic_directory(settings.output) as folder:
         if token_plan is not None:
             _write(Part(folder, TOKENS, FolderKeys(not settings.quiet)), merge_tokens, token_plan, settings)
         if phrase_plan is not None:

@@ -18,7 +18,7 @@ from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import PHRASE, SPANS, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.arrays import save_array
-from fairseq_ccpr.storage.atomic import appearing
+from fairseq_ccpr.storage.atomic import atomic_directory
 
 
 def shuffle_phrases(source: Path, output: Path) -> int:
@@ -30,7 +30,7 @@ def shuffle_phrases(source: Path, output: Path) -> int:
             "without --store"
         )
     order = np.random.default_rng(0).permutation(store.section.size)
-    with appearing(output) as folder:
+    with atomic_directory(output) as folder:
         part: Part[PhraseSection] = Part(folder, PHRASES, FolderKeys(show=False))
         part.partial.mkdir()
         for name in PHRASES.files(store.section):
