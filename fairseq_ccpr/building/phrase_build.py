@@ -94,13 +94,13 @@ class PhraseBuildSettings:
 
 @dataclass
 class PhraseBuildReport:
-    """What a build did; of a finished datastore, what is known of it."""
+    """What a build did, or what is known of a datastore that was finished."""
 
     section: PhraseSection
     too_long: int  # sentences that the encoder cannot take
-    lines: TextCounts  # of this run; nothing where the datastore was finished
+    lines: TextCounts  # of this run; zeros if the datastore was finished
     encoded: int = 0  # sentences whose phrases this run has found, not an earlier one
-    seconds: float = 0.0  # that took
+    seconds: float = 0.0  # of encoding
 
 
 def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) -> PhraseBuildReport | None:

@@ -1,4 +1,4 @@
-"""Chunks of sentences, whose phrases are found apart, by one process or several, and joined: what a kill loses at most."""
+"""Finding the phrases of a text chunk by chunk, by one process or several, and joining them; a kill loses at most a chunk."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PhraseChunks:
         return islice(self.text, self.chunks.start * self.length, self.chunks.stop * self.length)
 
     def find(self, finder: PhraseFinder, quiet: bool) -> None:
-        """Find the phrases of those of this process's chunks that are not done yet."""
+        """Find the phrases of this process's chunks that are not done yet."""
         sentences, start = self.sentences(), time.monotonic()
         hidden = quiet or not self.processes.first
         total = min(len(self.text) - self.chunks.start * self.length, len(self.chunks) * self.length)
@@ -90,7 +90,7 @@ class PhraseChunks:
 
         Args:
             key_width: numbers in a key.
-            nothing: said where no phrase was found: of which kind.
+            nothing: end of the message if no phrase was found.
 
         Returns:
             How many `phrases`, `sentences`, and sentences that are `too_long` there are.
@@ -115,7 +115,7 @@ class PhraseChunks:
 
 
 def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
-    """The first of equal strings in a sentence stands for all of them."""
+    """Keep the first of equal strings in each sentence."""
     seen: set[tuple[int, str]] = set()
     kept = []
     for row, (number, start, end) in enumerate(found.spans.tolist()):

@@ -14,7 +14,8 @@ from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.datastore.token import SYMBOLS, array_shapes
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.index_plan import index_bytes
-from fairseq_ccpr.storage.arrays import ArrayWriter, bring_to_disk
+from fairseq_ccpr.storage.arrays import ArrayWriter
+from fairseq_ccpr.storage.atomic import atomic_file
 
 
 class TokenPart(Part[TokenSection]):
@@ -76,9 +77,8 @@ class TokenPart(Part[TokenSection]):
     def finish(self) -> None:
         """Publish the part, with the vocabulary beside its arrays."""
         if not self.filled:
-            with (self.partial / SYMBOLS).open("w", encoding="utf-8", newline="\n") as stream:
-                stream.writelines(f"{symbol}\n" for symbol in self.symbols)
-                bring_to_disk(stream)
+            with atomic_file(self.partial / SYMBOLS) as path:
+                path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
         self.publish(self.section)
 
 

@@ -19,11 +19,11 @@ token, the decoder's state as its key.
 
   build_datastore.py tokens data-bin --path model.pt -s de -t en --output datastores/mine
 
---adapter clknn goes on: it trains a small network on those keys by contrast (CLKNN) and stores what that makes of them,
-narrower, and made for finding the right token. Decoding needs no other options for it.
+--adapter clknn does more: it trains a small network on those keys by contrast (CLKNN) and stores its outputs as keys,
+narrower, and trained for finding the right token. Decoding needs no other options for it.
 
-Run the same command again after a kill and it goes on where it was; on a finished datastore, another --index makes only
-the index anew. Several processes share the work: torchrun --nproc-per-node 4 scripts/build_datastore.py tokens ...
+Run the same command again after a kill and it resumes; on a finished datastore, another --index rebuilds only the index.
+Several processes share the work: torchrun --nproc-per-node 4 scripts/build_datastore.py tokens ...
 """
 
 
@@ -36,15 +36,15 @@ encoder and keep a vector of each and its place.
     --output datastores/types
 
 With a CCPR encoder each phrase of each sentence is an entry. With an XPR encoder each string is one, its vector the mean
-over all its sentences, of which the first is kept. XPR cannot tell phrases from other words, so give it a lexicon: word spans
-that FILE names, one a line or with tabs between them. A dictionary of both languages serves for source sentences as well.
+over all its sentences, of which the first is kept. XPR cannot tell phrases from other words, so give it a lexicon: FILE lists
+phrases, one a line or separated by tabs. A dictionary of both languages serves for source sentences as well.
 
 The text has a sentence a line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
-already. Run the same command again after a kill and it goes on where it was.
+already. Run the same command again after a kill and it resumes.
 
   build_datastore.py phrases mono.en.txt --encoder ccpr.pt --output datastores/mine --store http://localhost:19530
 
---store brings the keys into Milvus and keeps the rest in the folder, which is used as before. Credentials, user:password or
+--store moves the keys to Milvus and keeps the rest in the folder, which is used as before. Credentials, user:password or
 an API key, are taken from the URI or, better, from the environment variable MILVUS_TOKEN, where decoding looks for them too.
 """
 
@@ -63,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def build_tokens(settings: TokenBuildSettings) -> int:
-    """Build, and say what came of it."""
+    """Build, and print a summary."""
     settings.check()
     start = time.monotonic()
     with launched() as processes:
@@ -80,7 +80,7 @@ def build_tokens(settings: TokenBuildSettings) -> int:
 
 
 def build_phrases(settings: PhraseBuildSettings) -> int:
-    """Build, and say what came of it."""
+    """Build, and print a summary."""
     settings.check()
     start = time.monotonic()
     with launched() as processes:

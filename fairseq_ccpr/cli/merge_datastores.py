@@ -18,9 +18,9 @@ Write a new datastore out of others, tokens, phrases or both, without encoding a
   merge_datastores.py datastores/both laws=datastores/laws --output datastores/three
   merge_datastores.py datastores/three --remove koran --output datastores/two
 
-All must be built with the same model or encoder, adapter, PCA, key layer, metric and segmentation. A sentence that several
-texts have is in a phrase datastore once, and goes when the last of them goes. The index is made anew. The datastores that
-are read stay as they are; the output appears when it is complete.
+All must be built with the same model or encoder, adapter, PCA, key layer, metric and segmentation. A phrase datastore holds
+a sentence that several texts share once, until the last of them is removed. The index is rebuilt. The datastores that are
+read stay as they are; the output appears when it is complete.
 """
 
 
@@ -31,14 +31,14 @@ def make_parser() -> argparse.ArgumentParser:
         "datastores",
         nargs="+",
         metavar="[NAME=]DIR",
-        help="datastores, or shards; NAME, of its text, is the folder's if not given; texts that were merged keep theirs",
+        help="datastores, or shards; NAME is that of the text, by default the folder's; merged texts keep theirs",
     )
     add_options(parser, MergeSettings)
     return parser
 
 
 def merge(settings: MergeSettings) -> int:
-    """Merge, and say what came of it."""
+    """Merge, and print a summary."""
     manifest = merge_datastores(settings)
     for what, section in (("tokens", manifest.token), ("phrases", manifest.phrase)):
         if section is not None:
