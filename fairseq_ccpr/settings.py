@@ -94,7 +94,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
             given = {name: metadata[name] for name in ("nargs", "metavar", "help")}
             parser.add_argument(one.name, type=_item(hint), **given)
             continue
-        names = (*metadata["flags"], option_name(kind, one))
+        names = sorted((option_name(kind, one), *metadata["flags"]), key=lambda name: name.startswith("--"))
         given = {"dest": _dest(kind, one), "help": metadata["help"], "default": _default(one)}
         if hint is bool:
             action = argparse.BooleanOptionalAction if metadata["automatic"] else "store_true"
@@ -139,13 +139,14 @@ def with_options(*kinds: type) -> Callable[[C], C]:
     return decorate
 
 
-def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | None = None) -> S:
+def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | None = None, **others: Any) -> S:
     """The settings that a parser, or fairseq, has read.
 
     Args:
         kind: a dataclass.
         options: a namespace or configuration that has its options.
         automatic: values of the fields that are so, where their option was left out.
+        others: values of the fields that are no options.
 
     Raises:
         ConfigurationError: an option and its opposite.
@@ -168,7 +169,7 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
             elif value is None or (value is False and hasattr(options, f"no_{name}")):
                 value = (automatic or {})[one.name]
         values[one.name] = str(value) if one.metadata["choices"] and value is not None else value
-    return kind(**values)
+    return kind(**others, **values)
 
 
 def as_options(settings: Any, always: tuple[str, ...] = (), automatic: Mapping[str, Any] | None = None) -> str:
