@@ -40,7 +40,7 @@ from fairseq_ccpr.search.index_plan import (
 )
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage.arrays import check_space, open_array
-from fairseq_ccpr.storage.atomic import appearing, unfinished
+from fairseq_ccpr.storage.atomic import atomic_directory, partial_path
 from fairseq_ccpr.storage.files import describe_files
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
@@ -63,7 +63,7 @@ class MergeSettings:
         """Raise a ConfigurationError where the options do not go together."""
         paths = list(self.datastores.values())
         output = self.output.resolve()
-        written = {output, unfinished(output), *output.parents}
+        written = {output, partial_path(output), *output.parents}
         for path in paths:
             if path.resolve() in written:
                 raise ConfigurationError(
@@ -93,7 +93,7 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     _check_removed([*tokens, *phrases], settings)
     check_space(settings.output, sum(_bytes(manifest) for manifest in manifests.values()))
     merged = Manifest()
-    with appearing(settings.output) as folder:
+    with atomic_directory(settings.output) as folder:
         if token_plan is not None:
             with _bar("tokens", token_plan[0], settings) as bar:
                 merged.token = merge_tokens(*token_plan, folder, bar.update)

@@ -11,6 +11,7 @@ from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.milvus_server import StoreAddress
+from fairseq_ccpr.storage.atomic import PARTIAL
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, write_json
 from fairseq_ccpr.version import __version__
 
@@ -130,7 +131,7 @@ class Manifest:
                 f"there is no datastore at {directory}: no such directory; build one with build_datastore.py"
             )
         if not path.exists():
-            if any(directory.glob("*.partial")) or any(directory.glob(f"*/{PLAN}")):
+            if any(directory.glob(f"*{PARTIAL}")) or any(directory.glob(f"*/{PLAN}")):
                 raise DatastoreError(
                     f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
                 )

@@ -1,4 +1,4 @@
-"""Files written atomically, described by size and checksum, and checked against that description."""
+"""JSON and text written atomically; files described by size and checksum, and checked against that description."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from typing import Any
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import bring_to_disk
+from fairseq_ccpr.storage.atomic import atomic_file
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"  # in a folder that is not finished: what it is being built from
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write JSON under its final name only when it is complete and on disk."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump(data, stream, indent=2)
-        stream.write("\n")
-        bring_to_disk(stream)
-    partial.replace(path)
+    """Write JSON atomically."""
+    write_text(path, json.dumps(data, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of UTF-8 atomically.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.write(text)
 
 
 def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:

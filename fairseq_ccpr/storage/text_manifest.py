@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage.atomic import PARTIAL, partial_path
 from fairseq_ccpr.storage.files import MANIFEST, check_checksums
 from fairseq_ccpr.version import __version__
 
@@ -38,7 +39,7 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        if directory.with_name(directory.name + ".partial").exists() or directory.suffix == ".partial":
+        if partial_path(directory).exists() or directory.suffix == PARTIAL:
             raise DatastoreError(f"the {of.what} {directory} are unfinished: {of.again}")
         inside = " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
         raise DatastoreError(f"there are no {of.what} at {directory}: it has no {MANIFEST}{inside}")
