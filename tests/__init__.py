@@ -1,0 +1,1 @@
+"""Tests of fairseq-ccpr, in folders named after the rooms of the package."""

@@ -1,0 +1,353 @@
+"""CLKNN datastores: built by the whole chain, decoded with, tuned, measured, refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ccpr.building import adapter_build, adapter_training, token_part
+from fairseq_ccpr.building.adapter_training import AdapterTraining
+from fairseq_ccpr.datastore.projection import fit_pca
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from fairseq_ccpr.models.token_adapter import TokenAdapter
+from tests.helpers import ROOT, USER_DIR, call, equal, refused, run, run_two_processes
+from tests.small_models import World, build, build_options
+
+TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
+TRAINING += "--adapter-hidden-dim 64 --adapter-output-dim 24 --lr 3e-3 --total-num-update 40 --warmup-updates 5"
+ADAPTER = ["--adapter", "clknn", "--adapter-options", TRAINING, "--pca-dim", 16]
+
+
+@pytest.fixture(scope="session")
+def clknn(world: World) -> Path:
+    build(world, path := world.folder / "clknn", *ADAPTER, "--raw-datastore", world.datastore)
+    return path
+
+
+def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp_path: Path) -> None:
+    raw, made = TokenDatastore(world.datastore), TokenDatastore(clknn)
+    assert made.keys.shape == (raw.section.size, 16) and made.section.index.metric == "ip"
+    np.testing.assert_allclose(np.linalg.norm(made.keys.astype(np.float64), axis=1), 1, atol=2e-3)
+    assert np.array_equal(made.values, raw.values) and np.array_equal(made.provenance, raw.provenance)
+    assert "clknn24+pca, from states 32 wide" in call("inspect_datastore", clknn).stdout
+    build(world, own := tmp_path / "own", *ADAPTER)
+    assert sorted(p.name for p in own.iterdir()) == ["adapter", "manifest.json", "token"]
+    assert np.array_equal(TokenDatastore(own).keys, made.keys)  # the same training, from keys of its own
+    stamps = {path: path.stat().st_mtime_ns for path in own.rglob("*")}
+    build(world, own, *ADAPTER)
+    assert {path: path.stat().st_mtime_ns for path in own.rglob("*")} == stamps
+    build(world, own, *ADAPTER, "--index", "IVF8,Flat")
+    assert str(TokenDatastore(own).section.index).startswith("IVF8,Flat")
+    build(world, kept := tmp_path / "kept", *ADAPTER, "--keep-raw-keys")
+    assert TokenDatastore(kept / "raw").section.fingerprints == raw.section.fingerprints
+    assert list(TokenDatastore(kept / "valid").section.subsets) == ["valid"]
+
+
+def test_without_other_text_sentences_are_held_out(world: World, clknn: Path, tmp_path: Path) -> None:
+    build(world, whole := tmp_path / "whole", *ADAPTER, "--subset", "train", "valid")
+    assert TokenDatastore(whole).section.projection is not None
+    other = TokenDatastore(whole).section.fingerprints["adapter"]
+    assert other != TokenDatastore(clknn).section.fingerprints["adapter"]
+
+
+def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_path: Path) -> None:
+    best = clknn / "adapter" / "checkpoint_best.pt"
+    build(world, tmp_path / "s", "--adapter", best, "--pca-dim", 16, "--raw-datastore", world.datastore)
+    assert np.array_equal(TokenDatastore(tmp_path / "s").keys, TokenDatastore(clknn).keys)
+    assert not (tmp_path / "s" / "adapter").exists()
+
+
+@pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
+def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str) -> None:
+    places = {"_run": adapter_training, "fill": token_part.TokenPart, "describe_files": token_part}
+    place = places.get(stage, adapter_build)
+    options = [*ADAPTER, "--raw-datastore", world.datastore]
+    with patch.object(place, stage, side_effect=KeyboardInterrupt):
+        assert build(world, tmp_path / "s", *options, check=False).returncode == 130
+    assert call("inspect_datastore", tmp_path / "s", check=False).returncode == 1
+    build(world, tmp_path / "s", *options)
+    assert np.array_equal(TokenDatastore(tmp_path / "s").keys, TokenDatastore(clknn).keys)
+
+
+def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
+    longer = TRAINING.replace("--max-update 40", "--max-update 80")
+    words = [*build_options(world, out := tmp_path / "s"), "--raw-datastore", world.datastore, "--adapter", "clknn"]
+    words = [str(word) for word in [sys.executable, "scripts/build_datastore.py", *words, "--adapter-options", longer]]
+    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None and not (out / "adapter" / "checkpoint_last.pt").exists():
+        time.sleep(0.01)
+    assert process.poll() is None, "it ended before it could be killed"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert call("build_datastore", *words[2:]).returncode == 0
+    log = (out / "adapter" / "train.log").read_text()  # of both runs
+    assert log.count("epoch 001 | valid") == 1 and "epoch 004 | valid" in log
+    assert TokenDatastore(out).section.dimension == 24
+
+
+def test_training_options_are_read_as_fairseq_reads_them() -> None:
+    plain, other = AdapterTraining.parse(""), AdapterTraining.parse("--adapter-output-dim 7 --max-update 12")
+    assert (plain.width(40), plain.width(4000), other.width(40)) == (40, 512, 7)
+    assert other.words[:2] == ["--total-num-update", "12"]
+    assert plain.fingerprint(["keys"]) not in (other.fingerprint(["keys"]), plain.fingerprint(["other keys"]))
+    for wrong in ("--lr nothing", "--arch nothing", "an 'open quote"):
+        with pytest.raises(ConfigurationError, match="fairseq-train does not take them"):
+            AdapterTraining.parse(wrong)
+
+
+def test_decoding_is_plain_without_a_share_and_confident_by_default(
+    clknn: Path, decode: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    store = ["--datastore", clknn, "--knn-temperature", 0.1]
+    assert equal(decode(*store, "--knn-lambda", 0), decode(base=True))
+    confident, fixed = decode(*store, "--knn-lambda", 0.6), decode(*store, "--knn-lambda", 0.6, "--no-knn-confidence")
+    assert not equal(confident, fixed) and not equal(confident, decode(base=True))
+    assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--knn-confidence"))
+    assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
+    assert re.search(r"keys:decoder_output\+clknn24\+pca\|.*\|lambda\*:0\.6<=1\.0\|s0:0\.0\|T:0\.1", caplog.text)
+
+
+def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
+    states = torch.from_numpy(TokenDatastore(world.datastore).keys[::7].astype(np.float32))
+    states += torch.randn_like(states)
+    retriever = TokenRetriever(
+        TokenDatastore(clknn), TokenRetrievalSettings(16, 0.9, 0.05, confidence=True), torch.device("cpu")
+    )
+    values, retrieved, share = retriever(states)
+    assert share.min() < share.max() <= 0.9
+    log_probs = torch.randn(len(states), int(values.max()) + 9).log_softmax(1)
+    mixed = interpolate_(log_probs, (values, retrieved, share))
+    torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
+
+
+def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Callable, tmp_path: Path) -> None:
+    options = [
+        "--datastore",
+        clknn,
+        "--knn-temperature",
+        0.1,
+        "--knn-k",
+        4,
+        "--knn-lambda",
+        0.8,
+        "--knn-lambda-max",
+        0.7,
+        "--knn-min-similarity",
+        0.2,
+    ]
+    found = decode(*options, "--knn-log", tmp_path / "log.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    for number, hypotheses in found.items():
+        mine = [line for line in lines if line["sentence"] == number]
+        scores = hypotheses[0]["positional_scores"]
+        assert [line["position"] for line in mine] == list(range(len(scores)))
+        np.testing.assert_allclose([line["mixed"] for line in mine], scores, atol=2e-4)
+    for line in lines:
+        similarities = [max(0, (n["score"] - 0.2) / 0.8) for n in line["neighbours"]]
+        assert line["lambda"] == pytest.approx(min(0.7, 0.8 * np.mean(similarities)), abs=1e-5)
+        assert (line["retrieval"] is None) == (line["token"] not in [n["token"] for n in line["neighbours"]])
+
+
+def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("▁das ▁Haus\n▁der\n", encoding="utf-8")
+    words = world.options("--datastore", clknn, "--input", tmp_path / "in", "--knn-log", tmp_path / "log.jsonl")
+    run("fairseq-interactive", *words, "--buffer-size", 2, "--max-tokens", 100)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {line["sentence"] for line in lines} == {0, 1} and lines[0]["position"] == 0
+
+
+@pytest.mark.parametrize("confidence, least", [(True, 0.0), (True, 0.4), (False, 0.0)])
+def test_tuner_scores_equal_a_direct_computation(
+    world: World, clknn: Path, decode: Callable, confidence: bool, least: float
+) -> None:
+    store = ["--datastore", clknn, "--knn-temperature", 0.07, "--knn-k", 8, "--knn-lambda", 0.7]
+    kind = ["--knn-confidence", "--knn-min-similarity", least] if confidence else ["--no-knn-confidence"]
+    scored = decode(*store, *kind, "--score-reference")
+    wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
+    cfg = parse_generation(world.options(*store, "--no-progress-bar"))
+    task, models = load(cfg)
+    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models, 1), 64)
+    assert cache is not None
+    found = cache.log_likelihood(8, 0.07, torch.tensor([0.7]), confidence, least)
+    assert found.item() == pytest.approx(wanted.item(), abs=1e-4)
+
+
+def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn: Path, tmp_path: Path) -> None:
+    words = [*world.options("--datastore", clknn), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    at = words.index("--knn-temperature")
+    del words[at : at + 2]
+    shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 4).stdout
+    assert "1,400 settings" in shown and "times a plain decode" in shown
+    assert "--knn-confidence" in (chosen := (tmp_path / "options").read_text()) or "--no-knn-confidence" in chosen
+    assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
+    shown = call("tune_retrieval", *words, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1).stdout
+    assert "700 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
+
+
+def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:
+    build(world, queries := tmp_path / "valid", "--subset", "valid")
+    options = [world.datastore, f"clknn={clknn}", "--count", 60, "--output", tmp_path / "out", "--quiet"]
+    shown = call("evaluate_retrieval", *options).stdout
+    assert "| raw, PCA 16 |" in shown and shown.count("| clknn |") == 4
+    accuracy = json.loads((tmp_path / "out" / "accuracy.json").read_text())
+    for systems in accuracy["precision"].values():
+        for values in systems.values():
+            assert len(values) == 64 and 0 <= min(values) <= max(values) <= 100
+    pictures = sorted((tmp_path / "out").glob("*.png"))
+    assert len(pictures) == 5 and all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert (
+        "| raw |" in call("evaluate_retrieval", world.datastore, "--queries", queries, "--count", 30, "--quiet").stdout
+    )
+    build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
+    refused(call("evaluate_retrieval", world.datastore, "--queries", other, check=False), "of the same model and layer")
+    refused(call("evaluate_retrieval", clknn, check=False), "went through an adapter")
+    refused(call("evaluate_retrieval", world.datastore, world.datastore, check=False), "not made from the keys of")
+
+
+def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> None:
+    raw = ["--raw-datastore", world.datastore]
+    best = clknn / "adapter" / "checkpoint_best.pt"
+    output = tmp_path / "s"
+
+    def says(*options: object, sentence: str) -> None:
+        refused(build(world, output, *options, check=False), sentence)
+        assert not (output / "token").exists()
+
+    says("--pca-dim", 8, sentence="--pca-dim needs --adapter")
+    says(*ADAPTER, "--metric", "l2", sentence="--metric is l2, but the keys of an adapter")
+    says("--adapter", "nothing.pt", sentence=r"there is no adapter nothing\.pt")
+    says("--adapter", world.model, sentence="is no adapter")
+    says("--adapter", best, "--adapter-options", "--seed 2", *raw, sentence="--adapter-options is for training")
+    says("--adapter", best, "--valid-subset", "test", *raw, sentence="--valid-subset is for training")
+    says(
+        *ADAPTER, "--valid-subset", "train", *raw, sentence="--valid-subset is train, which the datastore is built from"
+    )
+    says(*ADAPTER, "--valid-subset", "nothing", *raw, sentence="holds no subset 'nothing'")
+    says("--adapter", best, "--pca-dim", 25, *raw, sentence="--pca-dim is 25, .*24 wide")
+    says(
+        "--adapter",
+        "clknn",
+        "--adapter-options",
+        "--no-such-option 1",
+        *raw,
+        sentence="fairseq-train does not take them .*no-such-option",
+    )
+    torch.save(torch.load(best) | {"model": TokenAdapter(40, 8, 6).state_dict()}, tmp_path / "wide.pt")
+    says("--adapter", tmp_path / "wide.pt", *raw, sentence="width 40, but those of .* are 32 wide")
+    refused(build(world, world.datastore, *ADAPTER, check=False), "holds the decoder's own states as keys")
+    says(
+        "--adapter",
+        "clknn",
+        "--adapter-options",
+        "--positives 0",
+        *raw,
+        sentence="ended with exit code 1 .*--positives is 0",
+    )
+    says("--adapter", best, "--pca-dim", -1, *raw, sentence="--pca-dim is -1")
+    says(
+        "--adapter",
+        best,
+        "--key-layer",
+        "last_ffn_input",
+        sentence="trained for another key layer: decoder_output there",
+    )
+    refused(build(world, clknn, *ADAPTER[:-1], 12, *raw, check=False), "built with another (dimension|projection)")
+    refused(build(world, clknn, *ADAPTER, "--keep-raw-keys", check=False), "its raw keys were dropped")
+    refused(build(world, clknn, check=False), "built with another (dimension|projection)")
+
+
+def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path) -> None:
+    (tmp_path / "one.tsv").write_text("Haus\thouse\n", encoding="utf-8")
+    words = ["--train", tmp_path / "one.tsv", "-s", "de", "-t", "en", "--spm", world.spm]
+    run("scripts/prepare_data.py", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
+    options = ["tokens", tmp_path / "data", *build_options(world, tmp_path / "s")[2:], *ADAPTER, "--pca-dim", 0]
+    refused(call("build_datastore", *options, check=False), "too small to train an adapter on: .*--adapter none")
+
+
+def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
+    world: World, clknn: Path, decode: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_unit, of_raw = world.options("--datastore", clknn), world.options()
+    decode("--datastore", clknn, "--knn-temperature", 10)
+    assert "--knn-temperature 10" in caplog.text and "0.01 to 0.5" in caplog.text
+    decode("--knn-temperature", 0.05)
+    assert "--knn-temperature 0.05" in caplog.text and "10 to 100" in caplog.text
+    refused(
+        call("fairseq-generate", *of_raw, "--knn-confidence", check=False), "--knn-confidence needs keys of length 1"
+    )
+    both = ["--knn-confidence", "--no-knn-confidence"]
+    refused(call("fairseq-generate", *of_unit, *both, check=False), "exclude each other")
+    refused(call("fairseq-generate", *of_unit, "--knn-lambda-max", 0, check=False), "--knn-lambda-max is 0")
+    refused(call("fairseq-generate", *of_raw, "--knn-lambda-max", 0.5, check=False), "which is off")
+    refused(call("fairseq-generate", *of_raw, "--knn-min-similarity", 0.5, check=False), "which is off")
+    refused(call("fairseq-generate", *of_unit, "--knn-min-similarity", 1, check=False), "--knn-min-similarity is 1")
+    refused(
+        call("fairseq-generate", *of_raw, "--knn-log", "/nowhere/log", check=False), "--knn-log /nowhere/log cannot"
+    )
+
+
+def test_training_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> None:
+    words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu"]
+    words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--save-dir", tmp_path, "--batch-size", 8]
+    tracked = [*words, "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+    refused(call("fairseq-train", world.datastore, *words, check=False), "give --best-checkpoint-metric accuracy")
+    refused(call("fairseq-train", clknn, *tracked, check=False), "went through an adapter already")
+    refused(call("fairseq-train", world.datastore, *tracked, "--positives", 0, check=False), "--positives is 0")
+    build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
+    for wrong, sentence in ((other, "holds states of another key layer"), (clknn, "went through an adapter already")):
+        refused(call("fairseq-train", world.datastore, *tracked, "--valid-datastore", wrong, check=False), sentence)
+
+
+def test_two_processes_train_one_adapter(world: World, tmp_path: Path) -> None:
+    words = ["--user-dir", USER_DIR, "--task", "token_contrast", "--arch", "token_adapter", "--cpu", "--batch-size", 16]
+    words += ["--criterion", "supervised_contrastive", "--optimizer", "adam", "--lr", 1e-3, "--save-dir", tmp_path]
+    words += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric", "--max-update", 6]
+    words += ["--anchors-per-epoch", 192, "--valid-queries", 100, "--nearest-clusters", 40, "--log-format", "simple"]
+    log, _ = run_two_processes("fairseq-train", world.datastore, *words, "--log-interval", 1)  # the first one's log
+    assert len(re.findall(r"train_inner .* loss=([0-9.]+), .*wpb=32", log)) == 6  # of both batches of 16
+    assert re.findall("accuracy ([0-9.]+)", log)
+    assert TokenAdapter.load(tmp_path / "checkpoint_best.pt").trained_on
+
+
+def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
+    reference = [f"the cat number {i} sat on the mat of house {i % 7}" for i in range(60)]
+    better = [line if i % 3 else line.replace("sat", "sits") for i, line in enumerate(reference)]
+    worse = [line.replace("mat", "rug").replace("house", "home") for line in reference]
+    for name, lines in {"reference": reference, "better": better, "worse": worse, "short": worse[:5]}.items():
+        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    words = [tmp_path / "reference.txt", f"base={tmp_path / 'worse.txt'}", tmp_path / "better.txt"]
+    shown = call("compare_systems", *words, "--json", tmp_path / "out.json", "--samples", 100).stdout
+    assert "| system | BLEU | BLEU difference | BLEU p | chrF |" in shown and "60 sentences; p against base" in shown
+    base, other = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert (
+        base["BLEU p"] is None
+        and other["BLEU"] > base["BLEU"]
+        and other["BLEU p"] < 0.05
+        and other["TER"] < base["TER"]
+    )
+    refused(
+        call("compare_systems", *words[:2], tmp_path / "short.txt", check=False), "'short' has 5 lines, but .* has 60"
+    )
+    refused(call("compare_systems", *words, tmp_path / "better.txt", check=False), "two systems are called 'better'")
+    refused(call("compare_systems", tmp_path / "no.txt", *words[1:], check=False), r"no\.txt cannot be read")
+    with pytest.raises(ConfigurationError, match="--pca-dim is 7"):
+        fit_pca(torch.randn(10, 6), 7)

@@ -1,0 +1,182 @@
+"""Building token datastores: right, resumable, the same whoever builds them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ccpr.building.loading import load_model, load_task
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.models.key_layer import KeyCapture
+from tests.helpers import ROOT, call, contents, run
+from tests.small_models import World, build, build_options
+
+SMALL_SHARDS = ("--shard-tokens", 400, "--index", "IVF16,Flat")
+BUILD = "scripts/build_datastore.py"
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("layer", ["decoder_output", "last_ffn_input"])
+def test_keys_values_and_provenance_equal_a_plain_loop(world: World, tmp_path: Path, layer: str) -> None:
+    """Equation 3, sentence by sentence, with the decoder taken apart by hand."""
+    output = world.datastore
+    if layer != "decoder_output":
+        build(world, output := tmp_path / "store", "--key-layer", layer)
+    store = TokenDatastore(output)
+    task = load_task(world.data_bin, "de", "en")
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    model = load_model(str(world.model), task, torch.device("cpu"), fp16=False)
+    inputs: list[torch.Tensor] = []
+    model.decoder.layers[-1].fc1.register_forward_hook(lambda module, args, output: inputs.append(args[0]))
+    row = 0
+    for sentence in range(len(dataset)):
+        target = dataset[sentence]["target"]
+        stop = row + len(target)
+        assert store.values[row:stop].tolist() == target.tolist() and target[-1] == task.target_dictionary.eos()
+        assert store.provenance[row:stop].tolist() == [[sentence, position] for position in range(len(target))]
+        if sentence % 50 == 0:
+            sample = dataset.collater([dataset[sentence]])
+            with torch.no_grad():
+                features, _ = model(**sample["net_input"], features_only=True)
+            wanted = features[0] if layer == "decoder_output" else inputs.pop()[:, 0]
+            np.testing.assert_allclose(store.keys[row:stop].astype(np.float32), wanted, atol=5e-3, rtol=5e-3)
+        row = stop
+    assert row == store.section.size == len(store.values)
+    assert task.target_dictionary.pad() not in store.values
+
+
+def test_capturing_reads_what_the_projection_gets(world: World) -> None:
+    task = load_task(world.data_bin, "de", "en")
+    task.load_dataset("test")
+    model = load_model(str(world.model), task, torch.device("cpu"), fp16=False)
+    capture = KeyCapture(model, "decoder_output")
+    sample = task.dataset("test").collater([task.dataset("test")[i] for i in range(3)])
+    logits, _ = model(**sample["net_input"])
+    assert torch.equal(torch.nn.functional.linear(capture.read(), model.decoder.output_projection.weight), logits)
+    with pytest.raises(RuntimeError, match="since the keys were last read"):
+        capture.read()
+
+
+@pytest.fixture(scope="module")
+def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A datastore that was built in one go, in small shards."""
+    folder = tmp_path_factory.mktemp("whole") / "store"
+    run(BUILD, *build_options(world, folder), *SMALL_SHARDS)
+    return folder
+
+
+def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whole: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    kills = 0
+    for marks in (3, 11, 20):
+        words = [str(word) for word in (sys.executable, BUILD, *build_options(world, killed), *SMALL_SHARDS)]
+        process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, env=ONE_THREAD)
+        done = killed / "token.partial" / "done"
+        while process.poll() is None and (not done.exists() or len(list(done.iterdir())) < marks):
+            time.sleep(0.001)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            refused = call("inspect_datastore", killed, check=False)
+            assert refused.returncode == 1 and "unfinished" in refused.stderr
+            refused = call("fairseq-generate", *world.options("--datastore", killed), check=False)
+            assert refused.returncode == 1 and "unfinished" in refused.stderr
+    assert kills >= 2
+    run(BUILD, *build_options(world, killed), *SMALL_SHARDS)
+    assert contents(killed) == contents(whole)
+
+
+def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path) -> None:
+    with patch("fairseq_ccpr.building.token_part.build_index", side_effect=KeyboardInterrupt):
+        done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
+    assert done.returncode == 130
+    written = (stopped / "token.partial" / "keys.npy").stat().st_mtime_ns
+    run(BUILD, *build_options(world, stopped), *SMALL_SHARDS)
+    assert (stopped / "token" / "keys.npy").stat().st_mtime_ns == written
+    assert contents(stopped) == contents(whole)
+
+
+def test_stopped_while_publishing_resumes(world: World, tmp_path: Path) -> None:
+    build(world, whole := tmp_path / "whole")
+    with patch.object(Manifest, "write", side_effect=KeyboardInterrupt):
+        done = build(world, stopped := tmp_path / "stopped", check=False)
+    assert done.returncode == 130
+    assert (stopped / "token").exists()
+    assert "unfinished" in call("inspect_datastore", stopped, check=False).stderr
+    build(world, stopped)
+    assert contents(stopped) == contents(whole)
+
+
+def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path) -> None:
+    run("torchrun", "--nproc-per-node", 2, BUILD, *build_options(world, tmp_path / "two"), *SMALL_SHARDS)
+    assert contents(tmp_path / "two") == contents(whole)
+
+
+def test_several_subsets_count_sentences_through(world: World, tmp_path: Path) -> None:
+    build(world, tmp_path / "store", "--subset", "valid", "test")
+    store = TokenDatastore(tmp_path / "store")
+    assert store.section.subsets == {"valid": 40, "test": 40}
+    assert sorted(set(store.provenance[:, 0].tolist())) == list(range(80))
+
+
+def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path) -> None:
+    build(world, store := tmp_path / "store")
+    before = contents(store)
+    build(world, store)
+    assert contents(store) == before
+    keys_written = (store / "token/keys.npy").stat().st_mtime_ns
+    build(world, store, "--index", "IVF16,Flat", "--index-parameters", "nprobe=3")
+    assert (store / "token/keys.npy").stat().st_mtime_ns == keys_written
+    opened = TokenDatastore(store)
+    assert str(opened.section.index) == "IVF16,Flat;nprobe=3" and opened.open_index().size == opened.section.size
+    build(world, store, "--index", "IVF32,PQ8x4")
+    assert [p.name for p in (store / "token").glob("*.faiss")] == [TokenDatastore(store).section.index.file]
+    build(world, store)
+    assert contents(store) == before
+    assert call("inspect_datastore", store).returncode == 0
+
+
+def test_fp16_model_makes_the_same_datastore_but_for_rounding(world: World, tmp_path: Path) -> None:
+    build(world, tmp_path / "store", "--fp16")
+    half, full = TokenDatastore(tmp_path / "store"), TokenDatastore(world.datastore)
+    assert half.section.fingerprints == full.section.fingerprints
+    np.testing.assert_allclose(half.keys.astype(np.float32), full.keys.astype(np.float32), atol=0.1)
+    assert np.array_equal(half.values, full.values)
+
+
+def test_inspect_shows_sizes_tokens_and_health(world: World) -> None:
+    shown = call("inspect_datastore", world.datastore, "--top", 3).stdout
+    store = TokenDatastore(world.datastore)
+    assert f"{store.section.size:,}" in shown and store.section.fingerprints["model"] in shown
+    assert shown.count("top token") == 3 and "</s>" in shown and "health         good" in shown
+
+
+def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tmp_path: Path) -> None:
+    whole = TokenDatastore(world.datastore)
+    sentences = {}
+    for share in (0.1, 0.3):
+        build(world, output := tmp_path / str(share), "--share", share)
+        store = TokenDatastore(output)
+        sentences[share] = np.unique(store.provenance[:, 0])
+        rows = np.isin(whole.provenance[:, 0], sentences[share])
+        assert np.array_equal(store.values, whole.values[rows]) and store.section.subsets == whole.section.subsets
+        np.testing.assert_allclose(store.keys.astype(np.float32), whole.keys[rows], atol=2e-2)
+        assert abs(len(sentences[share]) / whole.section.subsets["train"] - share) < 0.05
+    assert set(sentences[0.1]) < set(sentences[0.3])
+    assert "share          0.1 of them" in call("inspect_datastore", tmp_path / "0.1").stdout
+    refused = build(world, tmp_path / "0.1", "--share", 0.3, check=False)
+    assert refused.returncode == 1 and "another share: 0.1 there, 0.3 now" in refused.stderr
+    refused = build(world, tmp_path / "none", "--share", 0, check=False)
+    assert refused.returncode == 1 and "--share is 0" in refused.stderr and not (tmp_path / "none").exists()

@@ -1,0 +1,34 @@
+"""Binarised data made from text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fairseq_ccpr.building.data_bin import read_pairs
+from tests.helpers import call, refused
+from tests.small_models import World
+
+
+def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, tmp_path: Path) -> None:
+    pairs = list(read_pairs(world.folder / "test.tsv"))
+    for side, language in enumerate(("de", "en")):
+        (tmp_path / f"text.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    dictionary = world.data_bin / "dict.en.txt"
+    words = ["--test", tmp_path / "text", "-s", "de", "-t", "en", "--output", tmp_path / "data"]
+    of_fairseq = ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+    call("prepare_data", *words, *of_fairseq, "--dict", dictionary, dictionary)
+    for name in ("test.de-en.de.bin", "test.de-en.en.bin", "dict.de.txt"):
+        assert (tmp_path / "data" / name).read_bytes() == (world.data_bin / name).read_bytes()
+    words[-1] = tmp_path / "other"
+    for extra, sentence in (
+        (["--spm", world.spm], "--dict belongs together"),
+        (["--spm", dictionary, "--dict", dictionary], "cannot be had"),
+        (
+            ["--bpe", "sentencpiece", "--dict", dictionary],
+            "fairseq does not take '--bpe sentencpiece': .*invalid choice",
+        ),
+        (["--spm", world.spm, "--dict", *[dictionary] * 3], "--dict names 3 files"),
+        (["--spm", world.spm, "--dict", dictionary, "--valid", "no"], "neither a file no nor no.de"),
+    ):
+        refused(call("prepare_data", *words, *extra, check=False), sentence)
+        assert not list(tmp_path.glob("other*"))

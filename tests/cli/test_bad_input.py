@@ -1,0 +1,228 @@
+"""What users can get wrong: one sentence on stderr that names it, a non-zero exit code, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage import arrays
+from fairseq_ccpr.storage.files import describe_files
+from tests.helpers import ROOT, Malice, call, refused, run, with_option
+from tests.small_models import World, build, build_options
+
+
+def build_with(options: list[object]) -> subprocess.CompletedProcess[str]:
+    """Run the build command in this process, expecting it to fail."""
+    return call("build_datastore", *options, check=False)
+
+
+def test_build_refuses_bad_input(world: World, tmp_path: Path) -> None:
+    output = tmp_path / "store"
+    options = build_options(world, output)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(build_with(with_option(options, "tokens", tmp_path / "nowhere")), "there is no folder .*nowhere")
+    refused(build_with(with_option(options, "tokens", empty)), r"has no dict\.de\.txt")
+    refused(build_with([*options, "--subset", "dev"]), "no subset 'dev'")
+    refused(build_with([*options, "--subset", "valid", "valid"]), "'valid' twice")
+    refused(build_with(with_option(options, "--path", tmp_path / "no.pt")), r"there is no checkpoint .*no\.pt")
+    refused(build_with(with_option(options, "--path", world.spm)), r"spm\.model")
+    both = f"{world.model}:{world.other_model}"
+    refused(build_with(with_option(options, "--path", both)), "ensemble of 2 checkpoints.*one model")
+    refused(build_with([*options, "--max-tokens", 0]), "--max-tokens is 0")
+    refused(build_with(with_option(options, "--index", "IVF99999,Flat")), "99,999 lists")
+    refused(build_with(with_option(options, "--output", "/proc/store")), "/proc/store")
+    refused(run("scripts/build_datastore.py", *with_option(options, "--path", both), check=False), "ensemble of 2")
+    assert list(tmp_path.iterdir()) == [empty]
+
+
+def test_build_refuses_an_output_that_is_something_else(world: World, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    refused(build(world, tmp_path, check=False), "exists and is no datastore")
+    refused(build(world, tmp_path / "thesis.tex", check=False), "thesis.tex")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_build_refuses_to_mix_with_another_datastore(world: World) -> None:
+    before = (world.datastore / "manifest.json").read_bytes()
+    other = with_option(build_options(world, world.datastore), "--path", world.other_model)
+    refused(build_with(other), r"built with another model: \w{12} there, \w{12} now")
+    refused(build(world, world.datastore, "--key-layer", "last_ffn_input", check=False), "another key layer")
+    assert (world.datastore / "manifest.json").read_bytes() == before
+
+
+def test_full_disk_is_noticed_before_and_while_writing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DatastoreError, match=r"too full: 1,000,000\.00 GB needed"):
+        arrays.check_space(tmp_path / "a" / "b", 10**15)
+    words = [
+        str(word) for word in (sys.executable, "scripts/build_datastore.py", *build_options(world, tmp_path / "store"))
+    ]
+    limit = 300_000  # bytes a file may have: less than the keys need
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    refused(done, "File too large")
+    assert not (tmp_path / "store").exists()
+
+
+def test_model_that_computes_nan_is_refused(world: World, tmp_path: Path) -> None:
+    state = torch.load(world.model)
+    state["model"]["decoder.layers.1.fc2.weight"].fill_(float("nan"))
+    torch.save(state, tmp_path / "nan.pt")
+    refused(
+        build_with(with_option(build_options(world, tmp_path / "store"), "--path", tmp_path / "nan.pt")),
+        "NaN, or beyond fp16's range",
+    )
+    assert not (tmp_path / "store" / "token.partial").exists()
+
+
+@pytest.fixture
+def copied(world: World, tmp_path: Path) -> Path:
+    """A copy of the datastore, to be damaged."""
+    return Path(shutil.copytree(world.datastore, tmp_path / "copy"))
+
+
+def generate(world: World, datastore: Path, *extra: object) -> subprocess.CompletedProcess[str]:
+    """fairseq-generate with a datastore."""
+    return call("fairseq-generate", *world.options("--datastore", datastore, *extra), check=False)
+
+
+def edit_manifest(datastore: Path, **changes: object) -> None:
+    """Change top-level entries of a manifest."""
+    path = datastore / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, tmp_path: Path, copied: Path) -> None:
+    refused(generate(world, tmp_path / "nowhere"), "no datastore at .*nowhere")
+    refused(generate(world, world.data_bin), "has no manifest.json")
+    words = world.options("--path", world.other_model)
+    refused(call("fairseq-generate", *words, check=False), r"another model: it needs \w{12}, --path gives \w{12}")
+    without = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
+    refused(call("fairseq-generate", *without, check=False), "needs --datastore")
+    edit_manifest(copied, format_version=99)
+    refused(generate(world, copied), "format version 99.*reads up to 4.*upgrade")
+    (copied / "manifest.json").write_text("{")
+    refused(generate(world, copied), "manifest.json is damaged")
+
+
+def test_decoding_refuses_what_is_missing(world: World, tmp_path: Path) -> None:
+    nowhere = [str(tmp_path / "nowhere"), *world.options()[1:]]
+    empty = [str(tmp_path), *world.options()[1:]]
+    for command in ("fairseq-generate", "compare_decoding", "tune_retrieval"):
+        extra = ["--output", tmp_path / "options"] if command == "tune_retrieval" else []
+        refused(call(command, *nowhere, *extra, check=False), "there is no folder .*nowhere")
+        refused(call(command, *empty, *extra, check=False), r"has no dict\.de\.txt")
+        missing = world.options("--path", tmp_path / "no.pt")
+        refused(call(command, *missing, *extra, check=False), r"no\.pt")
+    refused(call("fairseq-generate", *world.options("--gen-subset", "dev"), check=False), "dev")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_decoding_refuses_another_width_backend_or_index(world: World, copied: Path, tmp_path: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())["token"]
+    edit_manifest(copied, token=manifest | {"dimension": 16})
+    refused(generate(world, copied), r"keys\.npy holds float16 \(\d+, 32\), but the manifest says float16 \(\d+, 16\)")
+    edit_manifest(copied, token=manifest | {"index": manifest["index"] | {"backend": "quantum"}})
+    refused(generate(world, copied), "index backend 'quantum', unknown here")
+    build(world, tmp_path / "valid", "--subset", "valid", "--index", "Flat")
+    index = TokenDatastore(tmp_path / "valid").section.index
+    shutil.copy(tmp_path / "valid" / "token" / index.file, copied / "token")
+    edit_manifest(copied, token=manifest | {"index": vars(index)})
+    refused(generate(world, copied), r"indexes [\d,]+ keys of width 32, but there are [\d,]+")
+
+
+def test_decoding_refuses_another_dictionary(world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.data_bin, tmp_path / "data-bin")
+    path = tmp_path / "data-bin" / "dict.en.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
+    words = [str(tmp_path / "data-bin"), *world.options()[1:]]
+    refused(call("fairseq-generate", *words, check=False), "another target dictionary")
+
+
+def test_damaged_files_are_refused(world: World, copied: Path) -> None:
+    keys = copied / "token" / "keys.npy"
+    good = keys.read_bytes()
+    keys.write_bytes(good[:-100])
+    refused(generate(world, copied), r"keys\.npy is damaged: [\d,]+ bytes found, [\d,]+ expected")
+    keys.write_bytes(b"\x00" * 64 + good[64:])
+    refused(generate(world, copied), r"keys\.npy is damaged")
+    keys.write_bytes(good[:-100] + bytes(100))
+    inspected = call("inspect_datastore", copied, check=False)
+    assert inspected.returncode == 1 and "keys.npy: the bytes have changed" in inspected.stdout
+    keys.unlink()
+    refused(generate(world, copied), r"keys\.npy is missing")
+
+
+@pytest.mark.parametrize("name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt"])
+def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str) -> None:
+    path = copied / "token" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x80
+    path.write_bytes(content)
+    inspected = call("inspect_datastore", copied, check=False)
+    assert inspected.returncode == 1 and f"{name}: the bytes have changed" in inspected.stdout
+
+
+def test_rebuilding_does_not_hide_damage(world: World, copied: Path) -> None:
+    """The same command on a finished datastore, and another index, leave the checksums of what is there alone."""
+    keys = copied / "token" / "keys.npy"
+    keys.write_bytes(keys.read_bytes()[:-100] + bytes(100))
+    for index in ("exact", "Flat"):
+        build(world, copied, "--index", index)
+        assert call("inspect_datastore", copied, check=False).returncode == 1
+
+
+def test_keys_that_are_not_numbers_are_found(copied: Path) -> None:
+    """Whoever makes a datastore with tools of their own may get the checksums right and the keys wrong."""
+    path = copied / "token" / "keys.npy"
+    keys = np.load(path)
+    keys[7, 3] = np.inf
+    np.save(path, keys)
+    manifest = Manifest.read(copied)
+    assert manifest.token is not None
+    manifest.token.files = describe_files(copied, list(manifest.token.files))
+    manifest.write(copied)
+    inspected = call("inspect_datastore", copied, check=False)
+    assert inspected.returncode == 1 and "NaN or infinite" in inspected.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--knn-k", 0, "--knn-k is 0"),
+        ("--knn-lambda", 1.5, "--knn-lambda is 1.5"),
+        ("--knn-lambda", "nan", "--knn-lambda is nan"),
+        ("--knn-temperature", 0, "--knn-temperature is 0"),
+        ("--knn-temperature", -1, "--knn-temperature is -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(world: World, option: str, value: object, sentence: str) -> None:
+    refused(generate(world, world.datastore, option, value), sentence)
+
+
+def test_malicious_checkpoint_is_refused_and_nothing_runs(world: World, tmp_path: Path) -> None:
+    state = torch.load(world.model)
+    state["extra_state"] = Malice(tmp_path / "ran")
+    torch.save(state, tmp_path / "bad.pt")
+    options = with_option(build_options(world, tmp_path / "store"), "--path", tmp_path / "bad.pt")
+    refused(build_with(options), "refused and nothing in it was run", "system")
+    words = world.options("--path", tmp_path / "bad.pt")
+    refused(run("fairseq-generate", *words, check=False), "nothing in it was run", "system")
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.pt"]

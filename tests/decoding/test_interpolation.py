@@ -1,0 +1,122 @@
+"""The merge against a dense reference in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_ccpr.decoding import interpolation
+from fairseq_ccpr.decoding.interpolation import (
+    interpolate_,
+    neighbour_log_probabilities,
+    reward_,
+    target_log_probabilities,
+)
+from fairseq_ccpr.evaluation.tuning.token_grid import TokenCache
+
+
+def dense_reference(log_probs, scores, ids, values, share, temperature):
+    """Equations 2 and 4 of the CLKNN paper as they stand, over the whole vocabulary, in float64."""
+    p = np.exp(log_probs.double().numpy())
+    result = np.empty_like(p)
+    for row in range(len(p)):
+        found = ids[row].numpy() >= 0
+        weights = np.zeros(p.shape[1])
+        if found.any():
+            s = scores[row].double().numpy()[found] / temperature
+            np.add.at(weights, values[row].numpy()[found], np.exp(s - s.max()))
+            weights /= weights.sum()
+        lam = share[row].item() if found.any() else 0.0
+        result[row] = (1 - lam) * p[row] + lam * weights
+    return result
+
+
+def mix(log_probs, scores, ids, values, share, temperature):
+    retrieved = neighbour_log_probabilities(scores.masked_fill(ids < 0, float("-inf")), values, temperature)
+    share = share.masked_fill((ids < 0).all(dim=1), 0.0)
+    return interpolate_(log_probs.float().clone(), (values, retrieved, share))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.integers(1, 6),
+    k=st.sampled_from([1, 2, 8, 17, interpolation.FEW, interpolation.FEW + 1, 70]),
+    vocabulary=st.integers(2, 40),
+    temperature=st.floats(0.05, 100),
+    share=st.sampled_from([0.0, 1.0, 0.3, 0.999]),
+    half=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, half, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    log_probs = (3 * torch.randn(rows, vocabulary, generator=generator)).log_softmax(1)
+    if half:
+        log_probs = log_probs.half()
+    scores = -200 * torch.rand(rows, k, generator=generator)
+    ids = torch.randint(-1, 5, (rows, k), generator=generator)
+    values = torch.randint(0, vocabulary, (rows, k), generator=generator)  # many duplicates
+    shares = torch.full((rows,), share)
+    found = mix(log_probs, scores, ids, values, shares, temperature)
+    wanted = dense_reference(log_probs, scores, ids, values, shares, temperature)
+    np.testing.assert_allclose(found.double().exp().numpy(), wanted, rtol=2e-5, atol=1e-7)
+    if not half:
+        np.testing.assert_allclose(found.double().exp().sum(1).numpy(), 1, rtol=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(k=st.integers(1, 40), temperature=st.sampled_from([0.05, 10.0]), seed=st.integers(0, 2**31))
+def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> None:
+    """Some neighbours are missing, of some rows all."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(6, k, generator=generator)
+    scores[torch.rand(6, k, generator=generator) < torch.rand(6, 1, generator=generator)] = float("-inf")
+    scores[0] = float("-inf")
+    values = torch.randint(0, 5, (6, k), generator=generator)
+    found = scores > float("-inf")
+    matches = (values == 3) & found
+    of_each = neighbour_log_probabilities(scores, values, temperature)
+    wanted = of_each.masked_fill(~matches, float("-inf")).amax(dim=1)
+    torch.testing.assert_close(target_log_probabilities(scores, matches, temperature), wanted)
+    lambda_, s0 = torch.tensor([0.5]), 0.25
+    cache = TokenCache(torch.zeros(6), scores.sort(dim=1, descending=True).values, matches)
+    for confidence in (False, True):
+        factor = cache.opinion(k, temperature, confidence, s0)[1]
+        counts = found.sum(dim=1).clamp_min(1)
+        mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / counts
+        torch.testing.assert_close(lambda_ * factor, lambda_ * (mean if confidence else found.any(dim=1).float()))
+
+
+def test_share_of_zero_changes_no_bit() -> None:
+    log_probs = torch.randn(4, 30).log_softmax(1)
+    values = torch.randint(0, 30, (4, 8))
+    mixed = mix(log_probs, -torch.rand(4, 8), torch.zeros(4, 8, dtype=torch.long), values, torch.zeros(4), 10.0)
+    assert torch.equal(mixed, log_probs)
+
+
+def test_rewards_equal_dense_reference() -> None:
+    log_probs = (3 * torch.randn(6, 30)).log_softmax(1)
+    values = torch.stack([torch.randperm(30)[:9] for _ in range(6)])
+    rewards = 4 * torch.rand(6, 9)
+    wanted = log_probs.double().exp()
+    wanted.scatter_(1, values, wanted.gather(1, values) * rewards.double().exp())
+    wanted /= wanted.sum(dim=1, keepdim=True)
+    twice = torch.cat([values, values], dim=1), torch.cat([rewards, rewards], dim=1)
+    assert torch.allclose(reward_(log_probs.clone(), *twice).double().exp(), wanted, rtol=1e-4)
+
+
+def test_no_neighbour_at_all_leaves_the_model_alone() -> None:
+    log_probs = torch.randn(2, 30).log_softmax(1)
+    missing = torch.full((2, 8), -1)
+    scores = torch.full((2, 8), float("-inf"))
+    mixed = mix(log_probs, scores, missing, torch.zeros(2, 8, dtype=torch.long), torch.full((2,), 0.7), 10.0)
+    assert torch.equal(mixed, log_probs)
+
+
+def test_forbidden_tokens_stay_forbidden_unless_retrieved() -> None:
+    log_probs = torch.randn(1, 10).log_softmax(1)
+    log_probs[0, [0, 1]] = float("-inf")
+    values = torch.tensor([[5, 6]])
+    mixed = mix(log_probs, torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.long), values, torch.tensor([0.5]), 1.0)
+    assert torch.isinf(mixed[0, :2]).all() and torch.isfinite(mixed[0, 2:]).all()

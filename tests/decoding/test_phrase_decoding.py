@@ -1,0 +1,430 @@
+"""Phrases inside beam search, with and without tokens beside them: the invariants, on real models."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import json
+import logging
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
+from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Retrieved
+from fairseq_ccpr.decoding.trace import trace
+from fairseq_ccpr.evaluation.speed.part_timer import (
+    DECODER,
+    FINDING,
+    PHRASES,
+    PartTimer,
+)
+from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
+from fairseq_ccpr.evaluation.tuning.phrase_grid import References
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches, with_all_phrases
+from fairseq_ccpr.storage.files import MANIFEST
+from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.words import word_spans
+from tests.helpers import call, equal, refused
+from tests.small_models import PAIRS, Ccpr, World, subword_options
+
+SEARCHES = [
+    [],
+    ["--lenpen", 0.5, "--nbest", 3],
+    ["--prefix-size", 2],
+    ["--sampling", "--sampling-topk", 5, "--nbest", 5],
+    ["--diverse-beam-groups", 5],
+    ["--beam", 1],
+    ["--score-reference"],
+]
+
+
+@pytest.fixture(scope="module")
+def phrases(world: World, phrase_store: Path) -> list[object]:
+    """Options of decoding with the phrases alone."""
+    return ["--datastore", phrase_store, *subword_options(world), "--phrase-k", 3]
+
+
+@pytest.fixture(scope="module")
+def joint(world: World, both: Path) -> list[object]:
+    return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]
+
+
+def load_ensemble(world: World, words: list[object], beam: int = 1) -> tuple[Any, Any, list[Any], Any]:
+    """The settings, the task, its models, and these with their memories."""
+    cfg = parse_generation(world.options("--no-progress-bar", *words))
+    task, models = load(cfg)
+    return cfg, task, models, task.build_ensemble(models, beam)
+
+
+@contextmanager
+def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) -> Iterator[None]:
+    """In the place of what the encoder finds, the phrases of a text that is chosen for each source sentence.
+
+    Texts are cut in phrases of some words, each of which is retrieved with certainty for a query of its own.
+    """
+    places = []
+    for number, text in enumerate(texts):
+        words = word_spans(text)
+        for first in range(0, len(words), size):
+            places.append([number, words[first][0], words[first : first + size][-1][1]])
+    store = SimpleNamespace(spans=np.array(places, np.int32).reshape(-1, 3), sentence=texts.__getitem__)
+
+    def ask(self: PhraseRetriever, sources: list[str]) -> Callable[[], Retrieved]:
+        self.datastore = store
+        found = [np.flatnonzero(store.spans[:, 0] == choose(source)) for source in sources]
+        spans = np.zeros((sum(map(len, found)), 3), np.int32)
+        spans[:, 0] = np.repeat(np.arange(len(sources)), [len(entries) for entries in found])
+        entries = np.concatenate(found)[:, None]
+        return lambda: Retrieved(spans, np.ones(len(spans), np.float32), entries, np.ones(entries.shape))
+
+    with patch.object(PhraseRetriever, "ask", ask):
+        yield
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
+def test_share_of_zero_equals_stock_fairseq_and_token_retrieval_to_the_bit(
+    decode: Callable, phrases: list[object], joint: list[object], search: list
+) -> None:
+    assert equal(decode(*phrases, *search, "--phrase-lambda", 0), decode(*search, base=True))
+    assert equal(decode(*joint, *search, "--phrase-lambda", 0), decode(*search, "--knn-lambda", 0.4))
+
+
+def test_parts_in_two_folders_are_as_in_one(
+    world: World, decode: Callable, both: Path, phrase_store: Path, joint: list[object]
+) -> None:
+    apart = [*joint, "--datastore", f"{world.datastore}:{phrase_store}"]
+    assert equal(decode(*apart), decode(*joint))
+    twice = call("fairseq-generate", *world.options(*joint, "--datastore", f"{world.datastore}:{both}"), check=False)
+    refused(twice, "--datastore names two token parts, in .*datastore and in .*both")
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
+def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[object], search: list) -> None:
+    changed = decode(*phrases, *search, "--phrase-lambda", 0.9, "--phrase-enter", 1)
+    assert not equal(changed, decode(*search, base=True), tolerance=1e-2)
+
+
+def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint: list[object]) -> None:
+    with retrieving([], lambda source: 0):
+        assert equal(decode(*joint), decode("--knn-lambda", 0.4))
+
+
+@pytest.mark.parametrize(("kind", "gate"), [("phrases", ["--phrase-gate", "attention"]), ("joint", [])])
+def test_phrases_do_not_depend_on_the_batch(
+    decode: Callable, kind: str, gate: list[object], request: pytest.FixtureRequest
+) -> None:
+    words = [*request.getfixturevalue(kind), *gate, "--phrase-lambda", 0.8, "--phrase-enter", 0.5]
+    together = decode(*words, "--batch-size", 32)
+    for size in (1, 7):
+        assert equal(decode(*words, "--batch-size", size), together, tolerance=3e-3)
+
+
+@pytest.mark.parametrize("gate", [[], ["--phrase-gate", "attention"], ["--no-phrase-coverage"]], ids=str)
+def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
+    world: World, decode: Callable, joint: list[object], gate: list[object]
+) -> None:
+    """Prefixes and coverage follow the beam, and the batch as it shrinks."""
+    words = [*joint, *gate, "--phrase-lambda", 0.8, "--phrase-enter", 1]
+    found = decode(*words)
+    options = ["--max-tokens", 2000, "--gen-subset", "test", *words]
+    cfg, task, models, ensemble = load_ensemble(world, options, beam=5)
+    coming = 0
+    for sample in batches(cfg, task, models):
+        best = [found[i][0] for i in sample["id"].tolist()]
+        traced = trace(ensemble, sample, [one["tokens"] for one in best], task.target_dictionary)
+        assert torch.allclose(traced.mixed, torch.cat([one["positional_scores"] for one in best]), atol=3e-3)
+        terms = [
+            torch.log1p(-traced.token_share - traced.phrase_share) + traced.model,
+            traced.token_share.log() + traced.token_memory,
+            traced.phrase_share.log() + traced.phrase_memory,
+        ]
+        assert torch.allclose(torch.stack(terms).logsumexp(dim=0), traced.mixed, atol=1e-4)
+        assert (traced.token_share + traced.phrase_share).max() <= 0.9 + 1e-6
+        coming += int((traced.phrase_memory > -1).sum())
+    assert coming > 10
+
+
+def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World, joint: list[object]) -> None:
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9, "--phrase-enter", 1])
+    dictionary = task.target_dictionary
+    for sample in batches(cfg, task, models):
+        log_probs, _ = ensemble.force_decode(sample)
+        real = sample["target"].ne(dictionary.pad())
+        assert torch.allclose(log_probs[real].exp().sum(dim=1), torch.ones(int(real.sum())), atol=1e-4)
+        of_model, _, attention = ensemble.force_decode_models(sample)
+        said = ensemble.force_decode_phrases(sample, of_model, attention)
+        for special in (dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()):
+            assert said.log_probs[said.values == special].eq(float("-inf")).all()
+        once = torch.zeros(len(said.values), len(dictionary)).scatter(1, said.values, said.log_probs.exp())
+        some = said.share > 0
+        assert some.any() and torch.allclose(once[some].sum(dim=1), torch.ones(int(some.sum())), atol=1e-4)
+
+
+def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
+    world: World, decode: Callable, phrases: list[object]
+) -> None:
+    pairs = list(read_pairs(world.folder / "test.tsv"))
+    words = [*phrases, "--phrase-lambda", 0.8, "--phrase-enter", 1, "--beam", 5]
+    cfg = parse_generation(world.options("--no-progress-bar", *words))
+    task, _ = load(cfg)
+    references = {i: task.dataset("test").tgt[i] for i in range(PAIRS["test"])}
+
+    def overlap(found: dict) -> float:
+        """Share of the references' tokens that the hypotheses have."""
+        common = sum(len(set(references[i].tolist()) & set(found[i][0]["tokens"].tolist())) for i in found)
+        return common / sum(len(set(tokens.tolist())) for tokens in references.values())
+
+    base = overlap(decode(base=True))
+    sources = [source for source, _ in pairs]
+
+    def number(text: str) -> int:
+        """Which sentence it is, though unknown pieces are missing from it."""
+        return sources.index(difflib.get_close_matches(text, sources, 1, 0)[0])
+
+    targets = [target for _, target in pairs]
+    with retrieving(targets, number):
+        assert overlap(decode(*words)) > base + 0.1
+    random.Random(1).shuffle(targets)
+    with retrieving(targets, number):
+        assert overlap(decode(*words, "--phrase-enter", 0.2)) < base + 0.05
+
+
+def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint: list[object]) -> None:
+    words = [*joint, "--phrase-lambda", 0, "--phrase-enter", 1]
+    assert not equal(decode(*words, "--phrase-reward", 3), decode(*words), tolerance=1e-2)
+    cfg, task, models, ensemble = load_ensemble(world, [*words, "--phrase-reward", 3])
+    sample = next(iter(batches(cfg, task, models)))
+    real = sample["target"].ne(task.target_dictionary.pad())
+    of_model, _, attention = ensemble.force_decode_models(sample)
+    said = ensemble.force_decode_phrases(sample, of_model, attention)
+    without = ensemble.with_memories(ensemble.tokens, None).force_decode(sample)[0][real].double().exp()
+    raised = without.scatter(1, said.values, without.gather(1, said.values) * said.rewards.double().exp())
+    wanted = raised / raised.sum(dim=1, keepdim=True)
+    assert said.rewards.max() > 1 and torch.allclose(
+        ensemble.force_decode(sample)[0][real].double().exp(), wanted, atol=1e-4
+    )
+    refused(
+        call("tune_retrieval", *world.options(), *words, "--phrase-reward", 3, "--output", "x", check=False),
+        "not tuned",
+    )
+
+
+def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]) -> None:
+    members = ["--path", f"{world.other_model}:{world.model}"]
+    assert equal(decode(*joint, *members, "--phrase-lambda", 0), decode(*members, "--knn-lambda", 0.4))
+    changed = decode(*joint, *members, "--phrase-lambda", 0.9, "--phrase-enter", 1)
+    assert not equal(changed, decode(*members, "--knn-lambda", 0.4), tolerance=1e-2)
+
+
+def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]) -> None:
+    asked: list[str] = []
+    ask = PhraseRetriever.ask
+
+    def watched(self, texts):
+        asked.extend(texts)
+        return ask(self, texts)
+
+    with patch.object(PhraseRetriever, "ask", watched):
+        decode(*phrases, "--batch-size", 8)
+    assert len(asked) == PAIRS["test"]
+
+
+def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]) -> None:
+    timer, running = PartTimer(torch.device("cpu")), []
+    real = PhraseCandidates.__call__
+
+    def watched(self: PhraseCandidates, *arguments: Any) -> Any:
+        running.append(timer._running[-1])
+        return real(self, *arguments)
+
+    with timer, patch.object(PhraseCandidates, "__call__", watched):
+        decode(*phrases)
+    assert {*running} == {FINDING} and timer.seconds[FINDING] > 0
+    assert timer.seconds[PHRASES] > 0 and timer.calls[PHRASES] > timer.calls[DECODER]
+
+
+def test_bf16_is_said_and_changes_little(
+    decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    whole = decode(*phrases)
+    assert ",bf16|" not in caplog.text
+    half = decode(*phrases, "--phrase-bf16")
+    assert ",bf16|" in caplog.text
+    assert not equal(half, whole)
+    best = [(whole[number][0]["tokens"].tolist(), half[number][0]["tokens"].tolist()) for number in whole]
+    assert sum(one == other for one, other in best) > 0.7 * len(best)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
+    seen: list[bool] = []
+
+    def make(*_: object) -> None:
+        seen.append(gc.isenabled())
+        if len(seen) == 2:
+            raise ZeroDivisionError
+
+    memory = PhraseMemory.__new__(PhraseMemory)
+    memory.candidates, memory.warned = SimpleNamespace(table=make), True
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            memory.take(make, torch.ones(1, 1))
+        assert seen == [False, False] and gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]) -> None:
+    """Against cutting every string out of its sentence; most are asked for more than once."""
+    words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
+    cfg, task, models, ensemble = load_ensemble(world, words)
+    candidates, seen = ensemble.phrases.candidates, 0
+    subwords, cuts = candidates.subwords, []
+    cut = subwords.slice
+    with patch.object(subwords, "slice", lambda *where: cuts.append(where) or cut(*where)):
+        found = [one for sample in batches(cfg, task, models) for one in candidates(sample["net_input"]["src_tokens"])]
+    for sentence in found:
+        wanted = []
+        for number, query in enumerate(sentence.queries):
+            written: set[tuple[int, ...]] = set()
+            for rank, phrase in enumerate(query.retrieved):
+                assert phrase.string == phrase.sentence[phrase.start : phrase.end]
+                tokens = tuple(cut(subwords.split(phrase.sentence), phrase.start, phrase.end) or ())
+                if tokens and len(tokens) <= MAX_SUBWORDS and tokens not in written:
+                    written.add(tokens)
+                    wanted.append((tokens, number, rank, phrase.score))
+            seen += len(query.retrieved)
+        of = sentence.candidates
+        made = [tuple(row[:length]) for row, length in zip(of.tokens.tolist(), of.lengths.tolist())]
+        assert all((row[length:] == NO_TOKEN).all() for row, length in zip(of.tokens, of.lengths))
+        assert [*zip(made, of.queries.tolist(), of.ranks.tolist())] == [one[:3] for one in wanted]
+        assert of.scores.tolist() == pytest.approx([score for *_, score in wanted])
+    entries = {phrase.entry for sentence in found for query in sentence.queries for phrase in query.retrieved}
+    assert len(cuts) == len(entries) < seen / 2  # each once
+
+
+def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]) -> None:
+    """Against a plain loop: sentences with no, few and many phrases, with letters and without, padded on the left."""
+    cfg = parse_generation([*world.options(), *map(str, joint)])
+    task, models = load(cfg)
+    task.build_tokenizer(cfg.tokenizer)
+    task.build_bpe(cfg.bpe)
+    candidates = task.build_generator(models, cfg.generation).model.phrases.candidates
+    letters = [any(map(str.isalnum, symbol)) for symbol in task.target_dictionary.symbols]
+    batch = []
+    for length, queries in ((9, 3), (4, 1), (7, 0)):
+        phrases = [
+            (random.sample(range(4, len(letters)), random.randint(1, 6)), query, rank, random.random())
+            for query in range(queries) for rank in random.sample(range(5), 3)
+        ]  # fmt: skip
+        longest = random.randint(6, 9)
+        tokens = [ids + [NO_TOKEN] * (longest - len(ids)) for ids, *_ in phrases]
+        columns = [[len(ids), *numbers] for ids, *numbers in phrases]
+        lengths, of_query, ranks, scores = np.array(columns).reshape(-1, 4).T
+        made = Candidates(
+            np.array(tokens, np.int32).reshape(-1, longest), lengths.astype(int), of_query.astype(int),
+            ranks.astype(int), scores.astype(np.float32),
+        )  # fmt: skip
+        attended = np.array([(query, query + 2) for query in range(queries)], int).reshape(-1, 2)
+        batch.append((phrases, SentencePhrases(made, attended, length, list, 0)))
+    table = candidates.table([found for _, found in batch], 11)
+    for row, (phrases, found) in enumerate(batch):
+        assert table.lengths[row].tolist() == [len(ids) for ids, *_ in phrases] + [0] * (9 - len(phrases))
+        for lane, (ids, query, rank, score) in enumerate(phrases):
+            assert table.following[row, lane, :, 0].tolist() == ids + [0] * (table.following.size(2) - len(ids))
+            assert (int(table.queries[row, lane]), int(table.ranks[row, lane])) == (query, rank)
+            assert float(table.scores[row, lane]) == pytest.approx(score)
+            assert table.at_lane[row, lane, 1] == next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
+        for query in range(table.attended.size(1)):
+            wanted = {11 - found.length + query + i for i in range(2)} if query < len(found.attended) else set()
+            assert {*table.attended[row, query].nonzero().flatten().tolist()} == wanted
+
+
+def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path) -> None:
+    words = [*world.options("--no-progress-bar"), *map(str, joint)]
+    shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
+    shown = call("tune_retrieval", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
+    assert "916 settings" in shown and "entries" in shown and "phrases:" in shown
+    chosen = (tmp_path / "options").read_text().split()
+    assert "--knn-k" in chosen and "--phrase-lambda" in chosen and chosen[-4:] == shaping
+    generated = call("fairseq-generate", *words, *chosen)
+    assert "Generate test" in generated.stdout
+    assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]) -> None:
+    settings = ["--phrase-lambda", 0.6, "--phrase-k", 2, "--phrase-temperature", 0.1, "--phrase-enter", 0.5]
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrase-min-similarity", 0.3])
+    direct = []
+    for sample in batches(cfg, task, models):
+        log_probs, _ = ensemble.force_decode(sample)
+        real = sample["target"].ne(task.target_dictionary.pad())
+        direct.append(log_probs.gather(2, sample["target"].unsqueeze(2)).squeeze(2)[real])
+    tokens, cache, log_probs = fill_caches(cfg, task, models, with_all_phrases(ensemble), 64)
+    retrieved, factor = tokens.opinion(8, 5.0, False, 0.0)
+    of_phrases, mass = cache.opinion(task.phrase_settings)
+    assert torch.cat(cache.rows).tolist() == list(range(len(log_probs)))  # few as they are, all are kept
+    found = References(log_probs, retrieved, 0.4 * factor, 0.9).log_likelihood(of_phrases, 0.6 * mass)
+    assert found == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
+
+
+def test_log_tells_of_both_memories(
+    world: World, joint: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    words = [*world.options("--no-progress-bar"), *map(str, joint), "--phrase-enter", 1, "--knn-log", tmp_path / "log"]
+    call("fairseq-generate", *words)
+    assert any("Lambda<=0.9" in record.message for record in caplog.records)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert any(line["phrases"] is not None and line["phrase_lambda"] > 0 for line in lines)
+    assert any(line["neighbours"] for line in lines)
+
+
+def test_what_does_not_fit_is_refused(
+    world: World, ccpr: Ccpr, phrase_store: Path, phrases: list[object], tmp_path: Path
+) -> None:
+    def generate(*extra: object) -> object:
+        return call("fairseq-generate", *world.options("--no-progress-bar"), *extra, check=False)
+
+    refused(
+        generate("--datastore", phrase_store), "cannot be split into .* --bpe sentencepiece and --sentencepiece-model"
+    )
+    refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
+    refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
+    refused(generate(*phrases, "--phrase-enter", 2), "--phrase-enter is 2")
+    refused(generate(*phrases, "--phrase-reward", -1), "--phrase-reward is -1")
+    refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
+    other = tmp_path / "other"
+    call(*ccpr.training(other, 1, "--disable-validation"))
+    last = other / "checkpoint_last.pt"
+    refused(generate(*phrases, "--phrase-encoder", last), "built with another encoder: they need [0-9a-f]{12}")
+    moved = tmp_path / "moved"
+    shutil.copytree(phrase_store, moved)
+    data = json.loads((moved / MANIFEST).read_text())
+    data["phrase"]["encoder"] = str(tmp_path / "gone.pt")
+    (moved / MANIFEST).write_text(json.dumps(data))
+    given = [*phrases, "--datastore", moved]
+    refused(generate(*given), "gone.pt, which is not there: say with --phrase-encoder")
+    assert generate(*given, "--phrase-encoder", ccpr.checkpoint).returncode == 0
+
+
+def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture) -> None:
+    size = ["--batch-size", 4]
+    with retrieving([], lambda source: 0):
+        assert equal(decode(*phrases, *size), decode(*size, base=True))
+    assert sum("no phrase was retrieved" in record.message for record in caplog.records) == 1
+    assert PhraseMemory.__module__ in {record.name for record in caplog.records}

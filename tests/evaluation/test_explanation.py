@@ -1,0 +1,272 @@
+"""The page that explains translations: where each token came from, in numbers that add up and text that stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_ccpr.evaluation.explain.explanation import Explanation, SentenceExplanation
+from fairseq_ccpr.evaluation.explain.page import as_page, write_page
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import ROOT, call, refused, run
+from tests.small_models import PAIRS, World, build, subword_options
+
+HOSTILE = '</script><b>&"<!-- <script>\u2028\u2029]]>&lt;/script><img src=x onerror=alert(1)>'
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the text of its scripts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.scripts: list[str] = []
+        self.links: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.elements[-1:] == ["script"]:
+            self.scripts[-1] += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture(scope="module")
+def explained(
+    world: World, phrase_store: Path, both: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """The data in the page of a kind of datastore, made once each."""
+    folder = tmp_path_factory.mktemp("pages")
+    stores = {"tokens": world.datastore, "phrases": phrase_store, "both": both}
+    made: dict[str, dict[str, Any]] = {}
+
+    def explain(kind: str) -> dict[str, Any]:
+        if kind not in made:
+            path = folder / f"{kind}.html"
+            done = explain_with(world, path, "--datastore", stores[kind], "--phrase-enter", 1, "--sentences", 12)
+            assert str(path) in done.stdout and "12 of 40 of test" in done.stdout
+            assert [p.name for p in folder.iterdir() if p.suffix == ".partial"] == []
+            made[kind] = Page(path).data
+        return made[kind]
+
+    return explain
+
+
+def explain_with(world: World, output: Path, *extra: object, check: bool = True) -> Any:
+    words = [*world.options("--no-progress-bar"), *subword_options(world), "--phrase-k", 3, "--output", output, *extra]
+    return call("explain_translation", *words, check=check)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "phrases", "both"])
+def test_numbers_add_up(explained: Callable[..., Any], kind: str) -> None:
+    data = explained(kind)
+    assert data["token_memory"] == (kind != "phrases") and data["phrase_memory"] == (kind != "tokens")
+    tokens = [token for sentence in data["sentences"] for token in sentence["tokens"]]
+    assert len(tokens) > 100
+    for token in tokens:
+        parts = [weight * p for weight, p in zip(token["weights"], token["probabilities"])]
+        assert sum(token["shares"]) == pytest.approx(1, abs=1e-5)
+        assert sum(token["weights"]) == pytest.approx(1, abs=1e-5)
+        assert token["probability"] == pytest.approx(sum(parts), rel=1e-3, abs=1e-9)
+        assert token["shares"] == pytest.approx([part / sum(parts) for part in parts], abs=1e-4)
+        assert (token["favourite"] is None) or token["favourite"]["probability"] >= token["probabilities"][0]
+    for part, there in ((1, data["token_memory"]), (2, data["phrase_memory"])):
+        assert any(token["shares"][part] > 0.1 for token in tokens) == there
+
+
+@pytest.mark.parametrize("kind", ["tokens", "phrases", "both"])
+def test_sentences_are_those_of_the_subset_and_tokens_make_up_the_translation(
+    world: World, decode: Callable, explained: Callable[..., Any], kind: str
+) -> None:
+    data = explained(kind)
+    sentences = data["sentences"]
+    assert [sentence["number"] for sentence in sentences] == list(range(12))
+    plain = decode(base=True)
+    for sentence, (source, target) in zip(sentences, read_pairs(world.folder / "test.tsv")):
+        assert sentence["source"].split()[-1] == source.split()[-1] and "▁" not in sentence["source"]
+        assert sentence["reference"].split()[-1] == target.split()[-1]
+        text, end = sentence["translation"], 0
+        for token in sentence["tokens"]:
+            assert text[end : token["start"]].strip() == "" and end <= token["end"]
+            assert text[token["start"] : token["end"]] in (token["symbol"].replace("▁", ""), "")
+            end = max(end, token["end"])
+        assert end == len(text) and sentence["tokens"][-1]["symbol"] == "</s>"
+        assert len(plain[sentence["number"]][0]["tokens"]) >= len(sentence["plain"].split())
+        assert (sentence["changed"] > 0) == (sentence["plain"] != text)
+    assert data["bleu"].keys() == {"base", "retrieval"}
+
+
+def test_neighbours_are_marked_in_their_sentences(world: World, explained: Callable[..., Any]) -> None:
+    data = explained("tokens")
+    assert data["notes"] == [] and data["score_name"] == "squared distance"
+    targets = [target for _, target in read_pairs(world.folder / "train.tsv")]
+    neighbours = [n for sentence in data["sentences"] for token in sentence["tokens"] for n in token["neighbours"]]
+    assert len(neighbours) > 500
+    for one in neighbours:
+        text = data["texts"][one["sentence"]]
+        assert text in targets or "⁇" in text or "<unk>" in text
+        assert text[one["start"] : one["end"]] == one["symbol"].replace("▁", "").replace("</s>", "")
+        assert one["end"] == len(text) or one["symbol"] != "</s>"
+    for sentence in data["sentences"]:
+        for token in sentence["tokens"]:
+            assert len(token["neighbours"]) == token["neighbours_found"] == 8
+            assert [-n["score"] for n in token["neighbours"]] == sorted(-n["score"] for n in token["neighbours"])
+            named = {said["symbol"]: said["probability"] for said in token["token_says"]}
+            assert (
+                token["probabilities"][1] == pytest.approx(named.get(token["symbol"], 0), abs=1e-4) or len(named) == 5
+            )
+
+
+def test_phrases_that_wanted_a_token_are_those_that_go_on_with_it(explained: Callable[..., Any]) -> None:
+    data = explained("both")
+    found = 0
+    for sentence in data["sentences"]:
+        for position, token in enumerate(sentence["tokens"]):
+            assert (token["votes_found"] > 0) == (token["probabilities"][2] > 0)
+            assert [vote["weight"] for vote in token["votes"]] == sorted(
+                (v["weight"] for v in token["votes"]), reverse=True
+            )
+            for vote in token["votes"]:
+                one = sentence["phrases"][vote["query"]]["retrieved"][vote["retrieved"]]
+                string = data["texts"][one["sentence"]][one["start"] : one["end"]]
+                assert one["usable"] and token["symbol"].strip("▁") in string
+                if vote["begun"]:
+                    before = sentence["tokens"][position - 1]
+                    assert before["symbol"].strip("▁") in string
+                found += 1
+    assert found > 20
+
+
+def test_ids_choose_sentences_and_their_order(world: World, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    explain_with(world, output, "--ids", 17, 3, 17, "--neighbours", 2, "--batch-size", 1)
+    data = Page(output).data
+    assert [sentence["number"] for sentence in data["sentences"]] == [17, 3]
+    assert all(len(token["neighbours"]) == 2 for token in data["sentences"][0]["tokens"])
+    assert data["sentences_in_subset"] == PAIRS["test"]
+    explain_with(world, output, "--gen-subset", "valid", "--ids", 0)
+    assert Page(output).data["subset"] == "valid"
+
+
+def test_other_text_is_said_and_gone_on_without(world: World, tmp_path: Path) -> None:
+    build(world, tmp_path / "valid", "--subset", "valid")
+    output = tmp_path / "page.html"
+    for change, pattern in (
+        (lambda folder: None, None),
+        (lambda folder: [path.unlink() for path in folder.glob("valid.*")], "no subset valid"),
+        (lambda folder: swap(folder, "valid", "test"), "built from other text than valid"),
+    ):
+        folder = tmp_path / "data-bin"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(world.data_bin, folder)
+        change(folder)
+        words = [str(folder), *world.options("--no-progress-bar")[1:], "--datastore", tmp_path / "valid"]
+        done = call("explain_translation", *words, "--ids", 0, "--output", output)
+        data = Page(output).data
+        neighbour = data["sentences"][0]["tokens"][0]["neighbours"][0]
+        assert (neighbour["sentence"] is None) == (pattern is not None)
+        if pattern is not None:
+            assert re.search(pattern, " ".join(data["notes"])) and "note: " in done.stdout
+
+
+def swap(folder: Path, one: str, two: str) -> None:
+    """Give the files of one subset the bytes of another."""
+    for path in folder.glob(f"{one}.*"):
+        shutil.copy(folder / path.name.replace(one, two, 1), path)
+
+
+def test_a_subset_without_references_has_no_bleu(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "data-bin"
+    shutil.copytree(world.data_bin, folder)
+    for path in folder.glob("test.de-en.en.*"):
+        path.unlink()
+    words = [str(folder), *world.options("--no-progress-bar")[1:], *map(str, subword_options(world))]
+    call("explain_translation", *words, "--sentences", 3, "--output", tmp_path / "page.html")
+    data = Page(tmp_path / "page.html").data
+    assert data["bleu"] is None and [sentence["reference"] for sentence in data["sentences"]] == [None] * 3
+
+
+def hostile() -> Explanation:
+    sentence = SentenceExplanation(0, HOSTILE, HOSTILE, HOSTILE, [], HOSTILE, [], [], 0.0, 0.0)
+    return Explanation(HOSTILE, HOSTILE, HOSTILE, 1, HOSTILE, True, True, HOSTILE, [HOSTILE], [sentence], [HOSTILE])
+
+
+def test_text_cannot_break_out_of_the_page(tmp_path: Path) -> None:
+    write_page(hostile(), tmp_path / "hostile.html")
+    page = Page(tmp_path / "hostile.html")
+    assert page.data == json.loads(json.dumps(asdict(hostile())))
+    assert page.elements.count("script") == 2 and not {"b", "img"} & set(page.elements)
+    assert not re.search(r"[<>&\u2028\u2029]", page.scripts[0])
+
+
+def test_page_needs_nothing_else(tmp_path: Path) -> None:
+    page = as_page(hostile())
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    assert all(link.startswith("#") for link in Page(tmp_path / "page.html").links)
+    assert "default-src 'none'" in page
+    code = Page(tmp_path / "page.html").scripts[1]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|fetch\(|eval\(|import\b", code)
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "page.html"
+    output.write_text("old")
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_page(hostile(), output)
+    assert output.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+
+    def explain(*extra: object) -> Any:
+        return explain_with(world, output, *extra, check=False)
+
+    refused(explain("--output", tmp_path / "no" / "page.html"), "there is no folder .*no")
+    refused(explain("--output", tmp_path), "is a folder: give the name of a file")
+    refused(explain("--ids", 3, 40), "the subset 'test' has no sentence 40, only 0 to 39")
+    refused(explain("--ids", -1), "no sentence -1")
+    refused(explain("--ids", 3, "--max-source-positions", 2), "longer than the model takes|has no sentence that")
+    refused(explain("--sentences", 0), "--sentences is 0")
+    refused(explain("--neighbours", -1), "--neighbours is -1")
+    refused(explain("--gen-subset", "dev"), "dev")
+    refused(explain("--datastore", tmp_path / "nowhere"), "no datastore at .*nowhere")
+    refused(explain("--path", tmp_path / "no.pt"), r"no\.pt")
+    refused(explain("--score-reference"), "--score-reference is for fairseq-generate alone")
+    refused(explain("--knn-log", tmp_path / "log"), "--knn-log is for fairseq-generate alone")
+    refused(explain("--datastore", phrase_store, "--phrase-encoder", tmp_path / "none.pt"), r"none\.pt")
+    words = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
+    refused(call("explain_translation", *words, "--output", output, check=False), "needs --datastore")
+    assert call("explain_translation", *world.options(), check=False).returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_script_runs_and_the_package_brings_the_page_along() -> None:
+    assert "--neighbours" in run("scripts/explain_translation.py", "--help").stdout
+    packaged = (ROOT / "setup.py").read_text(encoding="utf-8")
+    parts = [path for path in (ROOT / "fairseq_ccpr").rglob("*.*") if path.suffix in (".html", ".css", ".js")]
+    assert len(parts) == 7
+    for path in parts:  # as in package_data, where suffixes follow the package
+        assert f'"*{path.suffix}"' in packaged.split(f'"fairseq_ccpr.{path.parent.name}": [')[1].split("]")[0]

@@ -1,0 +1,96 @@
+"""Tuning and comparing systems."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
+
+from fairseq_ccpr.evaluation.translation.significance import compare_systems
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from tests.helpers import call
+from tests.small_models import PAIRS, World, build
+
+
+@pytest.mark.parametrize(("k", "lambda_", "temperature"), [(1, 0.3, 1), (8, 0.6, 10), (64, 0.9, 100)])
+def test_tuner_computes_the_likelihood_that_scoring_gives(
+    world: World, decode: Callable, k: int, lambda_: float, temperature: float
+) -> None:
+    settings = ["--knn-k", k, "--knn-lambda", lambda_, "--knn-temperature", temperature]
+    scored = decode(*settings, "--score-reference")
+    wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
+    cfg = parse_generation(world.options("--no-progress-bar"))
+    task, models = load(cfg)
+    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models, 1), 64)
+    assert cache is not None
+    assert abs(cache.log_likelihood(k, temperature, torch.tensor([lambda_]), False).item() - wanted.item()) < 1e-4
+
+
+def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:
+    build(world, tmp_path / "oracle", "--subset", "valid", "test")
+    words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 2).stdout
+    assert "700 settings" in shown and "base" in shown
+    chosen = (tmp_path / "options").read_text().split()
+    assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature"]
+    assert float(chosen[3]) >= 0.8  # with the answers in the store, much of it is wanted
+    assert call("fairseq-generate", *words, *chosen).returncode == 0
+
+
+def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path) -> None:
+    words = [*world.options("--knn-lambda", 0.6), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    shown = call("compare_decoding", *words, "--results-path", tmp_path).stdout
+    assert "| base |" in shown and "| retrieval |" in shown and "nrefs:1|case:mixed" in shown
+    assert shown.count("\nsource ") == 3 and "retrieval retriever:TokenRetriever|" in shown
+    rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert rows[0]["speed"] == 1 and rows[1]["speed"] > 0
+    for name in ("base", "retrieval", "source", "reference"):
+        assert len((tmp_path / f"{name}.txt").read_text().splitlines()) == PAIRS["test"]
+    tables = [line.split("\t") for line in (world.folder / "test.tsv").read_text(encoding="utf-8").splitlines()]
+    assert (tmp_path / "source.txt").read_text(encoding="utf-8").splitlines()[3] == tables[3][0]
+
+
+def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Path) -> None:
+    words = [*world.options(), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
+    at = words.index("--datastore")
+    call("compare_decoding", *words, "--results-path", tmp_path / "both")
+    shown = call("compare_decoding", *words[:at], *words[at + 2 :], "--results-path", tmp_path / "alone").stdout
+    assert "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()
+    assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
+
+
+def test_comparing_without_a_model_says_so(world: World) -> None:
+    words = world.options()
+    at = words.index("--path")
+    done = call("compare_decoding", *words[:at], *words[at + 2 :], check=False)
+    assert done.returncode == 1 and "--path" in done.stderr
+
+
+def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_intervals() -> None:
+    draw = random.Random(1)
+    references = [" ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "ate"], k=8)) for _ in range(80)]
+
+    def spoiled(share: float) -> list[str]:
+        return [" ".join(word if draw.random() > share else "x" for word in line.split()) for line in references]
+
+    systems = {"a": spoiled(0.3), "b": spoiled(0.28), "c": spoiled(0.1)}
+    found = compare_systems(systems, [references], 200)
+    metrics = {name: kind(references=[references]) for name, kind in (("BLEU", BLEU), ("chrF", CHRF), ("TER", TER))}
+    signatures, scores = PairedTest(list(systems.items()), metrics, None, test_type="bs", n_samples=200)()
+    for metric, theirs in zip(metrics, ("BLEU", "chrF2", "TER")):
+        assert found.signatures[metric] == signatures[theirs].format()
+        for row, result in zip(found.rows, scores[theirs]):
+            assert row[metric] == pytest.approx(result.score, abs=0.006)
+            if result.p_value is not None:
+                assert row[f"{metric} p"] == pytest.approx(result.p_value, abs=1e-4)
+                low, high = row[f"{metric} interval"]
+                assert low < row[f"{metric} difference"] < high
+    same = compare_systems({"a": systems["a"], "again": systems["a"]}, [references], 50).rows[1]
+    assert same["BLEU difference"] == 0 and same["BLEU interval"] == [0, 0] and same["BLEU p"] == 1

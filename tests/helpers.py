@@ -1,0 +1,133 @@
+"""Run commands as a user would, and compare what they leave."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from fairseq import checkpoint_utils
+
+ROOT = Path(__file__).resolve().parent.parent
+USER_DIR = ROOT / "fairseq_ccpr"
+DEMO = ROOT / "datastores" / "demo"
+
+
+def run(*command: object, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of this project or of fairseq as a user would, on one thread, from the checkout."""
+    words = [str(word) for word in command]
+    if words[0].endswith(".py"):
+        words = [sys.executable, *words]
+    elif not words[0].startswith("/"):
+        words[0] = str(Path(sys.executable).parent / words[0])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done
+
+
+def run_two_processes(*command: object) -> list[str]:
+    """Run fairseq-train in two processes on this CPU, as fairseq's own options for it have it; what each one logged."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    together = ["--distributed-world-size", 2, "--distributed-init-method", f"tcp://localhost:{port}"]
+    together += ["--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    with ThreadPoolExecutor() as pool:
+        done = [pool.submit(run, *command, *together, "--distributed-rank", rank) for rank in range(2)]
+        return [process.result().stdout + process.result().stderr for process in done]
+
+
+def main_of(command: str) -> Callable[[], None]:
+    """Find the entry point of a command of this project or of fairseq by its name."""
+    if command.startswith("fairseq-"):
+        return import_module(f"fairseq_cli.{command[len('fairseq-') :]}").cli_main
+    return import_module(f"fairseq_ccpr.cli.{command}").main
+
+
+def call(command: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which spares it the imports; what it prints and its exit code are the same."""
+    out, err = io.StringIO(), io.StringIO()
+    words = [command, *(str(word) for word in arguments)]
+    # fairseq keeps the best score of a training in its process
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    code = 0
+    with patch.object(sys, "argv", words), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main_of(command)()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # what the interpreter does in the end
+            code = 1
+    done = subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+    if check and code:
+        raise AssertionError(f"{words}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def equal(one: dict[int, list[dict[str, Any]]], two: dict[int, list[dict[str, Any]]], tolerance: float = 0.0) -> bool:
+    """Whether two decodings have the same hypotheses, and scores that differ by no more than `tolerance`."""
+    pairs = [(a, b) for i in one for a, b in zip(one[i], two[i])]
+    return (
+        one.keys() == two.keys()
+        and all(len(one[i]) == len(two[i]) for i in one)
+        and all(torch.equal(a["tokens"], b["tokens"]) for a, b in pairs)
+        and all((a["positional_scores"] - b["positional_scores"]).abs().max() <= tolerance for a, b in pairs)
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], *patterns: str) -> None:
+    """Assert that a command ended with one sentence that matches, and no traceback."""
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr, done.stderr
+    message = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert len(message) == 1, done.stderr
+    for pattern in patterns:
+        assert re.search(pattern, message[0]), message[0]
+
+
+def with_option(command: list[object], option: str, value: object) -> list[object]:
+    """The command with another value of an option."""
+    changed = list(command)
+    changed[changed.index(option) + 1] = value
+    return changed
+
+
+class Malice:
+    """Unpickled, this would run a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (f"touch {self.mark}",)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def write_lines(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def accuracies(log: str) -> list[float]:
+    """Of each validation, acc@1."""
+    return [float(found) for found in re.findall(r"valid' subset .*?\| accuracy ([0-9.]+)", log)]

@@ -1,0 +1,163 @@
+"""Every index against brute force."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, tiled
+from fairseq_ccpr.search.index_plan import Effort, plan_index
+from tests.vectors import brute_force, clustered
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(0, 300),
+    dimension=st.integers(1, 20),
+    rows=st.integers(1, 9),
+    k=st.sampled_from([1, 2, 8, 64]),
+    metric=st.sampled_from(["l2", "ip"]),
+    tile=st.sampled_from([1, 50, 1 << 24]),
+    copies=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies, seed) -> None:
+    rng = np.random.default_rng(seed)
+    keys = rng.normal(size=(size, dimension)).astype(np.float16)
+    if copies and size > 2:
+        keys[size // 2 :] = keys[0]  # ties
+    queries = torch.from_numpy(rng.normal(size=(rows, dimension))).float()
+    before, tiled.CACHE_NUMBERS = tiled.CACHE_NUMBERS, tile
+    try:
+        scores, ids = ExactIndex(keys, metric).search(queries, k)
+    finally:
+        tiled.CACHE_NUMBERS = before
+    real = min(k, size)
+    assert scores.shape == ids.shape == (rows, k)
+    assert (ids[:, real:] == -1).all() and torch.isinf(scores[:, real:]).all()
+    np.testing.assert_allclose(scores[:, :real], brute_force(keys, queries, k, metric), rtol=1e-4, atol=1e-4)
+    for row in ids[:, :real].tolist():
+        assert len(set(row)) == real  # no key twice
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_exact_takes_half_precision(metric, dtype) -> None:
+    keys = torch.from_numpy(clustered(200, 16)).to(dtype)
+    queries = torch.from_numpy(clustered(5, 16, seed=1))
+    scores, _ = ExactIndex(keys, metric).search(queries, 4)
+    wanted = brute_force(keys.double().numpy(), queries, 4, metric)
+    np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_queries_may_come_from_a_model_that_trains() -> None:
+    keys, queries = clustered(200, 16), torch.from_numpy(clustered(5, 16, seed=1)).float()
+    scores, ids = ExactIndex(keys, "ip").search(queries.requires_grad_(), 4)
+    assert not scores.requires_grad and torch.equal(ids, ExactIndex(keys, "ip").search(queries.detach(), 4)[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_exact_on_a_gpu_equals_exact_on_the_cpu() -> None:
+    keys = clustered(5000, 16)
+    queries = torch.from_numpy(clustered(50, 16, seed=1)).float()
+    index = ExactIndex(keys, "l2")
+    scores = index.to(torch.device("cuda")).search(queries.cuda(), 8)[0]
+    np.testing.assert_allclose(scores.cpu(), index.search(queries, 8)[0], rtol=1e-4, atol=1e-3)
+
+
+def test_without_faiss_exact_search_is_chosen_and_others_are_refused(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert plan_index("auto", "l2", "", 10**6, 16).backend == "exact"
+    with pytest.raises(ConfigurationError, match="needs FAISS, which is not installed: pip install faiss-cpu"):
+        plan_index("IVF16,Flat", "l2", "", 10**6, 16)
+
+
+def test_index_that_cannot_be_written_leaves_nothing() -> None:
+    with pytest.raises(DatastoreError, match="is the disk full"):
+        build_index(clustered(10, 8), plan_index("Flat", "l2", "", 10, 8), Path("/nowhere/index"), lambda _: None)
+
+
+FACTORIES = ["Flat", "IVF32,Flat", "IVF32,PQ16x4", "HNSW16", "IVF32,SQfp16", "PCA8,IVF16,Flat", "auto"]
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path) -> None:
+    keys = clustered(25_000 if factory == "auto" else 3000, 16)
+    queries = torch.from_numpy(clustered(50, 16)).float() + 0.1
+    description = plan_index(factory, metric, "", len(keys), 16)
+    added = []
+    build_index(keys, description, tmp_path / "index", added.append)
+    assert sum(added) == len(keys)
+    index = FaissIndex.open(tmp_path / "index", metric, description.parameters)
+    scores, ids = index.search(queries, 8)
+    wanted = brute_force(keys, queries, 8, metric)
+    assert index.size == len(keys) and scores.dtype == torch.float32 and ids.dtype == torch.int64
+    assert (scores[:, :-1] >= scores[:, 1:]).all()
+    exact_ids = ExactIndex(keys, metric).search(queries, 8)[1]
+    recall = np.mean([len(set(a) & set(b)) / 8 for a, b in zip(ids.tolist(), exact_ids.tolist())])
+    assert recall >= {"IVF32,PQ16x4": 0.4, "PCA8,IVF16,Flat": 0.4}.get(factory, 0.9), recall
+    if factory == "Flat":
+        np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-2)
+
+
+def test_faiss_pads_what_it_does_not_find(tmp_path) -> None:
+    keys = clustered(10, 8)
+    build_index(keys, plan_index("Flat", "l2", "", 10, 8), tmp_path / "index", lambda _: None)
+    scores, ids = FaissIndex.open(tmp_path / "index", "l2", "").search(torch.zeros(2, 8), 16)
+    assert (ids[:, 10:] == -1).all() and torch.isinf(scores[:, 10:]).all() and (ids[:, :10] >= 0).all()
+
+
+def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch) -> None:
+    """The first rows of a store may all be alike; an index trained on them alone would put the rest in a few lists."""
+    from fairseq_ccpr.search import faiss_index
+
+    monkeypatch.setattr(faiss_index, "TRAIN_ROWS", 500)
+    monkeypatch.setattr(faiss_index, "TRAIN_ROWS_PER_CENTROID", 1)
+    keys = np.concatenate([np.zeros((5000, 8)), clustered(5000, 8)]).astype(np.float16)
+    build_index(keys, plan_index("IVF16,Flat", "l2", "", 10000, 8), tmp_path / "index", lambda _: None)
+    index = FaissIndex.open(tmp_path / "index", "l2", "")
+    lists = faiss_index.inverted_lists(index.index).invlists
+    sizes = sorted((lists.list_size(i) for i in range(16)), reverse=True)
+    assert sizes[0] <= 6000 and sizes[1] > 300
+
+
+@pytest.mark.parametrize(
+    ("choice", "metric", "parameters", "sentence"),
+    [
+        ("IVF9999,Nonsense", "l2", "", "cannot make an index 'IVF9999,Nonsense'"),
+        ("IVF512,Flat", "l2", "", "512 lists, but the datastore will have 100 keys"),
+        ("IVF4,Flat", "l2", "nprobes=3", "nprobes=3"),
+        ("exact", "l2", "nprobe=3", "exact search has none"),
+        ("exact", "cosine", "", "--metric is 'cosine'"),
+        ("IVF4,PQ7", "l2", "", "IVF4,PQ7"),
+    ],
+)
+def test_impossible_indexes_are_refused(choice, metric, parameters, sentence) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        plan_index(choice, metric, parameters, 100, 16)
+
+
+def test_damaged_index_file_is_refused(tmp_path) -> None:
+    (tmp_path / "index").write_bytes(b"not an index")
+    with pytest.raises(DatastoreError, match="is damaged"):
+        FaissIndex.open(tmp_path / "index", "l2", "")
+
+
+def test_automatic_index_is_exact_where_that_is_fastest() -> None:
+    assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
+    assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=24,k_factor_rf=8"
+    assert plan_index("auto", "ip", "", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=64,k_factor_rf=2"
+    assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=3"
+    assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
+    for odd in (7, 129, 200):  # the codes must share the width out evenly
+        plan_index("auto", "ip", "", 10**6, odd)
+    assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ16x4fs,Refine(SQfp16)"

@@ -1,0 +1,426 @@
+"""Phrase keys in Milvus: an embedded one, and one in another process that is killed at the worst moment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, QueryPhrase, Waiting
+from fairseq_ccpr.errors import DatastoreError, UnreachableError
+from fairseq_ccpr.models.phrase_finder import Segmentation
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus_index, milvus_server
+from fairseq_ccpr.search.base import IndexDescription
+from fairseq_ccpr.search.milvus_index import MilvusIndex
+from fairseq_ccpr.search.milvus_server import StoreAddress
+from fairseq_ccpr.search.recall import recall
+from fairseq_ccpr.storage.files import MANIFEST
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import ROOT, call, equal, refused, run
+from tests.small_models import Ccpr, World, subword_options
+
+pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
+pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
+
+SHORT, LONG = 1.0, 300.0  # seconds that a server is waited for which is gone, and one which is there
+SEGMENTATION = Segmentation("all", 0.5, 2)
+
+
+class Server:
+    """Milvus in another process."""
+
+    def __init__(self, folder: Path, token: str = "") -> None:
+        self.words, self.port = [sys.executable, str(ROOT / "tests/search/milvus_server.py"), str(folder)], 0
+        self.token = [token] if token else []
+        self.start()
+
+    def start(self) -> None:
+        """Begin, or begin again where it was."""
+        self.process = subprocess.Popen(
+            [*self.words, str(self.port), *self.token], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("server") / "server.db")
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def text(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("milvus") / "mono.txt"
+    lines = [target for _, target in list(read_pairs(ccpr.pairs))[:30]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def build(ccpr: Ccpr, text: Path, output: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    words = ["--encoder", ccpr.checkpoint, "--output", output, "--segmentation", "all", "--max-words", 2]
+    words += ["--store-timeout", LONG, "--cpu", "--quiet"]
+    return call("build_datastore", "phrases", text, *words, *extra, check=check)
+
+
+@pytest.fixture(scope="module")
+def local(ccpr: Ccpr, text: Path) -> Path:
+    build(ccpr, text, text.parent / "local", "--index", "exact")
+    return text.parent / "local"
+
+
+@pytest.fixture(scope="module")
+def stored(ccpr: Ccpr, text: Path) -> Path:
+    """The same phrases, their keys in an embedded Milvus."""
+    build(ccpr, text, text.parent / "stored", "--store", text.parent / "phrases.db")
+    return text.parent / "stored"
+
+
+def retriever(ccpr: Ccpr, store: Path, unreachable: str = STOP) -> PhraseRetriever:
+    encoder, waiting = load_phrase_encoder(ccpr.checkpoint), Waiting(LONG, unreachable)
+    return PhraseRetriever(PhraseDatastore(store), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting)
+
+
+def sources(ccpr: Ccpr, count: int) -> list[str]:
+    return [source for source, _ in list(read_pairs(ccpr.pairs))[:count]]
+
+
+def assert_same(one: list[list[QueryPhrase]], two: list[list[QueryPhrase]]) -> None:
+    """The same phrases, but that those as good as each other may change places."""
+    pairs = [(a, b) for x, y in zip(one, two, strict=True) for a, b in zip(x, y, strict=True)]
+    assert len(pairs) > 20
+    for a, b in pairs:
+        assert (a.string, a.start) == (b.string, b.start) and len(a.retrieved) == len(b.retrieved)
+        for p, q in zip(a.retrieved, b.retrieved, strict=True):
+            assert p.score == pytest.approx(q.score, abs=1e-5)
+    assert np.mean([p.entry == q.entry for a, b in pairs for p, q in zip(a.retrieved, b.retrieved)]) > 0.95
+
+
+@pytest.mark.parametrize("size, k, depth", [(700, 5, 3), (700, 64, 700), (3, 8, 2)])
+def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: int, rng: np.random.Generator) -> None:
+    keys = rng.standard_normal((size, 12)).astype(np.float16)
+    with patch.multiple(milvus_index, BLOCK_ROWS=256, QUERIES=7, DEEPEST=depth):
+        index = MilvusIndex(
+            StoreAddress(str(tmp_path / "p.db"), "c"), IndexDescription("milvus", "ip", "FLAT"), size, 12, {"a": 1}
+        )
+        index.fill(keys, lambda rows: None)
+        index.write(0, keys[: min(size, 100)])  # again
+        index.finish()
+        assert np.array_equal(np.concatenate(list(index.read())), keys)
+        queries = torch.from_numpy(rng.standard_normal((16, 12)).astype(np.float32))
+        scores, ids = index.search(queries, k)
+        exact, wanted = ExactIndex(keys, "ip").search(queries, k)
+        found = min(k, index.deepest)
+        assert torch.allclose(scores[:, :found], exact[:, :found], atol=1e-4)
+        assert (ids[:, :found] == wanted[:, :found]).float().mean() > 0.99
+        assert (ids[:, found:] == -1).all() and (scores[:, found:] == -np.inf).all()
+        assert recall(index, ExactIndex(keys, "ip"), queries, min(depth, size)) == 1
+        assert index.search(queries[:0], k)[1].shape == (0, k)
+
+
+def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> None:
+    assert not (stored / "phrase/keys.npy").exists()
+    one, two = retriever(ccpr, local), retriever(ccpr, stored)
+    assert_same(one.retrieve(sources(ccpr, 4)), two.retrieve(sources(ccpr, 4)))
+    assert "index:milvus:FLAT" in two.signature()
+    assert two.signature().replace("milvus:FLAT", "exact") == one.signature()
+    words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--store-timeout", LONG]
+    line = sources(ccpr, 1)[0]
+    with patch("fairseq_ccpr.cli.retrieve_phrases._read_input", side_effect=lambda: iter([line])):
+        printed = [call("retrieve_phrases", store, *words).stdout for store in (local, stored)]
+    assert printed[0] == printed[1]
+
+
+def test_same_translations_as_from_a_folder(
+    world: World, ccpr: Ccpr, decode: Callable, local: Path, stored: Path, text: Path
+) -> None:
+    options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2", "--phrase-enter", 1]
+    options += ["--store-timeout", LONG]
+    with patch.object(distinct_strings, "PHRASE_DEPTH", 4):  # each entry found takes the embedded one its time
+        found = [decode("--datastore", store, *options) for store in (local, stored)]
+    assert equal(*found, tolerance=1e-3)
+    assert not equal(found[1], decode(base=True), tolerance=1e-2)
+
+
+def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
+    shown = call("inspect_datastore", stored).stdout
+    assert "recall         100.0%" in shown and "store          the collection 'stored'" in shown and "health" in shown
+    refused(call("evaluate_retrieved_phrases", "--source", "x", "--target", "y", "--datastore", stored, check=False))
+    with pytest.raises(Exception, match="--entries takes some of the keys in a folder"):
+        PhraseDatastore(stored).sample(3)
+    # One key that is another: its place among the others is all that tells.
+    index = PhraseDatastore(stored).open_index()
+    assert isinstance(index, MilvusIndex)
+    key = next(index.read())[5:6]
+    index.write(5, key + np.float16(0.5))
+    damaged = call("inspect_datastore", stored, check=False)
+    index.write(5, key)
+    assert damaged.returncode == 1 and "have changed since they were written" in damaged.stdout
+    assert call("inspect_datastore", stored).returncode == 0
+
+
+def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
+    ccpr: Ccpr, text: Path, stored: Path
+) -> None:
+    store = "--store", text.parent / "phrases.db"
+    before = (stored / MANIFEST).read_bytes()
+    with patch.object(MilvusIndex, "write", side_effect=AssertionError("nothing is to be written again")):
+        build(ccpr, text, stored, *store)
+    refused(
+        build(ccpr, text, stored, check=False), "are in the collection 'stored' .*phrases.db: give the same --store"
+    )
+    refused(build(ccpr, text, stored, *store, "--collection", "x", check=False), "'x' of Milvus .* is asked for")
+    refused(build(ccpr, text, stored, *store, "--index", "HNSW,M=8", check=False), "milvus:FLAT.*milvus:HNSW,M=8")
+    assert (stored / MANIFEST).read_bytes() == before
+
+
+def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path) -> None:
+    done = call("merge_datastores", local, stored, "--output", tmp_path / "both", check=False)
+    refused(done, "the keys of .*stored are in the collection 'stored' .*, and only those in a folder can be merged")
+    shard = "--store", tmp_path / "p.db", "--num-shards", 2, "--shard-id", 0
+    refused(build(ccpr, text, tmp_path / "s", *shard, check=False), "--store takes all keys together")
+    assert not list(tmp_path.iterdir())
+    assert "| exact |" in call("inspect_datastore", stored, "--plan", "--speeds", "host=100").stdout
+
+
+def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(local, moved)
+    build(ccpr, text, moved, "--store", tmp_path / "p.db", "--index", "HNSW,M=8", "--index-parameters", "ef=64")
+    assert not (moved / "phrase/keys.npy").exists()
+    made = PhraseDatastore(moved)
+    assert made.find_damage() == [] and made.section.index_recall is not None and made.section.index_recall > 0.9
+    assert_same(retriever(ccpr, local).retrieve(sources(ccpr, 2)), retriever(ccpr, moved).retrieve(sources(ccpr, 2)))
+
+
+def test_build_goes_on_after_the_server_was_killed(
+    ccpr: Ccpr, text: Path, local: Path, server: Server, tmp_path: Path
+) -> None:
+    output, firsts = tmp_path / "s", []
+    write = MilvusIndex.write
+
+    def write_until_killed(self: MilvusIndex, first: int, keys: np.ndarray) -> None:
+        firsts.append(first)
+        if len(firsts) == 4:
+            server.kill()
+            self.server.timeout = SHORT
+        write(self, first, keys)
+
+    store = "--store", server.uri
+    with patch.object(milvus_index, "BLOCK_ROWS", 64), patch.object(MilvusIndex, "write", write_until_killed):
+        with patch.object(milvus_server, "SLOW", 1):
+            refused(
+                build(ccpr, text, output, *store, check=False),
+                rf"Milvus at {server.uri} does not answer: asked \d+ times in {SHORT:g} s",
+            )
+        refused(call("inspect_datastore", output, check=False), "is unfinished")
+        server.start()
+        build(ccpr, text, output, *store)
+    made = PhraseDatastore(output)
+    assert firsts[:5] == [0, 64, 128, 192, 192]  # what had come was not sent again
+    assert len(firsts) == 1 + -(-made.section.size // 64) and made.find_damage() == []
+    assert_same(retriever(ccpr, local).retrieve(sources(ccpr, 2)), retriever(ccpr, output).retrieve(sources(ccpr, 2)))
+
+
+def test_decoding_when_the_server_is_killed(
+    world: World, ccpr: Ccpr, text: Path, decode: Callable, server: Server, tmp_path: Path
+) -> None:
+    output = tmp_path / "s"
+    build(ccpr, text, output, "--store", server.uri)
+    sentences = sources(ccpr, 2)
+    stopping, skipping = (retriever(ccpr, output, unreachable) for unreachable in (STOP, SKIP))
+    before = stopping.retrieve(sentences)
+    assert_same(skipping.retrieve(sentences), before)
+    server.kill()
+    servers = [made.index.server for made in (stopping, skipping) if isinstance(made.index, MilvusIndex)]
+    for one in servers:
+        one.timeout = SHORT
+    with pytest.raises(UnreachableError, match=r"does not answer: asked .* --store-unreachable skip goes on"):
+        stopping.retrieve(sentences)
+    assert skipping.retrieve(sentences) == [[], []] and skipping.retrieve(sentences) == [[], []]
+    assert skipping.skipped == 4
+    server.start()
+    for one in servers:
+        one.timeout = LONG
+    assert_same(stopping.retrieve(sentences), before)
+    skipping._not_before = 0.0  # as if time had passed
+    assert_same(skipping.retrieve(sentences), before)
+    server.kill()
+    options = ["--datastore", output, *subword_options(world), "--store-timeout", SHORT]
+    refused(call("fairseq-generate", *world.options(*options), check=False), "Milvus at .* does not answer")
+    assert equal(decode(*options, "--store-unreachable", "skip"), decode(base=True))
+    told = run("fairseq-generate", *world.options(*options, "--store-unreachable", "skip", "--beam", 1))
+    assert "40 sentences went without phrases: Milvus did not answer" in told.stderr
+
+
+def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> None:
+    made = retriever(ccpr, stored)
+    search, order = made.index.search, []
+
+    def slow(*arguments: Any) -> Any:
+        found = search(*arguments)
+        order.append("found")
+        return found
+
+    with patch.object(made.index, "search", slow):
+        answer = made.ask(sources(ccpr, 1))
+        assert made._asking is not None
+        made._asking.submit(lambda: None).result()  # nobody asked for the answer, and it is there
+        assert order
+        assert (answer().entries >= 0).any()
+
+
+def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_path: Path) -> None:
+    uri = tmp_path / "p.db"
+    client = pymilvus.MilvusClient(str(uri))
+
+    def make(name: str, width: int, metric: str, **properties: str) -> None:
+        schema = pymilvus.MilvusClient.create_schema(auto_id=False)
+        schema.add_field("entry", pymilvus.DataType.INT64, is_primary=True)
+        schema.add_field("key", pymilvus.DataType.FLOAT_VECTOR, dim=width)
+        index = pymilvus.MilvusClient.prepare_index_params()
+        index.add_index("key", index_type="FLAT", metric_type=metric)
+        client.create_collection(name, schema=schema, index_params=index, properties=properties)
+
+    identity = json.dumps(PhraseDatastore(stored).section.identity() | {"fingerprints": {"encoder": "0" * 64}})
+    make("wide", 24, "IP")
+    make("far", 16, "L2")
+    make("foreign", 16, "IP")
+    make("other", 16, "IP", fairseq_ccpr=identity)
+    wanted = {
+        "wide": "'wide' of Milvus at .*p.db has keys of width 24, and 16 is the width of these: give another --collection",
+        "far": "'far' of Milvus at .*p.db has an index of metric L2, and IP is that of these keys",
+        "foreign": "'foreign' of Milvus at .*p.db was not made by fairseq-ccpr",
+        "other": "'other' of Milvus at .*p.db was built with another encoder: 000000000000 there, [0-9a-f]{12} now",
+    }
+    for name, sentence in wanted.items():
+        done = build(ccpr, text, tmp_path / "s", "--store", uri, "--collection", name, check=False)
+        refused(done, sentence)
+        assert not (tmp_path / "s").exists()
+    data = json.loads((stored / MANIFEST).read_text())
+    for name, sentence in {**wanted, "none": "'none' of Milvus at .*p.db is missing"}.items():
+        shutil.copytree(stored, moved := tmp_path / name)
+        data["phrase"]["store"] = {"uri": str(uri), "collection": name}
+        (moved / MANIFEST).write_text(json.dumps(data))
+        with pytest.raises(DatastoreError, match=sentence):
+            retriever(ccpr, moved)
+    index = PhraseDatastore(stored).open_index()
+    assert isinstance(index, MilvusIndex)
+    with (
+        patch.object(MilvusIndex, "count", lambda self: self.size - 1),
+        pytest.raises(DatastoreError, match="is unfinished"),
+    ):
+        index.check()
+
+
+def test_what_does_not_end_is_told(stored: Path) -> None:
+    index = PhraseDatastore(stored).open_index()
+    assert isinstance(index, MilvusIndex)
+    index.check()  # a connection
+    for found, seconds in (({"state": "Failed"}, LONG), ({"state": "InProgress"}, 0.05)):
+        index.server.timeout = seconds
+        with (
+            patch.object(MilvusIndex, "_ask", lambda *arguments, **others: None),
+            patch.object(MilvusIndex, "_index_type", lambda self, found=found: found | {"pending_index_rows": 5}),
+            pytest.raises(DatastoreError, match=rf"does not finish: 5 keys .*\(state {found['state']}\)"),
+        ):
+            index.finish()
+
+    def too_long(*arguments: Any, timeout: float, **others: Any) -> None:
+        time.sleep(timeout)
+        raise index.server.pymilvus.MilvusException(message="wait for loading collection timeout")
+
+    index.server.timeout = 0.2
+    with (
+        patch.object(index.server._client, "load_collection", too_long),
+        pytest.raises(UnreachableError, match="does not answer"),
+    ):
+        index.server.ask("load_collection", "stored")
+
+
+def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
+    call(*ccpr.training(tmp_path / "other", 1, "--disable-validation"))
+    words = [stored, "--encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
+    refused(call("retrieve_phrases", *words, check=False), "built with another encoder")
+
+
+def test_credentials_are_used_and_never_shown(
+    ccpr: Ccpr, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = Server(tmp_path / "server.db", token="me:s3cr/t")
+    try:
+        output, right = tmp_path / "s", guarded.uri.replace("//", "//me:s3cr%2Ft@")
+        for uri in (guarded.uri, right.replace("s3cr", "wr0ng")):
+            done = build(ccpr, text, output, "--store", uri, check=False)
+            refused(done, f"Milvus at {guarded.uri} refuses these credentials: .*MILVUS_TOKEN")
+            assert "wr0ng" not in done.stdout + done.stderr
+        done = build(ccpr, text, output, "--store", right)
+        assert "s3cr" not in done.stdout + done.stderr + (output / MANIFEST).read_text()
+        with pytest.raises(DatastoreError, match="refuses these credentials"):
+            retriever(ccpr, output)
+        monkeypatch.setenv("MILVUS_TOKEN", "me:s3cr/t")
+        assert retriever(ccpr, output).retrieve(sources(ccpr, 1))[0]
+    finally:
+        guarded.kill()
+
+
+def test_benchmark_searches_milvus_too(tmp_path: Path) -> None:
+    words = ["--sizes", 300, "--dimension", 8, "--queries", 4, "--repeats", 1, "--quiet", "--cpu"]
+    shown = call("benchmark_phrases", *words, "--store", tmp_path / "p.db").stdout
+    assert "| exact | 300 |" in shown and "| milvus:exact | 300 |" in shown
+    assert pymilvus.MilvusClient(str(tmp_path / "p.db")).list_collections() == []
+
+
+def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path) -> None:
+    output = tmp_path / "s"
+
+    def fails(*words: object) -> subprocess.CompletedProcess[str]:
+        done = build(ccpr, text, output, *words, check=False)
+        assert not output.exists() and "s3cret" not in done.stderr
+        return done
+
+    refused(fails("--store", "http://127.0.0.1:9", "--store-timeout", 0.5), "http://127.0.0.1:9 does not answer: asked")
+    refused(fails("--store", "ftp://me:s3cret@host/"), "--store ftp://host/ is neither a server")
+    refused(fails("--store", "http://me:s3/s3cret@host"), "--store has an @ beyond its host")
+    for uri in (
+        "http://me:s3cret[@host:19530",
+        "http://me:s3cret@host:1953O",
+        "http://me:s3cret\uff03x@host",
+        "http://h:195300",
+    ):
+        refused(fails("--store", uri), "--store is no URI such as .*: its host or port cannot be read")
+    refused(fails("--store", tmp_path / "phrases"), "neither a server, .* nor a file that ends in .db")
+    refused(fails("--store", tmp_path / "no/p.db"), "there is no folder .*no")
+    refused(fails("--store", tmp_path / "p.db", "--collection", "a-b"), "--collection is 'a-b'")
+    refused(fails("--collection", "a"), "say with --store where that is")
+    refused(fails("--store", tmp_path / "p.db", "--store-timeout", 0), "--store-timeout is 0")
+    refused(fails("--store", tmp_path / "p.db", "--index", "IVF16,Flat"), "not one of Milvus: give exact, or")
+    refused(fails("--store", tmp_path / "p.db", "--index-parameters", "ef"), "--index-parameters are 'ef'")
+    (tmp_path / "file.db").write_text("something else")
+    refused(fails("--store", tmp_path / "file.db"), "embedded Milvus .*file.db cannot be opened")
+    words = [local, "--encoder", ccpr.checkpoint, "--cpu", "--store-timeout", 0]
+    refused(call("retrieve_phrases", *words, check=False), "--store-timeout is 0")
+    gone = StoreAddress(str(tmp_path / "gone.db"), "c")
+    with pytest.raises(DatastoreError, match=r"gone\.db is missing"):
+        MilvusIndex(gone, IndexDescription("milvus", "ip", "FLAT"), 1, 2, {}).check()

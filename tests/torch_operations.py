@@ -1,0 +1,50 @@
+"""Watch the operations of torch: those that make the host wait for a device, and how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+# What has to know numbers, be it only to know how large its result is.
+ASKING = {
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten.equal, aten.bincount,
+    aten._unique2, aten.unique_dim, aten.unique_consecutive,
+}  # fmt: skip
+BY_MASK = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+
+
+class NoRoundTrip(TorchDispatchMode):
+    """Fails at operations whose result the host must wait for, were the tensors on a GPU; copies to it go unseen."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        assert packet not in ASKING, f"{func} asks the device for numbers"
+        if packet in BY_MASK:
+            assert not any(index is not None and index.dtype == torch.bool for index in args[1]), f"{func} by a mask"
+        assert func is not aten.repeat_interleave.Tensor, f"{func} asks for the sum of its repeats"
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Counts those that make a tensor: on a GPU, kernels to launch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """CUDA's own check, in which any call that waits for the device fails."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,236 @@
+"""The contrastive loss, what it is computed on, and the precision it is to raise, against plain references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_ccpr.decoding.interpolation import retrieval_confidence
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.models.token_adapter import TokenAdapter
+from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search.precision import any_hit_at_k, matching_neighbours, precision_at_k
+from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
+from fairseq_ccpr.training.supervised_contrastive import supervised_contrastive_loss
+from fairseq_ccpr.training.token_clusters import TokenClusters
+
+
+def loss_reference(anchors, positives, negatives, temperature):
+    """Equation 6 of the CLKNN paper as it stands, in float64, an anchor at a time."""
+
+    def s(a, b):
+        return (a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)) / temperature
+
+    losses = []
+    for z, plus, minus in zip(*(x.double().numpy() for x in (anchors, positives, negatives))):
+        above = np.logaddexp.reduce([s(z, p) for p in plus])
+        losses.append(np.logaddexp.reduce([above, *(s(z, n) for n in minus)]) - above)
+    return np.array(losses)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    b=st.integers(1, 5), m=st.integers(1, 4), n=st.integers(1, 33), d=st.integers(2, 20),
+    temperature=st.sampled_from([0.01, 0.1, 1.0]), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_loss_equals_the_reference(b, m, n, d, temperature, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    anchors, positives, negatives = (5 * torch.randn(*s, d, generator=generator) for s in ((b,), (b, m), (b, n)))
+    found = supervised_contrastive_loss(anchors, positives, negatives, temperature)
+    wanted = loss_reference(anchors, positives, negatives, temperature)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-4)
+    half = supervised_contrastive_loss(anchors.bfloat16(), positives.bfloat16(), negatives.bfloat16(), temperature)
+    assert half.dtype == torch.float32 and torch.isfinite(half).all()
+
+
+def test_gradient_of_the_loss() -> None:
+    inputs = tuple(torch.randn(*s, 4, dtype=torch.float64, requires_grad=True) for s in ((3,), (3, 2), (3, 5)))
+    assert torch.autograd.gradcheck(lambda a, p, n: supervised_contrastive_loss(a, p, n, 0.5), inputs)
+
+
+@st.composite
+def clustered(draw):
+    """Tokens of entries, at least two of which occur twice, and the entries' ids."""
+    values = [*draw(st.lists(st.integers(4, 20), min_size=1, max_size=60)), 2, 2, 3, 3]
+    shuffled = torch.tensor(draw(st.permutations(values)))
+    return shuffled, 100 + torch.arange(len(values))
+
+
+@settings(max_examples=150, deadline=None)
+@given(clustered(), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(0, 2**31))
+def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
+    values, entries = data
+    token = dict(zip(entries.tolist(), values.tolist()))
+    clusters = TokenClusters(values, entries)
+    occurrences = torch.bincount(values)
+    assert clusters.anchors == int(occurrences[occurrences > 1].sum())
+    slots = torch.arange(clusters.anchors)
+    generator = torch.Generator().manual_seed(seed)
+    anchor_entries = clusters.members[slots].tolist()
+    assert all(occurrences[token[i]] > 1 for i in anchor_entries)  # no singleton is an anchor
+    positives = clusters.members[clusters.draw_positives(slots, m, generator)].tolist()
+    for anchor, row in zip(anchor_entries, positives):
+        assert anchor not in row and all(token[i] == token[anchor] for i in row)
+        if occurrences[token[anchor]] > m:
+            assert len(set(row)) == m
+    similarities = torch.randn(len(slots), len(clusters.tokens), generator=generator)
+    hard = clusters.draw_hard_negatives(slots, similarities, n, nearest, generator)
+    random = clusters.draw_random_negatives(slots, n, generator)
+    own = clusters.cluster_of(slots).tolist()
+    for number, anchor in enumerate(anchor_entries):
+        drawn = [token[i] for i in clusters.members[hard[number]].tolist()]
+        near = min(nearest, len(clusters.tokens) - 1)
+        order = [c for c in similarities[number].argsort(descending=True).tolist() if c != own[number]]
+        assert set(drawn) <= {int(clusters.tokens[c]) for c in order[:near]}
+        if near >= n:
+            assert len(set(drawn)) == n
+        assert all(token[i] != token[anchor] for i in clusters.members[random[number]].tolist())
+
+
+def test_every_member_is_as_likely_to_be_drawn() -> None:
+    clusters = TokenClusters(torch.tensor([7] * 6 + [8] * 3), torch.arange(9))
+    generator = torch.Generator().manual_seed(1)
+    slots = torch.full((20000,), 2)
+    for m in (1, 3, 5):
+        counts = torch.bincount(clusters.draw_positives(slots, m, generator).flatten(), minlength=6)[:6]
+        assert counts[2] == 0
+        np.testing.assert_allclose(counts[[0, 1, 3, 4, 5]] / 20000, m / 5, atol=0.02)
+    counts = torch.bincount(clusters.draw_random_negatives(slots, 1, generator).flatten(), minlength=9)
+    np.testing.assert_allclose(counts[6:] / 20000, 1 / 3, atol=0.02)
+
+
+def test_centres_of_large_clusters_are_means_of_a_sample() -> None:
+    torch.manual_seed(7)
+    keys, values = torch.randn(4000, 5) + torch.tensor([1.0, 0, 0, 0, 0]), torch.arange(4000) % 4
+    keys[:, 1] += 2 * values
+    found = TokenClusters(values, torch.arange(4000)).centres(lambda entries: keys[entries], torch.Generator())
+    wanted = torch.nn.functional.normalize(torch.stack([keys[values == v].mean(dim=0) for v in range(4)]), dim=1)
+    assert (found * wanted).sum(dim=1).min() > 0.9
+
+
+def test_centres_are_means() -> None:
+    torch.manual_seed(2)
+    keys, values = torch.randn(300, 5), torch.randint(0, 40, (300,))
+    clusters = TokenClusters(values, torch.arange(300))
+    found = clusters.centres(lambda entries: keys[entries], torch.Generator())
+    for token, centre in zip(clusters.tokens, found):
+        mean = keys[values == token].mean(dim=0)
+        torch.testing.assert_close(centre, mean / mean.norm())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.booleans(), st.integers(0, 2**31))
+def test_precision_leaves_out_the_own_sentence(size, k, exclude, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randn(size, 4, generator=generator)
+    values, sentences = (torch.randint(0, 5, (size,), generator=generator) for _ in range(2))
+    rows = torch.randint(size, (7,), generator=generator)
+    queries, targets, own = keys[rows], values[rows], sentences[rows]
+    given_sentences = (sentences, own, int(torch.bincount(sentences).max())) if exclude else ()
+    found = matching_neighbours(ExactIndex(keys, "l2"), values, queries, targets, k, *given_sentences)
+    for number in range(7):
+        order = (keys - queries[number]).square().sum(1).argsort(stable=True).tolist()
+        order = [i for i in order if not exclude or sentences[i] != own[number]][:k]
+        wanted = [bool(values[i] == targets[number]) for i in order] + [False] * (k - len(order))
+        assert sum(found[number].tolist()) == sum(wanted)
+    np.testing.assert_allclose(precision_at_k(found)[:, -1], found.float().mean(1), atol=1e-6)
+    assert torch.equal(any_hit_at_k(found)[:, -1] > 0, found.any(1))
+
+
+def test_confidence_is_the_mean_similarity_of_what_was_found() -> None:
+    no = float("-inf")
+    scores = torch.tensor([[0.9, 0.6, 0.3], [0.8, no, no], [no, no, no], [0.7, 0.7, 0.7], [0.5, -0.5, -0.9]])
+    torch.testing.assert_close(retrieval_confidence(scores), torch.tensor([0.6, 0.8, 0.0, 0.7, 0.5 / 3]))
+    wanted = torch.tensor([(0.8 + 0.2 + 0) / 3, 0.6, 0.0, 0.4, 0.0])
+    torch.testing.assert_close(retrieval_confidence(scores, least=0.5), wanted)
+
+
+SETTINGS = ContrastSettings(
+    positives=2,
+    negatives=8,
+    nearest_clusters=16,
+    hard=True,
+    refresh_interval=20,
+    valid_queries=200,
+    valid_keys=4000,
+    seed=1,
+)
+
+
+def noisy_keys(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys whose token hides in 4 of 32 dimensions, the others being louder and of no use."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(4, 44, 4000).astype(np.int32)
+    directions = rng.normal(size=(44, 4))
+    keys = np.concatenate(
+        [directions[values] + 0.1 * rng.normal(size=(4000, 4)), 3 * rng.normal(size=(4000, 28))], axis=1
+    )
+    return keys.astype(np.float16), values, np.arange(4000) // 10
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_training_raises_precision_where_it_can(hard: bool) -> None:
+    torch.manual_seed(3)
+    sampler = ContrastSampler(*noisy_keys(3), ContrastSettings(**{**vars(SETTINGS), "hard": hard}), torch.device("cpu"))
+    adapter = TokenAdapter(32, 64, 16)
+    optimizer = torch.optim.Adam(adapter.parameters(), 3e-3)
+
+    def precision() -> float:
+        sampler.prepare_validation(adapter)
+        return sampler.precision(adapter, torch.arange(len(sampler.query_values)), 8).mean().item()
+
+    before = precision()
+    for update in range(400):
+        z = adapter(sampler.draw(adapter, 64, update, 0))
+        loss = supervised_contrastive_loss(z[:, 0], z[:, 1:3], z[:, 3:], 0.1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert before < 0.1 and precision() > 0.7
+
+
+def test_draws_depend_on_nothing_but_their_arguments() -> None:
+    adapter = TokenAdapter(32, 64, 16)
+    one, two = (ContrastSampler(*noisy_keys(4), SETTINGS, torch.device("cpu")) for _ in range(2))
+    two.draw(adapter, 5, 41, 0)
+    assert torch.equal(one.draw(adapter, 5, 45, 3), two.draw(adapter, 5, 45, 3))
+    assert not torch.equal(one.draw(adapter, 5, 45, 3), one.draw(adapter, 5, 45, 4))
+
+
+def test_held_out_sentences_are_never_drawn() -> None:
+    keys, values, sentences = noisy_keys(5)
+    keys[:, 0] = sentences % 1000 / 10
+    sampler = ContrastSampler(keys, values, sentences, SETTINGS, torch.device("cpu"))
+    held_out = set((sampler.query_keys[:, 0].float() * 10).round().int().tolist())
+    assert 20 <= len(held_out) <= 40
+    drawn = sampler.draw(TokenAdapter(32, 64, 16), 500, 0, 0)[..., 0].float()
+    assert not held_out & set((drawn * 10).round().int().flatten().tolist())
+    assert not held_out & set((sampler.rows(sampler.valid_pool)[:, 0] * 10).round().int().tolist())
+
+
+def test_queries_of_other_text_leave_all_the_rest_for_training() -> None:
+    keys, values, sentences = noisy_keys(6)
+    other_keys, other_values, _ = noisy_keys(7)
+    other_values[:50] = values.max() + 3  # tokens that training has not
+    sampler = ContrastSampler(keys, values, sentences, SETTINGS, torch.device("cpu"), (other_keys, other_values))
+    assert len(sampler.valid_pool) == min(SETTINGS.valid_keys, len(keys)) and sampler.clusters.anchors == len(keys)
+    assert len(sampler.query_keys) == SETTINGS.valid_queries
+    assert {key.tobytes() for key in sampler.query_keys.numpy()} <= {key.tobytes() for key in other_keys}
+    adapter = TokenAdapter(32, 64, 16)
+    sampler.prepare_validation(adapter)
+    everything = torch.arange(SETTINGS.valid_queries)
+    unknown = sampler.query_values == values.max() + 3
+    assert unknown.any() and not sampler.precision(adapter, everything, 4)[unknown].any()
+    assert len(sampler.draw_held_out(adapter, everything)) == int((~unknown).sum())
+
+
+def test_a_store_without_repeated_tokens_is_refused() -> None:
+    values = np.array([4, 4, 5, 6, 7], dtype=np.int32)
+    with pytest.raises(
+        DatastoreError,
+        match=r"too small to train an adapter on: of the [1-5] entries that are not held out, [01] tokens",
+    ):
+        ContrastSampler(np.zeros((5, 8), np.float16), values, np.arange(5), SETTINGS, torch.device("cpu"))
