@@ -40,7 +40,7 @@ from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans
-from tests.helpers import call, equal, refused
+from tests.helpers import call, edit_manifest, equal, refused
 from tests.small_models import PAIRS, Ccpr, World
 
 SEARCHES = [
@@ -423,9 +423,8 @@ def test_what_does_not_fit_is_refused(
     refused(generate(*phrases, "--phrase-encoder", last), "built with another encoder: they need [0-9a-f]{12}")
     moved = tmp_path / "moved"
     shutil.copytree(phrase_store, moved)
-    data = json.loads((moved / MANIFEST).read_text())
-    data["phrase"]["encoder"] = str(tmp_path / "gone.pt")
-    (moved / MANIFEST).write_text(json.dumps(data))
+    phrase = json.loads((moved / MANIFEST).read_text())["phrase"]
+    edit_manifest(moved, phrase=phrase | {"encoder": str(tmp_path / "gone.pt")})
     given = [*phrases, "--datastore", moved]
     refused(generate(*given), "gone.pt, which is not there: say with --phrase-encoder")
     assert generate(*given, "--phrase-encoder", ccpr.checkpoint).returncode == 0

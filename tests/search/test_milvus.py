@@ -32,7 +32,7 @@ from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, equal, refused, run
+from tests.helpers import ROOT, call, edit_manifest, equal, refused, run
 from tests.small_models import Ccpr, World, subword_options
 
 pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
@@ -321,11 +321,10 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
         done = build(ccpr, text, tmp_path / "s", "--store", uri, "--collection", name, check=False)
         refused(done, sentence)
         assert not (tmp_path / "s").exists()
-    data = json.loads((stored / MANIFEST).read_text())
+    phrase = json.loads((stored / MANIFEST).read_text())["phrase"]
     for name, sentence in {**wanted, "none": "'none' of Milvus at .*p.db is missing"}.items():
         shutil.copytree(stored, moved := tmp_path / name)
-        data["phrase"]["store"] = {"uri": str(uri), "collection": name}
-        (moved / MANIFEST).write_text(json.dumps(data))
+        edit_manifest(moved, phrase=phrase | {"store": {"uri": str(uri), "collection": name}})
         with pytest.raises(DatastoreError, match=sentence):
             retriever(ccpr, moved)
     index = PhraseDatastore(stored).open_index()
