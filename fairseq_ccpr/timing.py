@@ -26,7 +26,7 @@ FINDING, PHRASES = "finding phrases", "phrases"
 _active: ContextVar[PhaseTimer | None] = ContextVar("timer", default=None)
 
 
-class phase(ContextDecorator):  # noqa: N801 - used as a decorator, or after `with`
+class phase(ContextDecorator):
     """Mark a function, or a block, as a phase.
 
     Args:

@@ -19,6 +19,8 @@ from unittest.mock import patch
 import torch
 from fairseq import checkpoint_utils
 
+from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
+
 ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ROOT / "fairseq_ccpr"
 DEMO = ROOT / "datastores" / "demo"
@@ -121,6 +123,12 @@ class Malice:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    """Change top-level entries of a manifest, which stays one that could have been written so."""
+    data = read_checked_json(folder / MANIFEST)
+    write_checked_json(folder / MANIFEST, {k: v for k, v in data.items() if k != CHECKSUM} | changes)
 
 
 def write_lines(path: Path, *lines: str) -> Path:

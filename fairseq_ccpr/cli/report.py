@@ -9,11 +9,11 @@ from typing import Any, Optional
 
 from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.page import write
 from fairseq_ccpr.experiments.report_page import Report, as_page
 from fairseq_ccpr.experiments.results import RESULTS
 from fairseq_ccpr.experiments.tables import HEAD, check_of_base, circumstances, rows_against_others, rows_of
 from fairseq_ccpr.settings import option
+from fairseq_ccpr.storage.files import write_text
 
 HELP = """\
 Show what experiments found, in one page for any browser, report.html, and in results.md: BLEU, chrF and TER with
@@ -47,7 +47,7 @@ def report(options: Options) -> int:
             f"{names}: damaged, or of another version ({error!r}): run run_experiment.py again"
         ) from None
     for name, text in texts.items():
-        write(text.rstrip("\n") + "\n", output / name)
+        write_text(output / name, text.rstrip("\n") + "\n")
     print(f"{output / 'report.html'}, {output / 'results.md'}")
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,12 @@ from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.milvus_server import StoreAddress
-from fairseq_ccpr.storage.files import MANIFEST, PLAN, write_json
+from fairseq_ccpr.storage.atomic import PARTIAL
+from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_checked_json, write_checked_json
 from fairseq_ccpr.version import __version__
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5  # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest
+CHECKSUM_SINCE = 5
 
 
 @dataclass
@@ -54,11 +55,11 @@ class TokenSection:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:
-        """The section from parsed JSON; KeyError or TypeError where it is not one."""
-        values = {"projection": None} | {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        """Make a section of parsed JSON; ValueError, KeyError or TypeError if it is none."""
+        values = _known(cls, data)
         values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
-        if values["projection"] is not None:
+        if values.get("projection") is not None:
             values["projection"] = ProjectionDescription(**values["projection"])
         return cls(**values)
 
@@ -89,11 +90,11 @@ class PhraseSection:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:
-        """The section from parsed JSON; KeyError or TypeError where it is not one."""
-        values = {"store": None} | {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        """Make a section of parsed JSON; ValueError, KeyError or TypeError if it is none."""
+        values = _known(cls, data)
         values["sources"] = [Source(**source) for source in values.get("sources", [])]
         values["index"] = IndexDescription(**values["index"])
-        if values["store"] is not None:
+        if values.get("store") is not None:
             values["store"] = StoreAddress(**values["store"])
         return cls(**values)
 
@@ -110,12 +111,12 @@ class Manifest:
 
     token: TokenSection | None = None
     phrase: PhraseSection | None = None
-    format_version: int = FORMAT_VERSION  # 2 brought projections, 3 phrases, 4 keys in Milvus
     created_with: str = f"fairseq-ccpr {__version__}"
 
     def write(self, directory: Path) -> None:
         """Write atomically: readers see the old manifest or the new one."""
-        write_json(directory / MANIFEST, {k: v for k, v in asdict(self).items() if v is not None})
+        parts = {name: part for name, part in asdict(self).items() if part is not None}
+        write_checked_json(directory / MANIFEST, {"format_version": FORMAT_VERSION, **parts})
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -130,13 +131,13 @@ class Manifest:
                 f"there is no datastore at {directory}: no such directory; build one with build_datastore.py"
             )
         if not path.exists():
-            if any(directory.glob("*.partial")) or any(directory.glob(f"*/{PLAN}")):
+            if any(directory.glob(f"*{PARTIAL}")) or any(directory.glob(f"*/{PLAN}")):
                 raise DatastoreError(
                     f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
                 )
             raise DatastoreError(f"{directory} is no datastore: it has no {MANIFEST}")
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_checked_json(path)
             version = data["format_version"]
             if version > FORMAT_VERSION:
                 raise DatastoreError(
@@ -145,8 +146,25 @@ class Manifest:
                 )
             if not {"token", "phrase"} & data.keys():
                 raise DatastoreError(f"{directory} is no datastore: its {MANIFEST} is that of something else")
-            token = TokenSection.from_json(data["token"]) if "token" in data else None
-            phrase = PhraseSection.from_json(data["phrase"]) if "phrase" in data else None
-            return cls(token, phrase, version, data["created_with"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DatastoreError(f"{path} is damaged ({error!r}): build the datastore again") from None
+            drop_checksum(data, CHECKSUM_SINCE)
+            del data["format_version"]
+            values = _known(cls, data)
+            for name, section in (("token", TokenSection), ("phrase", PhraseSection)):
+                if name in values:
+                    values[name] = section.from_json(values[name])
+            return cls(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _damaged(path, repr(error)) from None
+        except ValueError as error:
+            raise _damaged(path, error) from None
+
+
+def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the entries of a dataclass's JSON, none of which may be unknown."""
+    if unknown := sorted(data.keys() - {field.name for field in fields(cls)}):
+        raise ValueError(f"it has an unknown entry '{unknown[0]}'")
+    return dict(data)
+
+
+def _damaged(path: Path, fault: object) -> DatastoreError:
+    return DatastoreError(f"{path} is damaged ({fault}): copy it again, or build the datastore again")

@@ -15,7 +15,7 @@ from fairseq_ccpr.phrases.lexicon_split import Pair, is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import LexiconManifest, Place, write_lexicon
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.atomic import appearing
+from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.samples import digest_of, sample_occurrences
 from fairseq_ccpr.text.words import has_letters
@@ -86,7 +86,7 @@ def build_lexicon(
     for path in (pairs, *texts[0], *texts[1]):
         if not path.is_file():
             raise ConfigurationError(f"there is no file {path}")
-    with appearing(output) as partial:
+    with atomic_directory(output) as partial:
         counts = LexiconCounts()
         kept = read_lexicon_pairs(pairs, counts)
         examples = tuple(

@@ -26,14 +26,14 @@ from fairseq_ccpr.storage.files import (
     MANIFEST,
     check_sizes,
     describe_files,
-    write_json,
+    write_checked_json,
 )
 from fairseq_ccpr.storage.text_lines import TextLines, write_lines
 from fairseq_ccpr.storage.text_manifest import TextFormat, check_every_byte, read_text_manifest
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-lexicon"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # brought the checksum of the manifest
 SIDES = "source", "target"
 PAIRS, PHRASES, SENTENCES, EXAMPLES = "pairs", "phrase", "sentence", "example"
 FILES = [
@@ -147,7 +147,7 @@ def write_lexicon(
     save_array(directory / f"{PAIRS}.npy", np.array(rows, np.int32).reshape(-1, 2))
     manifest.pairs = len(rows)
     manifest.files = describe_files(directory, FILES)
-    write_json(directory / MANIFEST, asdict(manifest))
+    write_checked_json(directory / MANIFEST, asdict(manifest))
 
 
 def _write_side(folder: Path, strings: list[str], places: list[list[Place]], manifest: LexiconManifest) -> None:

@@ -26,7 +26,7 @@ from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
 from fairseq_ccpr.phrases.statistical_aligners import MAX_WORDS, SYMMETRIZATIONS
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.atomic import appearing
+from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.text.pairs import TextPairs
 from fairseq_ccpr.text.words import space_spans, word_spans
 
@@ -158,7 +158,7 @@ class PairExtraction:
             ConfigurationError: bad text, nothing usable in it, or filters that keep nothing.
         """
         counts = {}
-        with appearing(output) as partial:
+        with atomic_directory(output) as partial:
             splits = self.learn()
             for split_name, split in splits.items():
                 fingerprints = {"text": fingerprint.of_files(split.text.paths)}

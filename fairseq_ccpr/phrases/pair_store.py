@@ -24,14 +24,14 @@ from fairseq_ccpr.storage.files import (
     MANIFEST,
     check_sizes,
     describe_files,
-    write_json,
+    write_checked_json,
 )
 from fairseq_ccpr.storage.text_lines import LineWriter, TextLines
 from fairseq_ccpr.storage.text_manifest import TextFormat, check_every_byte, read_text_manifest
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-pairs"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # brought the checksum of the manifest
 SIDES = "source", "target"
 PAIRS, PAIR_OFFSETS = "pairs", "pair-offsets"
 FILES = [
@@ -149,7 +149,7 @@ class PairWriter:
             array.close()
         if error is None:
             self.manifest.files = describe_files(self.directory, FILES)
-            write_json(self.directory / MANIFEST, asdict(self.manifest))
+            write_checked_json(self.directory / MANIFEST, asdict(self.manifest))
 
     def add(self, source: str, target: str, spans: np.ndarray) -> None:
         """Append a sentence pair and the character spans [p, 4] of its phrase pairs."""

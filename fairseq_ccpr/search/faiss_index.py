@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import DISK, Index, IndexDescription, lists_file
+from fairseq_ccpr.storage.atomic import atomic_file, move_into_place, scratch_directory
 
 logger = logging.getLogger(__name__)
 
@@ -203,9 +203,8 @@ def build_faiss(
         build_on_disk(keys, index, rows, path, progress)
         return
     _add(index, keys, progress)
-    partial = path.with_name(path.name + ".partial")
-    _write(index, partial)
-    partial.replace(path)
+    with atomic_file(path) as partial:
+        _write(index, partial)
 
 
 def trained_index(keys: np.ndarray, description: IndexDescription, seed: int) -> tuple[Any, int]:
@@ -241,23 +240,20 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
     faiss = import_faiss()
     from faiss.contrib.ondisk import merge_ondisk
 
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-    partial.mkdir()
-    names: list[str] = []
-    for start in range(0, len(keys), rows):
-        block = faiss.clone_index(index)
-        _add(block, keys[start : start + rows], progress, start)
-        names.append(str(partial / str(len(names))))
-        _write(block, Path(names[-1]))
-    with _silence(), _written(lists := partial / lists_file(path.name)):
-        merge_ondisk(index, names, str(lists))
-    # Where the lists are is found out when they are read: the index is the same wherever it was made.
-    faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).filename = lists.name
-    _write(index, partial / path.name)
-    for name in (lists_file(path.name), path.name):  # the index last: once it is there, all is
-        (partial / name).replace(path.with_name(name))
-    shutil.rmtree(partial)
+    with scratch_directory(path) as folder:
+        blocks: list[str] = []
+        for start in range(0, len(keys), rows):
+            block = faiss.clone_index(index)
+            _add(block, keys[start : start + rows], progress, start)
+            blocks.append(str(folder / str(len(blocks))))
+            _write(block, Path(blocks[-1]))
+        with _silence(), _explain_failure(lists := folder / lists_file(path.name)):
+            merge_ondisk(index, blocks, str(lists))
+        # FAISS looks for the lists beside the index when it reads them: the index is the same wherever it was built.
+        faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).filename = lists.name
+        _write(index, folder / path.name)
+        for name in (lists.name, path.name):  # the index last: its file vouches for both
+            move_into_place(folder / name, path.with_name(name))
 
 
 @contextmanager
@@ -288,17 +284,16 @@ def _add(index: Any, keys: np.ndarray, progress: Callable[[int], object], first_
 
 
 def _write(index: Any, path: Path) -> None:
-    with _written(path):
+    with _explain_failure(path):
         import_faiss().write_index(index, str(path))
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Say in a sentence where FAISS cannot write a file, of which nothing stays."""
+def _explain_failure(path: Path) -> Iterator[None]:
+    """Raise a DatastoreError of one sentence where FAISS cannot write a file."""
     try:
         yield
     except RuntimeError as error:
-        path.unlink(missing_ok=True)
         raise DatastoreError(
             f"FAISS could not write {path} ({str(error).splitlines()[-1]}): is the disk full?"
         ) from None

@@ -25,6 +25,7 @@ from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import Index, IndexDescription
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, can_fuse
 from fairseq_ccpr.search.selection import largest, search_by_blocks
+from fairseq_ccpr.storage.atomic import atomic_file
 
 ALIGN = 128  # a multiple of the runs of every way to score them
 TRAIN_ROWS_PER_LIST = 64
@@ -155,9 +156,9 @@ def build_torch_ivf(
     for block in blocks:
         lists.keys[place_of[block]] = torch.from_numpy(keys[block].astype(np.float16))
     try:
-        save_file(vars(lists), path)
+        with atomic_file(path) as partial:
+            save_file(vars(lists), partial)
     except (OSError, SafetensorError) as error:
-        path.unlink(missing_ok=True)
         raise DatastoreError(f"{path} could not be written ({error}): is the disk full?") from None
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 from io import BytesIO
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -119,7 +120,14 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     try:
         # An empty file cannot be mapped.
         array = np.load(path, mmap_mode="r" if math.prod(shape) else None, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (
+        ValueError,
+        EOFError,
+        SyntaxError,
+        TypeError,
+        OverflowError,
+        TokenError,
+    ) as error:  # NumPy parses the header
         raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
     if array.shape != shape or array.dtype != np.dtype(dtype):
         raise DatastoreError(

@@ -1,7 +1,8 @@
-"""Folders that appear under their name when all of them is there."""
+"""Files and folders written atomically: as `NAME.partial`, renamed once all of them is on disk."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,27 +10,60 @@ from pathlib import Path
 
 from fairseq_ccpr.errors import ConfigurationError
 
+PARTIAL = ".partial"  # what the names of unfinished files and folders end in
+
+
+def partial_path(path: Path) -> Path:
+    """Return where a file or folder is written before it is complete."""
+    return path.with_name(path.name + PARTIAL)
+
 
 @contextmanager
-def appearing(output: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `output` in the end, and goes if anything fails.
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield the path to write a file to, which then replaces `path`: readers see the old file or the whole new one.
+
+    Nothing stays of a file whose writing fails.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = partial_path(path)
+    try:
+        yield partial
+        move_into_place(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def move_into_place(written: Path, path: Path) -> None:
+    """Bring a file to disk, then rename it to `path`."""
+    with written.open("rb") as stream:
+        os.fsync(stream.fileno())
+    written.replace(path)
+
+
+@contextmanager
+def atomic_directory(output: Path) -> Iterator[Path]:
+    """Yield an empty folder to write to, which then becomes `output`; nothing stays of it if anything fails.
 
     Raises:
         ConfigurationError: `output` exists.
     """
     if output.exists():
         raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
-    partial = unfinished(output)
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    with scratch_directory(output) as partial:
+        yield partial
+        partial.rename(output)
+
+
+@contextmanager
+def scratch_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path`, which is removed in the end."""
+    partial = partial_path(path)
+    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
     partial.mkdir(parents=True)
     try:
         yield partial
-        partial.rename(output)
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def unfinished(output: Path) -> Path:
-    """Where a folder is written before it appears."""
-    return output.with_name(output.name + ".partial")

@@ -1,27 +1,80 @@
-"""Files written atomically, described by size and checksum, and checked against that description."""
+"""JSON and text written atomically; files described by size and checksum, and checked against that description."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import bring_to_disk
+from fairseq_ccpr.storage.atomic import atomic_file
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"  # in a folder that is not finished: what it is being built from
+CHECKSUM = "checksum"  # the last entry of a manifest: SHA-256 of the file without this entry
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write JSON under its final name only when it is complete and on disk."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump(data, stream, indent=2)
-        stream.write("\n")
-        bring_to_disk(stream)
-    partial.replace(path)
+    """Write JSON atomically."""
+    write_text(path, _as_text(data))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of UTF-8 atomically.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.write(text)
+
+
+def write_checked_json(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON atomically, with a checksum of its own: `read_checked_json` then notices any change of any byte."""
+    write_text(path, _with_checksum(data))
+
+
+def read_checked_json(path: Path) -> dict[str, Any]:
+    """Read what `write_checked_json` wrote, or an older file, which has no checksum: see `drop_checksum`.
+
+    Raises:
+        ValueError: says in what way the file is damaged.
+    """
+    text = path.read_bytes().decode("utf-8")
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")
+    if CHECKSUM in data and text != _with_checksum({name: data[name] for name in data if name != CHECKSUM}):
+        raise ValueError(f"its {CHECKSUM} is not that of its bytes, which have changed since it was written")
+    return data
+
+
+def drop_checksum(data: dict[str, Any], since: int) -> None:
+    """Take the checksum out of JSON that was read, and see that it had one if its format has.
+
+    Args:
+        data: as `read_checked_json` returns it.
+        since: the first `format_version` that has a checksum.
+
+    Raises:
+        ValueError: the checksum is missing, or has no place there.
+    """
+    if (CHECKSUM in data) != (data["format_version"] >= since):
+        fault = "has" if CHECKSUM in data else "lacks"
+        raise ValueError(f"it {fault} a {CHECKSUM}, unlike any of format version {data['format_version']}")
+    data.pop(CHECKSUM, None)
+
+
+def _with_checksum(data: dict[str, Any]) -> str:
+    """The only text that stands for these data."""
+    digest = hashlib.sha256(_as_text(data).encode()).hexdigest()
+    return _as_text({**data, CHECKSUM: digest})
+
+
+def _as_text(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2) + "\n"
 
 
 def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.storage.files import MANIFEST, check_checksums
+from fairseq_ccpr.storage.atomic import PARTIAL, partial_path
+from fairseq_ccpr.storage.files import MANIFEST, check_checksums, drop_checksum, read_checked_json
 from fairseq_ccpr.version import __version__
 
+CHECKSUM_SINCE = 2  # format version of every kind
 M = TypeVar("M")
 
 
@@ -38,12 +39,12 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        if directory.with_name(directory.name + ".partial").exists() or directory.suffix == ".partial":
+        if partial_path(directory).exists() or directory.suffix == PARTIAL:
             raise DatastoreError(f"the {of.what} {directory} are unfinished: {of.again}")
         inside = " (give one of its folders, such as train)" if (directory / "train" / MANIFEST).exists() else ""
         raise DatastoreError(f"there are no {of.what} at {directory}: it has no {MANIFEST}{inside}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_checked_json(path)
         if data.get("kind") != of.kind:
             raise DatastoreError(f"{directory} holds no {of.what}: its {MANIFEST} is that of something else")
         if data["format_version"] > of.version:
@@ -51,11 +52,14 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
                 f"{path} has format version {data['format_version']}, and this fairseq-ccpr ({__version__}) reads up to "
                 f"{of.version}: upgrade fairseq-ccpr"
             )
+        drop_checksum(data, CHECKSUM_SINCE)
         if set(data["files"]) != set(of.files):
-            raise DatastoreError(f"{path} is damaged (it names other files than {', '.join(of.files)}): {of.again}")
+            raise ValueError(f"it names other files than {', '.join(of.files)}")
         return make(**data)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DatastoreError(f"{path} is damaged ({error!r}): {of.again}") from None
+    except ValueError as error:
+        raise DatastoreError(f"{path} is damaged ({error}): {of.again}") from None
 
 
 def check_every_byte(directory: Path, files: dict[str, dict[str, Any]], of: TextFormat) -> None:

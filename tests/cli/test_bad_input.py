@@ -18,7 +18,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import arrays
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import ROOT, Malice, call, refused, run, with_option
+from tests.helpers import ROOT, Malice, call, edit_manifest, refused, run, with_option
 from tests.small_models import World, build, build_options
 
 
@@ -102,12 +102,6 @@ def generate(world: World, datastore: Path, *extra: object) -> subprocess.Comple
     return call("fairseq-generate", *world.options("--datastore", datastore, *extra), check=False)
 
 
-def edit_manifest(datastore: Path, **changes: object) -> None:
-    """Change top-level entries of a manifest."""
-    path = datastore / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, tmp_path: Path, copied: Path) -> None:
     refused(generate(world, tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(generate(world, world.data_bin), "has no manifest.json")
@@ -116,7 +110,7 @@ def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, t
     without = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
     refused(call("fairseq-generate", *without, check=False), "needs --datastore")
     edit_manifest(copied, format_version=99)
-    refused(generate(world, copied), "format version 99.*reads up to 4.*upgrade")
+    refused(generate(world, copied), "format version 99.*reads up to 5.*upgrade")
     (copied / "manifest.json").write_text("{")
     refused(generate(world, copied), "manifest.json is damaged")
 

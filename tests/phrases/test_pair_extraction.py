@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import lzma
 import random
 import re
@@ -28,7 +27,7 @@ from fairseq_ccpr.phrases.pair_filters import PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import FILES, PhrasePairs
 from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
 from fairseq_ccpr.text.words import space_spans, word_spans
-from tests.helpers import call
+from tests.helpers import call, edit_manifest
 
 
 def enumerate_pairs(source_size: int, target_size: int, links: set[tuple[int, int]], max_words: int) -> set[tuple]:
@@ -339,21 +338,22 @@ def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path) -> None:
     output = tmp_path / "phrases"
     extract(text, output)
     train = output / "train"
-    manifest = json.loads((train / "manifest.json").read_text())
+    whole = (train / "manifest.json").read_bytes()
 
     def opening_fails(pattern: str, **changes: object) -> None:
-        (train / "manifest.json").write_text(json.dumps(manifest | changes))
+        (train / "manifest.json").write_bytes(whole)
+        edit_manifest(train, **changes)
         with pytest.raises(DatastoreError, match=pattern):
             PhrasePairs(train)
 
     opening_fails("format version 9.*upgrade", format_version=9)
     opening_fails("holds no phrase pairs", kind="else")
     opening_fails("names other files", files={})
-    opening_fails("manifest says int32", size=manifest["size"] + 1)
+    opening_fails("manifest says int32", size=1)
     (train / "manifest.json").write_text("[]")
     with pytest.raises(DatastoreError, match=r"manifest\.json is damaged"):
         PhrasePairs(train)
-    (train / "manifest.json").write_text(json.dumps(manifest))
+    (train / "manifest.json").write_bytes(whole)
     content = (train / "pairs.npy").read_bytes()
     (train / "pairs.npy").write_bytes(content[:-1] + b"x")
     with pytest.raises(DatastoreError, match=r"is damaged \(pairs\.npy: the bytes have changed"):

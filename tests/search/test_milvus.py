@@ -6,9 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +19,9 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, QueryPhrase, Waiting
+from fairseq_ccpr.decoding import phrase_retriever
+from fairseq_ccpr.decoding.options import SKIP, STOP, StoreSettings
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -28,7 +32,7 @@ from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, equal, refused, run
+from tests.helpers import ROOT, call, edit_manifest, equal, refused, run
 from tests.small_models import Ccpr, World, subword_options
 
 pymilvus = pytest.importorskip("pymilvus", reason="needs the extra [milvus]")
@@ -98,7 +102,7 @@ def stored(ccpr: Ccpr, text: Path) -> Path:
 
 
 def retriever(ccpr: Ccpr, store: Path, unreachable: str = STOP) -> PhraseRetriever:
-    encoder, waiting = load_phrase_encoder(ccpr.checkpoint), Waiting(LONG, unreachable)
+    encoder, waiting = load_phrase_encoder(ccpr.checkpoint), StoreSettings(LONG, unreachable)
     return PhraseRetriever(PhraseDatastore(store), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting)
 
 
@@ -264,8 +268,9 @@ def test_decoding_when_the_server_is_killed(
     for one in servers:
         one.timeout = LONG
     assert_same(stopping.retrieve(sentences), before)
-    skipping._not_before = 0.0  # as if time had passed
-    assert_same(skipping.retrieve(sentences), before)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * LONG)
+    with patch.object(phrase_retriever, "time", later):
+        assert_same(skipping.retrieve(sentences), before)
     server.kill()
     options = ["--datastore", output, *subword_options(world), "--store-timeout", SHORT]
     refused(call("fairseq-generate", *world.options(*options), check=False), "Milvus at .* does not answer")
@@ -276,18 +281,16 @@ def test_decoding_when_the_server_is_killed(
 
 def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> None:
     made = retriever(ccpr, stored)
-    search, order = made.index.search, []
+    search, done = made.index.search, threading.Event()
 
-    def slow(*arguments: Any) -> Any:
+    def telling(*arguments: Any) -> Any:
         found = search(*arguments)
-        order.append("found")
+        done.set()
         return found
 
-    with patch.object(made.index, "search", slow):
+    with patch.object(made.index, "search", telling):
         answer = made.ask(sources(ccpr, 1))
-        assert made._asking is not None
-        made._asking.submit(lambda: None).result()  # nobody asked for the answer, and it is there
-        assert order
+        assert done.wait(LONG)  # nobody waits for the answer, and it is there
         assert (answer().entries >= 0).any()
 
 
@@ -318,11 +321,10 @@ def test_what_is_there_is_not_ours(ccpr: Ccpr, text: Path, stored: Path, tmp_pat
         done = build(ccpr, text, tmp_path / "s", "--store", uri, "--collection", name, check=False)
         refused(done, sentence)
         assert not (tmp_path / "s").exists()
-    data = json.loads((stored / MANIFEST).read_text())
+    phrase = json.loads((stored / MANIFEST).read_text())["phrase"]
     for name, sentence in {**wanted, "none": "'none' of Milvus at .*p.db is missing"}.items():
         shutil.copytree(stored, moved := tmp_path / name)
-        data["phrase"]["store"] = {"uri": str(uri), "collection": name}
-        (moved / MANIFEST).write_text(json.dumps(data))
+        edit_manifest(moved, phrase=phrase | {"store": {"uri": str(uri), "collection": name}})
         with pytest.raises(DatastoreError, match=sentence):
             retriever(ccpr, moved)
     index = PhraseDatastore(stored).open_index()

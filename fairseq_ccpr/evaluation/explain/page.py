@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
-from fairseq_ccpr.evaluation.page import STYLE, fill, write
+from fairseq_ccpr.evaluation.page import STYLE, fill
+from fairseq_ccpr.storage.files import write_text
 
 # In JSON these stand in strings alone, where the escapes mean the same. Left as they are, the first three could end the
 # script element that holds the data, or begin a comment in it, and the others end a line.
@@ -40,4 +41,4 @@ def write_page(explanation: Explanation, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    write(as_page(explanation), path)
+    write_text(path, as_page(explanation))

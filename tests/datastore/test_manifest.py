@@ -1,0 +1,175 @@
+"""Manifests: every byte of a datastore counts, and those of older formats open as they did."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_ccpr.datastore import phrase, token
+from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.phrases.lexicon_store import Lexicon, LexiconManifest, write_lexicon
+from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest, PhrasePairs
+from fairseq_ccpr.search import build_index
+from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.storage.arrays import save_array
+from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, describe_files, read_checked_json, write_json
+from fairseq_ccpr.storage.text_lines import write_lines
+from tests.helpers import call, contents, edit_manifest
+from tests.vectors import clustered
+
+SENTENCES = ["ein Haus", "das Haus am See", "der Weg zurück"]
+ENTRIES, WIDTH = 60, 8
+
+
+@pytest.fixture(scope="module")
+def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens and phrases, each with an index in files of its own."""
+    folder = tmp_path_factory.mktemp("manifests") / "datastore"
+    keys = clustered(ENTRIES, WIDTH)
+    tokens, phrases = folder / token.TOKEN, folder / phrase.PHRASE
+    for part in (tokens, phrases):
+        part.mkdir(parents=True)
+        save_array(part / "keys.npy", keys)
+    save_array(tokens / "values.npy", np.arange(ENTRIES, dtype=np.int32) % 4)
+    save_array(tokens / "provenance.npy", np.zeros((ENTRIES, 2), np.int32))
+    (tokens / token.SYMBOLS).write_text("</s>\na\nb\nc\n")
+    save_array(phrases / "spans.npy", np.tile(np.array([[0, 0, 3], [2, 4, 7]], np.int32), (ENTRIES // 2, 1)))
+    write_lines(phrases / phrase.SENTENCES, phrases / f"{phrase.OFFSETS}.npy", SENTENCES)
+    write_json(phrases / phrase.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
+    in_memory, on_disk = (plan_index(choice, "ip", "", ENTRIES, WIDTH) for choice in ("IVF2,Flat", "disk:IVF2,SQ8"))
+    build_index(keys, in_memory, tokens / in_memory.file, lambda rows: None)
+    build_index(keys, on_disk, phrases / on_disk.file, lambda rows: None)
+    fingerprints = {"model": "0" * 64, "corpus": "1" * 64}
+    manifest = Manifest(
+        TokenSection(ENTRIES, WIDTH, "decoder_output", {"train": 3}, fingerprints, in_memory, index_recall=0.1 + 0.2),
+        PhraseSection(
+            ENTRIES, WIDTH, len(SENTENCES), {"kind": "ngram:2"}, "Wörter/encoder.pt", {"encoder": "2" * 64}, on_disk
+        ),
+    )
+    assert manifest.token is not None and manifest.phrase is not None
+    manifest.token.files = describe_files(folder, [f"token/{name}" for name in token.part_files(manifest.token)])
+    manifest.phrase.files = describe_files(folder, [f"phrase/{name}" for name in phrase.part_files(manifest.phrase)])
+    manifest.write(folder)
+    assert "health         good" in call("inspect_datastore", folder).stdout
+    return folder
+
+
+@pytest.fixture
+def copied(datastore: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(datastore, tmp_path / "copied")
+
+
+def flip(content: bytes, bit: int) -> bytes:
+    """The same with one bit changed."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def changes(content: bytes, rng: np.random.Generator, flips: int, cuts: int) -> list[bytes]:
+    """Random bits flipped, and the file cut off at random places, at its last byte too."""
+    bits = rng.choice(8 * len(content), min(flips, 8 * len(content)), replace=False)
+    lengths = {0, len(content) - 1, *rng.integers(0, len(content), cuts).tolist()}
+    return [flip(content, bit) for bit in bits] + [content[:length] for length in lengths]
+
+
+def test_what_is_written_is_read(datastore: Path, copied: Path):
+    manifest = Manifest.read(datastore)
+    manifest.write(copied)
+    assert contents(copied) == contents(datastore)
+    assert list(read_checked_json(copied / MANIFEST)) == ["format_version", "token", "phrase", "created_with", CHECKSUM]
+
+
+def test_every_byte_of_a_manifest_counts(copied: Path, rng: np.random.Generator):
+    path = copied / MANIFEST
+    content = path.read_bytes()
+    for changed in changes(content, rng, flips=2000, cuts=300):
+        path.write_bytes(changed)
+        with pytest.raises(DatastoreError, match=r"manifest\.json is damaged|is no datastore"):
+            Manifest.read(copied)
+    path.write_bytes(content)
+    Manifest.read(copied)
+
+
+def test_every_byte_of_a_text_manifest_counts(tmp_path: Path, rng: np.random.Generator):
+    settings = ("de", "en", {"max": 2}, {"text": "0" * 64})
+    with PairWriter(tmp_path / "pairs", PhraseManifest("train", *settings)) as writer:
+        writer.add("ein Haus", "a house", np.array([[0, 3, 0, 1]], np.int32))
+    examples = {"Haus": [("ein Haus", 4, 8)]}, {"house": [("a house", 2, 7)]}
+    write_lexicon(tmp_path / "lexicon", LexiconManifest(*settings), [("Haus", "house")], examples)
+    for folder, reader in (("pairs", PhrasePairs), ("lexicon", Lexicon)):
+        path = tmp_path / folder / MANIFEST
+        content = path.read_bytes()
+        reader(path.parent)
+        for changed in changes(content, rng, flips=500, cuts=100):
+            path.write_bytes(changed)
+            with pytest.raises(DatastoreError):
+                reader(path.parent)
+
+
+def test_damage_to_any_file_is_found(copied: Path, rng: np.random.Generator):
+    whole = contents(copied)
+    assert len(whole) == 13  # manifest, 5 of tokens, 7 of phrases
+    for name, content in whole.items():
+        for changed in changes(content, rng, flips=12, cuts=3):
+            (copied / name).write_bytes(changed)
+            done = call("inspect_datastore", copied, check=False)
+            assert done.returncode == 1 and "Traceback" not in done.stderr, (name, len(changed), done.stderr)
+            assert ("damaged" in done.stdout + done.stderr) or name == MANIFEST
+        (copied / name).unlink()
+        assert call("inspect_datastore", copied, check=False).returncode == 1
+        (copied / name).write_bytes(content)
+    assert call("inspect_datastore", copied).returncode == 0
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_older_formats_open_unchanged(copied: Path, version: int):
+    new = json.loads((copied / MANIFEST).read_text())
+    old = {
+        "token": new["token"],
+        "phrase": new["phrase"],
+        "format_version": version,
+        "created_with": "fairseq-ccpr 0.1.0",
+    }
+    del old["phrase"]["store"], old["phrase"]["sources"], old["token"]["sources"], old["token"]["index_recall"]
+    if version == 2:
+        del old["phrase"], old["token"]["shard"]
+    (copied / MANIFEST).write_text(json.dumps(old, indent=2) + "\n")  # as they were written
+    assert "health         good" in call("inspect_datastore", copied).stdout
+    tokens = TokenDatastore(copied)
+    assert tokens.section.index_recall is None and tokens.open_index().size == ENTRIES
+    if version > 2:
+        phrases = PhraseDatastore(copied)
+        assert phrases.phrase(1)[0] == "Weg" and phrases.section.store is None and phrases.open_index().size == ENTRIES
+    Manifest.read(copied).write(copied)  # a part that is built beside it brings the new format
+    assert json.loads((copied / MANIFEST).read_text())["format_version"] == FORMAT_VERSION
+    assert "health         good" in call("inspect_datastore", copied).stdout
+
+
+def test_version_and_checksum_must_agree(copied: Path):
+    data = json.loads((copied / MANIFEST).read_text())
+
+    def opening_fails(pattern: str) -> None:
+        with pytest.raises(DatastoreError, match=pattern):
+            Manifest.read(copied)
+
+    write_json(copied / MANIFEST, {name: value for name, value in data.items() if name != CHECKSUM})
+    opening_fails("it lacks a checksum, unlike any of format version 5.*copy it again, or build the datastore again")
+    write_json(copied / MANIFEST, data | {"format_version": 4})
+    opening_fails("checksum is not that of its bytes")
+    write_json(copied / MANIFEST, {**{n: v for n, v in data.items() if n != CHECKSUM}, "format_version": 4, "other": 1})
+    opening_fails("it has an unknown entry 'other'")
+    write_json(copied / MANIFEST, data)
+    edit_manifest(copied, format_version=4)
+    opening_fails("it has a checksum, unlike any of format version 4")
+    edit_manifest(copied, format_version=5, token=data["token"] | {"colour": "red"})
+    opening_fails("it has an unknown entry 'colour'")
+    edit_manifest(copied, format_version=99)
+    opening_fails("format version 99.*reads up to 5: upgrade")
