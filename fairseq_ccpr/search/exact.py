@@ -14,6 +14,7 @@ from torch import Tensor
 from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.selection import best_rows, largest, search_by_blocks
+from fairseq_ccpr.timing import SEARCH, phase
 
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
 QUERIES = 1 << 12  # at a time
@@ -53,6 +54,7 @@ class ExactIndex(Index):
         return half_norms(self.keys)
 
     @torch.no_grad()
+    @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`."""
         return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)

@@ -16,6 +16,7 @@ from torch import Tensor
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import DISK, Index, IndexDescription, lists_file
 from fairseq_ccpr.storage.atomic import atomic_file, move_into_place, scratch_directory
+from fairseq_ccpr.timing import SEARCH, phase
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class FaissIndex(Index):
         set_parameters(index, parameters)
         return cls(index, metric, path.stat().st_size, on_disk)
 
+    @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`."""
         device = queries.device

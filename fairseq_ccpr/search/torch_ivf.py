@@ -26,6 +26,7 @@ from fairseq_ccpr.search.base import Index, IndexDescription
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, can_fuse
 from fairseq_ccpr.search.selection import largest, search_by_blocks
 from fairseq_ccpr.storage.atomic import atomic_file
+from fairseq_ccpr.timing import SEARCH, phase
 
 ALIGN = 128  # a multiple of the runs of every way to score them
 TRAIN_ROWS_PER_LIST = 64
@@ -79,6 +80,7 @@ class TorchIvfIndex(Index):
         return cls(lists, metric, int(parameters.removeprefix("nprobe=")))
 
     @torch.no_grad()
+    @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Index.search`."""
         depth = self.most_runs * self.steps.BUCKET
