@@ -22,7 +22,7 @@ import yaml
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.experiments.config import read_config
-from fairseq_ccpr.experiments.pipeline import ENCODER_TRAINING, Plan
+from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.report_page import Report, as_page
 from fairseq_ccpr.experiments.stages import Runner, with_needs
 from fairseq_ccpr.experiments.tables import check_of_base
@@ -244,12 +244,6 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     assert to_do(config) == {
         "encoder/train", "phrases/verses/phrases", "decode/verses/phrases", "decode/verses/both", "score/verses",
     }  # fmt: skip
-
-
-def test_encoders_are_trained_as_the_recipe_does() -> None:
-    recipe = (ROOT / "scripts" / "recipes" / "train_ccpr.sh").read_text().replace("\\\n", " ")
-    words = next(line for line in recipe.splitlines() if line.startswith("fairseq-train")).split()
-    assert set(ENCODER_TRAINING.split()) < set(words)
 
 
 def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> None:
