@@ -47,6 +47,8 @@ setup(
         "safetensors>=0.4",
         # t-SNE; fairseq brings it as well.
         "scikit-learn>=1.3",
+        # Disjoint sets of strings; scikit-learn brings it as well.
+        "scipy>=1.6",
         # Pictures of tuning and of retrieval.
         "matplotlib>=3.7",
     ],

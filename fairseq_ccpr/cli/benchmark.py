@@ -1,4 +1,4 @@
-"""`benchmark.py`: what retrieval costs beside plain fairseq, how that grows, and how far it is from the least."""
+"""`benchmark.py`: speed of decoding and search with datastores of any size, and how far it is from the least possible."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def benchmark(options: Options, rest: list[str]) -> int:
 
 
 def _check(options: Options) -> dict[str, str]:
-    """The systems by name; errors of the command line show before any work is done."""
+    """Check the options before any work is done, and return the systems by name."""
     for name in ("json", "markdown", "plot"):
         check_folder(f"--{name}", getattr(options, name))
     if options.plot and options.only == "decoding":
@@ -119,7 +119,7 @@ def _check(options: Options) -> dict[str, str]:
 
 
 def _stores(systems: dict[str, str]) -> dict[str, TokenDatastore]:
-    """The token datastores, each once, by the name of the first system that has it."""
+    """Open the token datastores, each once, by the name of the first system that has it."""
     found: dict[str, tuple[str, TokenDatastore]] = {}
     for name, paths in systems.items():
         parts = find_parts(paths)
@@ -158,7 +158,7 @@ def _decode(
 
 
 def decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
-    """Speed, and where the time of a step goes, a row a system and load."""
+    """Tabulate speed, and where the time of a step goes, a row a system and load."""
     head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed"]
     head += [f"{phase}, ms a step" for phase in PHASES]
     table: list[list[Any]] = [[*head, "search ÷ floor", "peak memory"]]
@@ -173,7 +173,7 @@ def decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
 
 
 def search_table(rows: list[SearchCost]) -> list[list[Any]]:
-    """The cost of a search, a row for each combination."""
+    """Tabulate the cost of a search, a row for each combination."""
     head = ["keys of", "width", "keys", "index", "H", "k", "ms", "fastest–slowest", "floor, ms", "÷ floor", "recall"]
     table: list[list[Any]] = [[*head, "bytes a key", "built in, s", "peak memory"]]
     for row in rows:

@@ -1,4 +1,4 @@
-"""`benchmark_phrases.py`: how fast phrases are indexed and found, what they weigh, and how all of it grows."""
+"""`benchmark_phrases.py`: speed of building and searching phrase datastores, and their size."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def benchmark(options: Options, settings: SearchSettings) -> int:
 
 
 def _build(options: Options, device: torch.device) -> list[BuildingSpeed]:
-    """Datastores of more and more sentences."""
+    """Build datastores of more and more sentences."""
     if not options.text and not options.encoder:
         return []
     if not options.text or not options.encoder:
@@ -111,7 +111,7 @@ def _build(options: Options, device: torch.device) -> list[BuildingSpeed]:
 
 
 def building_table(building: list[BuildingSpeed]) -> list[list[Any]]:
-    """Rows of a table, a datastore each."""
+    """Tabulate builds, a row a datastore."""
     parts = list(building[0].bytes_per_phrase)
     head = ["sentences", "phrases", "sentences/s", "phrases/s", "seconds", "bytes a phrase", *parts, "peak memory"]
     rows = [
@@ -131,7 +131,7 @@ def building_table(building: list[BuildingSpeed]) -> list[list[Any]]:
 
 
 def search_table(searches: list[SearchSpeed]) -> list[list[Any]]:
-    """Rows of a table, an index each."""
+    """Tabulate searches, a row an index."""
     head = ["index", "phrases", "queries/s", "slowest", "fastest", "peak memory"]
     rows = []
     for row in searches:

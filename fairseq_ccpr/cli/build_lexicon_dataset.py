@@ -1,4 +1,4 @@
-"""`build_lexicon_dataset.py`: from a dictionary and unlabelled text to phrase pairs with example sentences."""
+"""`build_lexicon_dataset.py`: find example sentences for the phrases of a dictionary."""
 
 from __future__ import annotations
 

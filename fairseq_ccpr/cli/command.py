@@ -1,4 +1,4 @@
-"""What every command of this package shares: its words, its tables, how it ends."""
+"""What all commands share: how options are parsed, tables printed, errors told."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 
 def own_arguments() -> list[str]:
-    """The command line's words, less `--user-dir fairseq_ccpr`, which has no work to do here.
+    """Return the words of the command line, without `--user-dir fairseq_ccpr`, which is not needed here.
 
     They are taken out of `sys.argv`, since fairseq looks there for itself, and refuses to import a package twice.
     """
@@ -67,7 +67,7 @@ def command(text: str, work: Callable[..., int], *kinds: type, rest: bool = Fals
 
 
 def named(words: list[str], what: str) -> dict[str, str]:
-    """What words such as [NAME=]PATH stand for, by name: the one given, or that of the folder.
+    """Name the paths of words such as [NAME=]PATH: as given, or as the folder is called.
 
     Args:
         words: of the command line.
@@ -89,7 +89,7 @@ def named(words: list[str], what: str) -> dict[str, str]:
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """See that the file of an option, where it was given, can be written to.
+    """Check that the file of an option, where it was given, can be written.
 
     Raises:
         ConfigurationError: its folder is missing.
@@ -99,7 +99,7 @@ def check_folder(option: str, path: Path | None) -> None:
 
 
 def markdown_table(rows: list[list[Any]]) -> str:
-    """A Markdown table, the first row being its head.
+    """Write a Markdown table, the first row being its head.
 
     >>> print(markdown_table([["a", "b"], [1, 2.5]]))
     | a | b |

@@ -1,4 +1,4 @@
-"""`compare_systems.py`: which of several translations of a test set is better, and whether that may be chance."""
+"""`compare_systems.py`: which of several translations of a test set is better, and whether by chance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Options:
 
 
 def read_text(path: Path) -> list[str]:
-    """The lines of a text."""
+    """Read the lines of a text."""
     try:
         return list(read_lines(path))
     except OSError as error:
@@ -47,7 +47,7 @@ def read_text(path: Path) -> list[str]:
 
 
 def as_markdown(comparison: SystemsComparison) -> str:
-    """The table, with columns of score, difference and p for each metric."""
+    """Write the table: columns of score, difference and p for each metric."""
     metrics = list(comparison.signatures)
     table: list[list[str]] = [["system", *(f"{m}{what}" for m in metrics for what in ("", " difference", " p"))]]
     for row in comparison.rows:

@@ -1,4 +1,4 @@
-"""`convert_encoder.py`: a pretrained multilingual encoder as a directory of fairseq."""
+"""`convert_encoder.py`: make an encoder directory from a pretrained multilingual encoder."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def convert(options: Options) -> int:
 
 
 def describe_encoder(encoder: ContextEncoder, directory: Path, pieces: int) -> str:
-    """One line on a directory that was written, of an encoder that had so many pieces."""
+    """Describe the directory of an encoder, which had so many pieces before, in one line."""
     size = sum(path.stat().st_size for path in directory.iterdir())
     kept = len(encoder.tokenizer.symbols)
     return (

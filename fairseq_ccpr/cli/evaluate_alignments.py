@@ -78,7 +78,7 @@ def evaluate(options: Options) -> int:
 
 
 def read_training(options: Options) -> list[SentencePair]:
-    """The sentence pairs that the aligners learn from."""
+    """Read the sentence pairs that the aligners learn from."""
     if options.train is None:
         if set(options.aligners) != {ENCODER}:
             raise ConfigurationError("give --train, sentence pairs to learn from: only the aligner encoder needs none")
@@ -96,7 +96,7 @@ def read_training(options: Options) -> list[SentencePair]:
 
 
 def make_aligners(options: Options) -> Iterator[tuple[str, Aligner]]:
-    """The aligners asked for, each with its name in the table."""
+    """Make the chosen aligners, each with its name in the table."""
     for name in options.aligners:
         layers: list[int | None] = [*options.encoder_layers] if name == ENCODER else []
         for layer in layers or [None]:

@@ -116,7 +116,7 @@ def _evaluate_all(
 def _signature(
     settings: MiningBenchmarkSettings, files: dict[str, Path], encoders: dict[str, SentenceEncoder], bf16: bool
 ) -> str:
-    """All that decides the numbers."""
+    """Name all that decides the numbers."""
     return signature({
         **{name: fingerprint.short(fingerprint.of_file(path)) for name, path in files.items()},
         "size": settings.size,

@@ -89,7 +89,7 @@ def evaluate(options: Options) -> int:
 
 
 def _signature(options: Options, data: dict[str, Lexicon], systems: dict[str, TypeSystem]) -> str:
-    """All that decides the numbers."""
+    """Name all that decides the numbers."""
     return signature({
         **{f"data {name}": short(_digest(lexicon)) for name, lexicon in data.items()},
         "bf16": "yes" if options.bf16 else "no",
@@ -98,7 +98,7 @@ def _signature(options: Options, data: dict[str, Lexicon], systems: dict[str, Ty
 
 
 def _digest(lexicon: Lexicon) -> str:
-    """Of all files of a lexicon."""
+    """Digest all files of a lexicon."""
     return of_strings(file["sha256"] for _, file in sorted(lexicon.manifest.files.items()))
 
 

@@ -123,7 +123,7 @@ def _signature(
     systems: dict[str, PhraseSystem],
     bf16: bool,
 ) -> str:
-    """All that decides the numbers."""
+    """Name all that decides the numbers."""
     kind = settings.segmentation
     kind += f":{short(segmenter.fingerprint())}>{settings.threshold}" if segmenter else ""
     return signature({

@@ -1,4 +1,4 @@
-"""`evaluate_retrieved_phrases.py`: how much of what phrase datastores bring back is in the reference translations."""
+"""`evaluate_retrieved_phrases.py`: how much of what phrase datastores retrieve is in the reference translations."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def evaluate(options: Options) -> int:
 
 
 def _signature(options: Options, segmentation: Segmentation) -> str:
-    """What decides the numbers beside the retrieval of each datastore."""
+    """Name what decides the numbers beside the retrieval of each datastore."""
     text = fingerprint.short(fingerprint.of_files([options.source, options.target]))
     phrases = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
     return f"text:{text}|references:{phrases}|samples:{options.samples}"

@@ -1,4 +1,4 @@
-"""`extract_phrases.py`: from sentence pairs to phrase pairs in their contexts."""
+"""`extract_phrases.py`: extract phrase pairs in their contexts from sentence pairs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TextOptions:
 
 
 def extract(options: TextOptions, settings: ExtractionSettings) -> int:
-    """Extract, and say how many."""
+    """Extract, and print how many."""
     if (options.pairs is None) == (options.source is None) or (options.source is None) != (options.target is None):
         raise ConfigurationError("give the text as --source and --target, or as --pairs")
     if options.alignments and settings.aligner != ExtractionSettings.aligner:

@@ -1,4 +1,4 @@
-"""`inspect_datastore.py`: what a datastore holds, and whether it is whole."""
+"""`inspect_datastore.py`: show what a datastore holds, and whether it is undamaged."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def inspect(directory: Path, top: int) -> int:
 
 
 def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
-    """The token part; whether it is whole."""
+    """Print the token part; return whether it is undamaged."""
     section = datastore.section
     print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
     if section.projection is not None:
@@ -135,7 +135,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
 
 
 def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
-    """The phrase part; whether it is whole."""
+    """Print the phrase part; return whether it is undamaged."""
     section = datastore.section
     print(f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences")
     print(f"segmentation   {', '.join(f'{name} {value}' for name, value in section.segmentation.items())}")
@@ -149,7 +149,7 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
 
 
 def _print_origin(section: TokenSection | PhraseSection) -> None:
-    """Share, index, fingerprints and files of a part."""
+    """Print fraction, index, fingerprints and files of a part."""
     if section.share < 1:
         print(f"share          {section.share:g} of them, drawn at random")
     if section.shard is not None:

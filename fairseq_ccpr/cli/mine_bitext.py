@@ -1,4 +1,4 @@
-"""`mine_bitext.py`: sentence pairs out of two texts that were not aligned."""
+"""`mine_bitext.py`: mine sentence pairs from two texts that were not aligned."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _untuned(options: Options) -> Settings:
 
 
 def _describe_tuning(path: Path, labelled: LabelledText, miner: Miner, f1: float) -> dict[str, Any]:
-    """What the settings were chosen by."""
+    """Describe what the settings were chosen by."""
     return {
         "pairs": fingerprint.of_file(path), "sources": len(labelled.sources), "targets": len(labelled.targets),
         "paired": labelled.paired, "among": len(miner.targets), "f1": round(f1, 4),

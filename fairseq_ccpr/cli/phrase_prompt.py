@@ -1,4 +1,4 @@
-"""What was retrieved, as text: a table for people, JSON lines, or prompts for a translator that is a language model."""
+"""Retrieved phrases as text: a table for people, JSON lines, or prompts for a language model that translates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONTEXT = 100  # characters of a context in a prompt, as in figure 2 of the CCPR
 
 
 def as_table(sentence: str, queries: list[QueryPhrase]) -> str:
-    """A Markdown table, a row for each phrase retrieved."""
+    """Write a Markdown table, a row for each phrase retrieved."""
     lines = [f"### {sentence}", "", "| phrase | p | retrieved | score | in |", "|---|---|---|---|---|"]
     for query in queries:
         for found in query.retrieved:
@@ -20,13 +20,13 @@ def as_table(sentence: str, queries: list[QueryPhrase]) -> str:
 
 
 def as_json(sentence: str, queries: list[QueryPhrase]) -> str:
-    """One line of JSON: the sentence, and all that is known of its phrases."""
+    """Write one line of JSON: the sentence, and all that is known of its phrases."""
     phrases = [vars(query) | {"retrieved": [found._asdict() for found in query.retrieved]} for query in queries]
     return json.dumps({"sentence": sentence, "phrases": phrases}, ensure_ascii=False)
 
 
 def as_prompt(sentence: str, queries: list[QueryPhrase], source_language: str, target_language: str) -> str:
-    """A prompt that shows phrases with translations in their contexts, then asks for the sentence's translation."""
+    """Write a prompt that shows phrases with translations in their contexts, then asks for a translation."""
     lines = []
     for query in queries:
         for found in query.retrieved:
@@ -37,7 +37,7 @@ def as_prompt(sentence: str, queries: list[QueryPhrase], source_language: str, t
 
 
 def marked(found: RetrievedPhrase, most: int = CONTEXT) -> str:
-    """The sentence with the phrase in [[ ]], cut to `most` characters around it, the phrase itself never.
+    """Mark the phrase with [[ ]] in its sentence, cut to `most` characters around it, the phrase itself never.
 
     >>> marked(RetrievedPhrase(0, "the cat", "Here the cat sat.", 5, 12, 0.9))
     'Here [[the cat]] sat.'

@@ -1,4 +1,4 @@
-"""`prepare_data.py`: from sentence pairs as text to a DATA_BIN."""
+"""`prepare_data.py`: make a DATA_BIN from sentence pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report.py`: the results of experiments as a page and as Markdown."""
+"""`report.py`: show the results of experiments as a page and as Markdown."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def report(options: Options) -> int:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The results of an experiment.
+    """Read the results of an experiment.
 
     Raises:
         ConfigurationError: there are none.
@@ -70,7 +70,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def as_markdown(results: dict[str, Any]) -> str:
-    """All tables of an experiment, with what they were made with."""
+    """Write all tables of an experiment, with what they were made with."""
     lines = [f"# {results['title']}", ""]
     lines += [results["description"].strip(), ""] if results["description"] else []
     for name, domain in results["domains"].items():

@@ -1,4 +1,4 @@
-"""`run_experiment.py`: a domain-adaptation experiment from a file of its settings to its results."""
+"""`run_experiment.py`: run a domain-adaptation experiment from a file of its settings."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ translate the test sets with every system, compare them.
   report.py datastores/demo.experiment                          # the results as a page
 
 Each stage is one command in a process of its own, with a log in DIR/logs. A stage that is done is not run again unless its
-command, a file it reads, or a stage before it has changed; whatever a changed stage had made is deleted first. Stop it at
-any moment; the same command goes on. Datastores may be deleted once their systems are decoded.
+command, a file it reads, or a stage before it has changed; what a changed stage had written is deleted first. Stop it at
+any moment; the same command resumes it. Datastores may be deleted once their systems are decoded.
 """
 
 

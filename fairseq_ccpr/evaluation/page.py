@@ -1,4 +1,4 @@
-"""HTML pages that need nothing else: no network, no other file."""
+"""HTML pages that are complete in one file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ STYLE = Path(__file__).with_name("page.css")  # what all pages share
 
 
 def fill(template: Path, parts: dict[str, str]) -> str:
-    """A template with something in the place of each of its marks."""
+    """Fill a template: put each value in the place of its mark."""
     marks = re.compile("|".join(map(re.escape, parts)))
     return marks.sub(lambda mark: parts[mark[0]], template.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, styles, and how they become PNG files."""
+"""Colours and line styles of all pictures, and how pictures become PNG files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment is: the settings of its YAML file, read and checked.
+"""Settings of an experiment: its YAML file, read and checked.
 
 Paths are relative to the file, and commands run in its folder, so that paths inside of options are as well.
 """
@@ -107,7 +107,7 @@ class SystemConfig:
     domains: Optional[list[str]] = None  # all, if not given
 
     def tuned_on(self, domain: str) -> str:
-        """The domain whose valid set chooses the settings for a domain."""
+        """Return the domain whose valid set chooses the settings for a domain."""
         return (self.tune_on.get(domain) if isinstance(self.tune_on, dict) else self.tune_on) or domain
 
 
@@ -138,11 +138,11 @@ class ExperimentConfig:
     bootstrap_samples: int = 1000
 
     def system(self, name: str) -> SystemConfig:
-        """A system; one of which nothing is said is a base model."""
+        """Return a system; one without settings is a base model."""
         return self.systems[name] or SystemConfig()
 
     def systems_of(self, domain: str) -> list[str]:
-        """The systems of a domain, a base model first."""
+        """Return the systems of a domain, a base model first."""
         known = [n for n in self.systems if domain in (self.system(n).domains or self.domains)]
         return sorted(known, key=self.has_store)
 
@@ -153,7 +153,7 @@ class ExperimentConfig:
 
 
 def read_config(path: Path) -> ExperimentConfig:
-    """Read a file and see that its names fit together; that the files it names are there is seen when they are needed.
+    """Read a file, and check that its names fit together; files that it names are checked when they are needed.
 
     Raises:
         ConfigurationError: it cannot be read, or a setting is unknown, missing, of another kind, or names what is not there.
@@ -180,7 +180,7 @@ def read_config(path: Path) -> ExperimentConfig:
 
 
 def _explain(error: OmegaConfBaseException) -> str:
-    """What OmegaConf says in several lines, in one sentence, with the keys that there are."""
+    """Explain in one sentence what OmegaConf says in several lines, with the known keys."""
     reason = str(error.msg).splitlines()[0]
     key, kind = error.full_key, error.object_type
     if type(error).__name__ == "ConfigKeyError" and is_dataclass(kind):
@@ -254,7 +254,7 @@ def _check_name(key: str, value: Any, known: Collection[str], what: str) -> None
 
 
 def options_of(config: ExperimentConfig) -> Iterator[tuple[str, list[str]]]:
-    """Every setting that holds options of a command, by its key, as words.
+    """Iterate over the settings that hold options of a command: their keys, and the options as words.
 
     Raises:
         ConfigurationError: a quotation in one of them does not end.

@@ -35,7 +35,7 @@ class Report:
 
 
 def as_page(reports: list[Report]) -> str:
-    """The page. It is made of elements, so that whatever is text stays text."""
+    """Make the page out of elements, so that text stays text whatever is in it."""
     titles = [report.results["title"] for report in reports]
     body = Element("main")
     if len(reports) > 1:
@@ -51,7 +51,7 @@ def as_page(reports: list[Report]) -> str:
 
 
 def _add(parent: Element, tag: str, text: str = "", kind: str = "") -> Element:
-    """A new element at the end of another."""
+    """Add a new element at the end of another."""
     element = SubElement(parent, tag, {"class": kind} if kind else {})
     element.text = text
     return element
@@ -76,7 +76,7 @@ def _add_experiment(parent: Element, report: Report, heading: str) -> None:
 
 
 def _add_bars(parent: Element, domains: dict[str, Any]) -> None:
-    """BLEU of every system, domain by domain, to one scale."""
+    """Draw BLEU of every system, domain by domain, to one scale."""
     most = max(system["scores"]["BLEU"] for domain in domains.values() for system in domain["systems"].values())
     bars = _add(parent, "div", kind="bars")
     for name, domain in domains.items():
@@ -118,7 +118,7 @@ def _add_domain(parent: Element, name: str, domain: dict[str, Any], report: Repo
 
 
 def _add_table(parent: Element, rows: list[list[str]], kind: str = "") -> None:
-    """A table whose first row is its head, and which can be moved where it is wider than the screen."""
+    """Add a table whose first row is its head, and which scrolls where it is wider than the screen."""
     frame = _add(parent, "div", kind="wide")
     frame.set("tabindex", "0")
     table = _add(frame, "table", kind=kind)
@@ -147,7 +147,7 @@ def _add_settings(parent: Element, settings: Iterable[tuple[str, str]]) -> None:
 
 
 def _add_picture(parent: Element, path: Path, text: str) -> None:
-    """A picture in the page itself; where it is gone, its text alone."""
+    """Add a picture to the page itself, or its text alone if its file is gone."""
     figure = _add(parent, "figure")
     if path.is_file():
         data = base64.b64encode(path.read_bytes()).decode("ascii")

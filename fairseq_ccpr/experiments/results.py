@@ -1,4 +1,4 @@
-"""What came of an experiment: every number, with all that it depends on, as one JSON file."""
+"""Results of an experiment: every number, with all that it depends on, in one JSON file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ RESULTS = "results.json"
 
 
 def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]) -> dict[str, list[str]]:
-    """The systems whose results are wanted, by domain: those named in `only`, or all; those they are compared with; and
-    those that were decoded by an earlier run.
+    """Choose the systems whose results are wanted, by domain.
+
+    They are those named in `only`, or all; those they are compared with; and those that an earlier run has decoded.
 
     Raises:
         ConfigurationError: there is no such system.
@@ -43,7 +44,7 @@ def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]
 
 
 def goals(plan: Plan, chosen: dict[str, list[str]]) -> list[Stage]:
-    """The stages that all results come from."""
+    """Return the stages that all results come from."""
     return [stage for domain, names in chosen.items() for stage in plan.comparisons(domain, names).values()]
 
 
@@ -80,7 +81,7 @@ def write_results(
 def _domain(
     config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, names: list[str], comparisons: dict[str, Stage]
 ) -> dict[str, Any]:
-    """All of one domain."""
+    """Gather the results of one domain."""
     about, base = config.domains[domain], names[0]
     tables = {other: _read(stage.outputs[0]) for other, stage in comparisons.items()}
     rows = {row["system"]: row for row in tables[base]["rows"]}
@@ -112,7 +113,7 @@ def _difference(row: dict[str, Any], metric: str) -> dict[str, Any]:
 
 
 def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str, name: str) -> dict[str, Any]:
-    """How a system translated a domain: speed, signature, datastores, settings, stages."""
+    """Describe how a system translated a domain: speed, signature, datastores, settings, stages."""
     stage, tuned = plan.decode(name, domain), plan.tune(name, domain)
     comparison = _read(stage.outputs[0] / "comparison.json")
     kind = RETRIEVAL if config.has_store(name) else BASE

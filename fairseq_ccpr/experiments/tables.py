@@ -10,7 +10,7 @@ HEAD = ["system", "BLEU", "difference", "p", "chrF", "p", "TER", "p", "speed", "
 
 
 def rows_of(domain: dict[str, Any]) -> list[list[str]]:
-    """A row a system, under `HEAD`: differences in BLEU and p are against the base model."""
+    """Tabulate systems under `HEAD`: differences in BLEU and p are against the base model."""
     rows = []
     for name, system in domain["systems"].items():
         against = system["against"].get(domain["base"])
@@ -24,7 +24,7 @@ def rows_of(domain: dict[str, Any]) -> list[list[str]]:
 
 
 def rows_against_others(domain: dict[str, Any]) -> list[list[str]]:
-    """A row for each comparison with another system than the base model; the first row is the head."""
+    """Tabulate comparisons with other systems than the base model, below a head."""
     rows = [["system", "against", *(word for metric in METRICS for word in (f"{metric} difference", "p"))]]
     for name, system in domain["systems"].items():
         for other, metrics in system["against"].items():
@@ -35,7 +35,7 @@ def rows_against_others(domain: dict[str, Any]) -> list[list[str]]:
 
 
 def difference(found: dict[str, Any]) -> str:
-    """A difference and the interval that holds 95% of its resamples.
+    """Write a difference and the interval that holds 95% of its resamples.
 
     >>> difference({"difference": 1.5, "interval": [0.25, 2.5]})
     '+1.50 [+0.25, +2.50]'
@@ -45,7 +45,7 @@ def difference(found: dict[str, Any]) -> str:
 
 
 def stores_of(system: dict[str, Any]) -> list[str]:
-    """The datastores of a system, in brief."""
+    """Describe the datastores of a system, in brief."""
     return [
         f"{part} {store['entries']:,} ({store['bytes'] / 1e6:,.1f} MB)" if store else f"{part} (deleted)"
         for part, store in system["stores"].items()
@@ -53,7 +53,7 @@ def stores_of(system: dict[str, Any]) -> list[str]:
 
 
 def check_of_base(domain: dict[str, Any]) -> tuple[str, bool] | None:
-    """A sentence on the base model's BLEU beside the published one, and whether it is as it should be; None without one."""
+    """Compare the base model's BLEU with the published one, if any: a sentence, and whether it is within the tolerance."""
     published = domain["published"]
     if published is None:
         return None
@@ -71,7 +71,7 @@ def check_of_base(domain: dict[str, Any]) -> tuple[str, bool] | None:
 
 
 def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a system was run with, by name."""
+    """List what a system was run with, by name."""
     found = []
     if system["tuned"]:
         found.append((f"tuned on {system['tuned']['on']}", system["tuned"]["options"]))
@@ -85,6 +85,6 @@ def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[st
 
 
 def circumstances(results: dict[str, Any]) -> str:
-    """When, on what machine, and with which versions the experiment ran."""
+    """Describe when, on what machine, and with which versions the experiment ran."""
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return " · ".join([*filter(None, [results["date"]]), results["machine"], versions])

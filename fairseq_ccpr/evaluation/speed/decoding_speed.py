@@ -76,7 +76,7 @@ class SpeedTest:
         return task.build_generator(self.models, self.cfg.generation)
 
     def resize(self, entries: int, choice: str) -> None:
-        """Give every system a token datastore of so many entries, made of its own; those that share one go on sharing it.
+        """Give every system a token datastore of so many entries, made from its own; sharing systems go on sharing it.
 
         Args:
             choice: see `plan_index`.
@@ -101,7 +101,7 @@ class SpeedTest:
             generator.model = ensemble.with_memories(tokens, ensemble.phrases)
 
     def batches(self, tokens: int) -> list[dict[str, Any]]:
-        """Batches of at least so many target tokens, of the sentences whose references are nearest to the median length.
+        """Make batches of at least so many target tokens, of sentences whose references are of about the median length.
 
         As many as make up `SENTENCES`; where the subset ends, it begins again.
         """
@@ -119,7 +119,7 @@ class SpeedTest:
         return found
 
     def measure(self, batch: int, entries: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
-        """Every system on the same batches: once for nothing, then `repeats` times in turns.
+        """Time every system on the same batches: once to warm up, then `repeats` times in turns.
 
         Args:
             batch: target tokens, see `batches`.
@@ -150,7 +150,7 @@ class SpeedTest:
         return rows
 
     def _decode(self, name: str, samples: list[dict[str, Any]]) -> float:
-        """Tokens of the best hypotheses a second."""
+        """Decode, and return the best hypotheses' tokens a second."""
         synchronise(self.device)
         start, tokens = time.perf_counter(), 0
         for sample in samples:
@@ -162,7 +162,7 @@ class SpeedTest:
     def _time_phases(
         self, name: str, samples: list[dict[str, Any]], hypotheses: int, limits: Limits
     ) -> tuple[dict[str, float], float]:
-        """Milliseconds a step of each phase, and of exact search at least."""
+        """Return the milliseconds a step of each phase, and of exact search at least."""
         with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)
@@ -176,7 +176,7 @@ class SpeedTest:
 
 
 def _fill(rows: Iterable[int], lengths: np.ndarray, tokens: int) -> Iterator[list[int]]:
-    """Rows in groups whose lengths come to `tokens` at least."""
+    """Group rows until their lengths sum to `tokens` at least."""
     group: list[int] = []
     filled = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""What speeds and scores were measured with: the device, its memory, what it can do, and the versions that decide them."""
+"""The machine that speeds are measured on: its name, memory, limits, and the versions of its software."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPY_BYTES = 1 << 28  # beyond any cache
 
 
 def machine_name(device: torch.device) -> str:
-    """The name of a GPU, or of the CPU with the threads that torch uses."""
+    """Name a GPU, or the CPU with the threads that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     path = Path("/proc/cpuinfo")
@@ -33,14 +33,14 @@ def machine_name(device: torch.device) -> str:
 
 
 def describe_run(device: torch.device) -> dict[str, str]:
-    """What figures were measured with: the device, versions, the command line, and when."""
+    """Describe what figures were measured with: the device, versions, the command line, and when."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"device": machine_name(device), **versions(), "command": command, "date": date}
 
 
 def gigabytes(count: int) -> str:
-    """Bytes, for a table.
+    """Write a number of bytes for a table.
 
     >>> gigabytes(1_500_000_000)
     '1.50 GB'
@@ -49,7 +49,7 @@ def gigabytes(count: int) -> str:
 
 
 def versions() -> dict[str, str]:
-    """By package; one that is not installed is left out."""
+    """Return versions by package, without those that are not installed."""
     found = {"fairseq-ccpr": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -60,21 +60,21 @@ def versions() -> dict[str, str]:
 
 
 def start_peak(device: torch.device) -> None:
-    """Forget what `peak_bytes` knows of a GPU."""
+    """Reset what `peak_bytes` knows of a GPU."""
     if device.type == "cuda":
         torch.cuda.init()  # there is nothing to forget before
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that tensors held on a GPU since `start_peak`; for the CPU, that this process held since it began."""
+    """Return the most that tensors held on a GPU since `start_peak`; of a CPU, that this process held so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has done all it was asked to."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -90,13 +90,13 @@ class Limits:
         return f"{self.bytes_per_second / 1e9:,.0f} GB/s, {self.operations_per_second / 1e12:,.2f} TFLOP/s"
 
     def floor(self, size: int, dimension: int, queries: int) -> float:
-        """Seconds below which no exact search of fp16 keys [size, dimension] can be."""
+        """Return the seconds below which no exact search of fp16 keys [size, dimension] can be."""
         read, computed = 2 * size * dimension, 2 * queries * size * dimension
         return max(read / self.bytes_per_second, computed / self.operations_per_second)
 
 
 def measure_limits(device: torch.device) -> Limits:
-    """Copies of what fits no cache, and products of large matrices in the best of the precisions that search might use."""
+    """Time copies larger than any cache, and products of large matrices in the fastest precision a search may use."""
     source = torch.ones(COPY_BYTES // 2, dtype=torch.float16, device=device)
     target = torch.empty_like(source)
     copying = _fastest(lambda: target.copy_(source), device)
@@ -108,7 +108,7 @@ def measure_limits(device: torch.device) -> Limits:
 
 
 def _fastest(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of some runs."""
+    """Time some runs; return the seconds of the fastest."""
     seconds = []
     for _ in range(6):
         synchronise(device)

@@ -1,4 +1,4 @@
-"""How fast phrases are indexed and found, and what they take on disk and in memory."""
+"""Speed of building and searching phrase datastores, and what they take on disk and in memory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def measure_building(sentences: list[str], encoder: Path, device: torch.device, 
 def measure_search(
     choice: str, size: int, settings: SearchSettings, device: torch.device, store: str | None = None
 ) -> SearchSpeed:
-    """Search random keys, once for nothing and then `repeats` times.
+    """Time searches of random keys: once to warm up, then `repeats` times.
 
     Args:
         choice: `exact` or a FAISS factory string; with a store, or a type of Milvus's.
@@ -132,7 +132,7 @@ def _fill_store(keys: np.ndarray, choice: str, store: str) -> MilvusIndex:
 
 
 def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:
-    """Seconds until the result is there."""
+    """Time one search, in seconds."""
     start = time.perf_counter()
     index.search(queries, k)
     synchronise(queries.device)
@@ -140,7 +140,7 @@ def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:
 
 
 def random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
-    """Vectors of length 1, fp16 [size, dimension], made block by block; fewer are the first of more.
+    """Draw vectors of length 1, fp16 [size, dimension], block by block; fewer are the first of more.
 
     >>> bool((random_directions(2, 4, 1) == random_directions(3, 4, 1)[:2]).all())
     True

@@ -60,7 +60,7 @@ def needs(
     speeds: dict[str, Limits],
     others: tuple[str, ...] = (),
 ) -> list[Need]:
-    """For each way to search a part of a datastore, if it had `size` entries.
+    """Plan each way to search a part of a datastore, if it had `size` entries.
 
     Args:
         section: whose width, metric and text are taken.
@@ -124,7 +124,7 @@ def needs(
 
 
 def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
-    """Those that are given, and of the others those of this machine, as far as it has what is to be measured.
+    """Measure the speeds of this machine that are not given, where there is something to measure.
 
     Args:
         file: read from disk to learn how fast that is, if it is there and large enough.
@@ -141,7 +141,7 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
 
 
 def describe_room(folder: Path) -> str:
-    """What this machine has for it: space on the disk of a folder, memory, and the memory of its GPUs."""
+    """Describe what this machine has: space on the disk of a folder, memory, and the memory of its GPUs."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpus = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
     devices = f"GPUs of {', '.join(f'{size / 1e9:,.0f} GB' for size in gpus)}" if gpus else "no GPU"
@@ -149,7 +149,7 @@ def describe_room(folder: Path) -> str:
 
 
 def _reading(file: Path) -> float:
-    """Bytes of a file read in a second, none of which is in memory at first."""
+    """Return how many bytes a second a file is read at, none of which is cached at first."""
     with file.open("rb", buffering=0) as stream:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start, count = time.perf_counter(), 0
@@ -159,7 +159,7 @@ def _reading(file: Path) -> float:
 
 
 def parse_speeds(words: list[str]) -> dict[str, float]:
-    """Bytes a second, from words such as host=20, in GB/s.
+    """Parse words such as host=20, in GB/s, into bytes a second.
 
     Raises:
         ConfigurationError: a place or a number that is none.
@@ -180,7 +180,7 @@ def parse_speeds(words: list[str]) -> dict[str, float]:
 
 
 def _stored_bytes(section: TokenSection | PhraseSection) -> float:
-    """Bytes an entry takes in files, all but the index; of a phrase, with its share of the sentences."""
+    """Return the bytes an entry takes in files, without the index; of a phrase, with its part of the sentences."""
     if isinstance(section, TokenSection):
         return 2 * section.dimension + 4 + 8  # key, value, provenance
     of_text = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]

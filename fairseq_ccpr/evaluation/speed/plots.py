@@ -15,7 +15,7 @@ from fairseq_ccpr.evaluation.speed.search_speed import SearchCost
 
 
 def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
-    """Queries a second by phrases, a line an index; bars reach from the slowest search to the fastest."""
+    """Draw queries a second by phrases, a line an index; bars reach from the slowest search to the fastest."""
     with lines(path) as axes:
         for number, name in enumerate(dict.fromkeys(search.index for search in searches)):
             rows = [search for search in searches if search.index == name]
@@ -28,7 +28,7 @@ def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
 
 
 def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
-    """Milliseconds of a search by keys, by queries and by neighbours, a colour an index, a style a store; the floor beneath.
+    """Draw milliseconds of a search by keys, queries and neighbours: a colour an index, a style a store, the floor dotted.
 
     Where stores of several widths were searched, by width too, a line an index. What is not on an axis is as in the first
     search, but the keys, which are as many as there were at most.

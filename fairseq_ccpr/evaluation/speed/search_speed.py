@@ -1,4 +1,4 @@
-"""How long a search takes, by index, number of keys, queries and neighbours, and what it misses."""
+"""Speed and recall of a search by index, number of keys, queries and neighbours."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MadeIndex:
 
 
 def make_index(keys: Tensor, choice: str, metric: str) -> MadeIndex:
-    """An index of keys [N, d], on their device where it can be.
+    """Build an index of keys [N, d], on their device where it can be.
 
     Args:
         choice: see `plan_index`.
@@ -95,7 +95,7 @@ class Sweep:
 def measure_searches(
     name: str, store: TokenDatastore, sweep: Sweep, device: torch.device, limits: Limits
 ) -> Iterator[SearchCost]:
-    """Every combination of the sweep; each search once for nothing, then `repeats` times.
+    """Time every combination of the sweep: each search once to warm up, then `repeats` times.
 
     Args:
         name: what the datastore is called.
@@ -125,7 +125,7 @@ def measure_searches(
 
 
 def _time_search(index: Index, queries: Tensor, k: int) -> float:
-    """Milliseconds until the result is there."""
+    """Time one search, in milliseconds."""
     synchronise(queries.device)
     start = time.perf_counter()
     index.search(queries, k)

@@ -13,7 +13,7 @@ BLOCK = 1 << 20  # entries made at a time
 def grow(
     keys: np.ndarray, values: np.ndarray, size: int, unit: bool, device: torch.device, seed: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """A store of `size` entries whose keys lie as those of a real store do, and whose tokens are as frequent.
+    """Make a store of `size` entries with keys distributed, and tokens as frequent, as those of a real one.
 
     Up to the real size it is a random part of the real store. Beyond, each entry of the real one is taken as often as any
     other, give or take one, and all but the first copy are moved by random noise.
@@ -48,7 +48,7 @@ def grow(
 
 
 def queries_near(keys: Tensor, count: int, unit: bool, seed: int = 2) -> Tensor:
-    """Queries fp32 [count, d] around random keys [N, d], as far from them as `grow` puts new keys from real ones."""
+    """Draw queries fp32 [count, d] around random keys [N, d], as far away as `grow` puts new keys."""
     chance = torch.Generator(keys.device).manual_seed(seed)
     rows = torch.randint(len(keys), (count,), generator=chance, device=keys.device)
     spread = keys[:BLOCK].float().std(dim=0, correction=0) * NOISE

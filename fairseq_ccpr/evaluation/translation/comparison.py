@@ -1,4 +1,4 @@
-"""The base model against retrieval on one test set: quality, speed as a ratio, and examples."""
+"""A comparison of the base model with retrieval on one test set: quality, relative speed, and examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Comparison:
     decodings: Decodings
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a system: scores, seconds, tokens a second, and those as a ratio to the base model's."""
+        """Return a row a system: scores, seconds, tokens a second, and those as a ratio to the base model's."""
         base = self.decodings.systems[BASE]
         return [
             {
@@ -33,7 +33,7 @@ class Comparison:
         ]
 
     def examples(self, count: int) -> list[int]:
-        """The sentences whose translation retrieval brought nearest to the reference, by chrF gained."""
+        """Choose the sentences whose translation retrieval brought nearest to the reference, by chrF gained."""
         base, retrieval = (self.decodings.systems[name].hypotheses for name in (BASE, RETRIEVAL))
         gains = {
             i: sentence_chrf(retrieval[i], reference) - sentence_chrf(base[i], reference)

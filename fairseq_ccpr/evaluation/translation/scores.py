@@ -18,7 +18,7 @@ class Scores:
 
 
 def score(hypotheses: list[str], references: list[str]) -> Scores:
-    """BLEU and chrF of detokenised text, one reference each.
+    """Score detokenised text by BLEU and chrF, one reference each.
 
     >>> score(["the cat sat on the mat"], ["the cat sat on the mat"]).bleu
     100.0
@@ -31,7 +31,7 @@ def score(hypotheses: list[str], references: list[str]) -> Scores:
 
 
 def sentence_chrf(hypothesis: str, reference: str) -> float:
-    """chrF of one sentence.
+    """Score one sentence by chrF.
 
     >>> sentence_chrf("a cat", "a cat")
     100.0

@@ -62,14 +62,14 @@ def compare_systems(systems: dict[str, list[str]], references: list[list[str]], 
 
 
 def _score(metric: Metric, hypotheses: list[str], drawn: np.ndarray) -> tuple[float, np.ndarray]:
-    """The score of a system, and its scores for resamples of the lines, int [samples, lines]: [samples]."""
+    """Score a system: in all, and on resamples of the lines, int [samples, lines]: [samples]."""
     statistics = np.array(metric._extract_corpus_statistics(hypotheses, None), dtype="float32")
     scores = [metric._compute_score_from_stats(statistics[sample].sum(0)).score for sample in drawn]
     return float(metric._compute_score_from_stats(statistics.astype("float64").sum(0)).score), np.array(scores)
 
 
 def _against(baseline: tuple[float, np.ndarray], system: tuple[float, np.ndarray]) -> dict[str, Any]:
-    """The difference to the baseline, the interval that holds 95% of the resampled ones, and p."""
+    """Return the difference to the baseline, the interval with 95% of the resampled ones, and p."""
     difference, differences = system[0] - baseline[0], system[1] - baseline[1]
     beside = np.abs(differences) - np.abs(differences).mean()
     # For translations that are all the same, sacrebleu's count finds none, and a p of nearly 0.
@@ -83,7 +83,7 @@ def _against(baseline: tuple[float, np.ndarray], system: tuple[float, np.ndarray
 
 
 def resample(hits: np.ndarray, totals: np.ndarray, sets: list[np.ndarray], samples: int) -> np.ndarray:
-    """Bootstrap resamples of each system's accuracy, macro-averaged over sets; systems share the resampled items.
+    """Resample each system's accuracy, macro-averaged over sets; systems share the resampled items.
 
     Args:
         hits: [N, Q], what counts for each system and item.
@@ -104,7 +104,7 @@ def resample(hits: np.ndarray, totals: np.ndarray, sets: list[np.ndarray], sampl
 
 
 def p_value(resampled: np.ndarray, number: int) -> float:
-    """How likely equal systems are to differ by as much as this one and the first, two-sided.
+    """Return how likely equal systems are to differ by as much as this one and the first, two-sided.
 
     Args:
         resampled: fp64 [samples, N], see `resample`.

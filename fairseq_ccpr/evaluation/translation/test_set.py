@@ -29,7 +29,7 @@ class System:
 
     @property
     def tokens_per_second(self) -> float:
-        """Target tokens of the best hypotheses over seconds spent."""
+        """Target tokens of the best hypotheses a second."""
         return self.tokens / self.seconds
 
 
@@ -42,13 +42,13 @@ class Decodings:
     references: dict[int, str] = field(default_factory=dict)
 
     def scores(self, name: str) -> Scores:
-        """BLEU and chrF of one system."""
+        """Score one system by BLEU and chrF."""
         ids = sorted(self.references)
         return score([self.systems[name].hypotheses[i] for i in ids], [self.references[i] for i in ids])
 
 
 def parse_generation(arguments: list[str]) -> Any:
-    """The configuration of a fairseq-generate with retrieval as the default task.
+    """Parse options of fairseq-generate, with retrieval as the default task.
 
     Raises:
         ConfigurationError: there is no --path, or there are options that would have no effect here.
@@ -72,7 +72,7 @@ def parse_generation(arguments: list[str]) -> Any:
 
 
 def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
-    """The task, its dataset, and the models of `--path`, as fairseq-generate loads them."""
+    """Load the task, its dataset, and the models of `--path`, as fairseq-generate does."""
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, TranslationRetrievalTask):
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
@@ -94,7 +94,7 @@ def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
 
 
 def batches(cfg: Any, task: Any, models: list[Any]) -> Any:
-    """The subset in fairseq's batches, on the models' device; sentences longer than the models take are left out."""
+    """Iterate over the subset in fairseq's batches, on the models' device, without sentences longer than they take."""
     iterator = task.get_batch_iterator(
         dataset=task.dataset(cfg.dataset.gen_subset),
         max_tokens=cfg.dataset.max_tokens,
@@ -137,7 +137,7 @@ def decode(cfg: Any, task: Any, models: list[Any], generators: dict[str, Any]) -
 
 
 def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
-    """From a dictionary and token ids to text, as fairseq-generate prints it.
+    """Return a function from a dictionary and token ids to text, as fairseq-generate prints it.
 
     A reference's unknown tokens are written in a way that no hypothesis matches.
     """
