@@ -46,7 +46,7 @@ class KeyStore:
         anything = IndexDescription(MILVUS, "ip")
         index = MilvusIndex(self.address, anything, 0, identity["dimension"], identity, self.timeout, self._token)
         if index.exists():
-            index.refuse_foreign(index.identity)
+            index.refuse_foreign()
 
     def fill(self, section: PhraseSection, keys: np.ndarray, quiet: bool) -> None:
         """Write those keys that are not there yet, and wait until they can be searched.

@@ -24,15 +24,14 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
-from fairseq_ccpr.search import IndexDescription, build_index, open_index
+from fairseq_ccpr.search import TIMEOUT, IndexDescription, build_index, open_index
 from fairseq_ccpr.search.index_plan import (
     PHRASE_DEPTH,
     PHRASE_EFFORT,
     index_bytes,
     plan_index,
-    plan_milvus_index,
 )
-from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search.milvus_index import plan_milvus_index
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import check_space

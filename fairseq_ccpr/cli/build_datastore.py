@@ -15,8 +15,7 @@ from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, bu
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.models.phrase_finder import KINDS
-from fairseq_ccpr.search import METRICS
-from fairseq_ccpr.search.milvus_server import SLOW
+from fairseq_ccpr.search import METRICS, SLOW
 from fairseq_ccpr.storage.fingerprint import short
 
 TOKENS_HELP = """\

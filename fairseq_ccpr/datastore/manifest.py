@@ -8,8 +8,7 @@ from typing import Any
 
 from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import IndexDescription
-from fairseq_ccpr.search.milvus_server import StoreAddress
+from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.storage.atomic import PARTIAL
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_checked_json, write_checked_json
 from fairseq_ccpr.version import __version__
@@ -98,8 +97,13 @@ class PhraseSection:
             values["store"] = StoreAddress(**values["store"])
         return cls(**values)
 
+    def remote_keys(self, timeout: float = TIMEOUT, token: str = "") -> RemoteKeys:
+        """The keys, where a database has them."""
+        assert self.store is not None
+        return RemoteKeys(self.store, self.size, self.dimension, self.identity(), timeout, token)
+
     def identity(self) -> dict[str, Any]:
-        """What its keys in Milvus must be."""
+        """What the keys in a database must be."""
         names = ("dimension", "segmentation", "share", "shard", "fingerprints", "sentences", "size")
         said = asdict(self)
         return {name: said[name] for name in names} | {"index": self.index.factory}

@@ -14,13 +14,11 @@ from numpy.lib import format as npy
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import Index, IndexDescription, open_index
-from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription, open_index
 from fairseq_ccpr.storage.arrays import open_array
+from fairseq_ccpr.storage.equal_strings import hash_strings
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
-from fairseq_ccpr.storage.string_hashes import hash_strings
 from fairseq_ccpr.storage.text_lines import TextLines
 
 PHRASE = "phrase"
@@ -75,7 +73,7 @@ class PhraseDatastore:
         return self._sentences[number]
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
-        """Of the strings of entries, int64 [n] -> uint64 [n]: see `hash_strings`."""
+        """Hash the strings of entries, int64 [n] -> uint64 [n]."""
         return hash_strings(self.spans[entries], self._sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
@@ -85,19 +83,13 @@ class PhraseDatastore:
         return sentence[start:end], sentence, start, end
 
     def open_index(self, timeout: float = TIMEOUT) -> Index:
-        """The index over the keys, on the CPU, or that of Milvus, which is checked when it is first searched.
+        """Open the index over the keys, on the CPU; that of a database is checked when it is first searched.
 
         Args:
-            timeout: seconds that Milvus may take to answer.
+            timeout: seconds that a database may take to answer.
         """
-        if self.keys is None:
-            return self._open_store(timeout)
-        return open_index(self.section.index, self.keys, self.directory / PHRASE)
-
-    def _open_store(self, timeout: float = TIMEOUT) -> MilvusIndex:
-        section = self.section
-        assert section.store is not None
-        return MilvusIndex(section.store, section.index, section.size, section.dimension, section.identity(), timeout)
+        keys = self.keys if self.keys is not None else self.section.remote_keys(timeout)
+        return open_index(self.section.index, keys, self.directory / PHRASE)
 
     def open_sources(self) -> np.ndarray:
         """Of which texts each sentence is, bool [S, n], by the order of `section.sources`, or of the one text there is."""
@@ -151,13 +143,12 @@ class PhraseDatastore:
         """
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
+        index = self.open_index()
+        index.check()
         if self.keys is None:
-            store = self._open_store()
-            store.check()
-            if of_keys(self.section.size, self.section.dimension, store.read()) != self.section.fingerprints[KEYS]:
-                faults.append(f"phrase keys: those in {store.address} have changed since they were written")
-        else:
-            self.open_index()
+            found = of_keys(self.section.size, self.section.dimension, index.read())
+            if found != self.section.fingerprints[KEYS]:
+                faults.append(f"phrase keys: those in {self.section.store} have changed since they were written")
         lengths = np.diff(self._sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):
             rows = f"rows {start:,} to {start + block_rows:,}"

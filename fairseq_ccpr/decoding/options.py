@@ -14,7 +14,7 @@ from fairseq_ccpr.decoding.phrase_memory import ATTENTION_GATE, CONSENT_GATE, Ph
 from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP
 from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search import TIMEOUT
 
 logger = logging.getLogger(__name__)
 

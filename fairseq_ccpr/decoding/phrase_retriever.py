@@ -21,9 +21,8 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
-from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import TIMEOUT
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.version import __version__
 
@@ -125,8 +124,7 @@ class PhraseRetriever:
         self._asking = ThreadPoolExecutor(1) if self.index.remote else None
         self.too_long = self.phrases = self.retrieved = self.skipped = 0
         self._not_before = 0.0  # seconds of the clock: an index that did not answer is left alone so long
-        if isinstance(self.index, MilvusIndex):
-            self._answer_or_skip(self.index.check, 0)
+        self._answer_or_skip(self.index.check, 0)
 
     def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
         """For each sentence its phrases, in order, those for which nothing was found too."""

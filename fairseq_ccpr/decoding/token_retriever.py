@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, neighbour_log_probabilities, retrieval_confidence
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import Index
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.version import __version__
 
@@ -86,9 +86,7 @@ class TokenRetriever:
         self.index = datastore.open_index().to(device)
         projection = datastore.open_projection()
         self.projection = projection.to(device) if projection is not None else None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            self.values = torch.from_numpy(datastore.values).to(device)
+        self.values = as_tensor(datastore.values).to(device)
 
     def __call__(self, queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Retrieve for each hypothesis.

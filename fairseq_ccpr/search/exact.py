@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.base import Index
+from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys
 from fairseq_ccpr.search.selection import best_rows, largest, search_by_blocks
+from fairseq_ccpr.storage.arrays import as_tensor
 
+EXACT = "exact"
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
 QUERIES = 1 << 12  # at a time
 
@@ -37,15 +40,30 @@ class ExactIndex(Index):
     """
 
     def __init__(self, keys: np.ndarray | Tensor, metric: str, fused: bool | None = None) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            self.keys = keys if isinstance(keys, Tensor) else torch.from_numpy(keys)
+        self.keys = keys if isinstance(keys, Tensor) else as_tensor(keys)
         self.metric = metric
         self.size, self.dimension = self.keys.shape
         self.steps: Any = tiled
         if can_fuse(self.keys) if fused is None else fused:
             self.keys = self.keys.contiguous()
             self.steps = importlib.import_module("fairseq_ccpr.search.fused")
+
+    @classmethod
+    def plan(cls, request: IndexRequest) -> IndexDescription:
+        """Take no parameters."""
+        if request.choice != EXACT:
+            raise ConfigurationError(f"--index is '{request.choice}': give {EXACT} or a FAISS factory string")
+        if request.parameters:
+            raise ConfigurationError(
+                f"--index-parameters '{request.parameters}' are for FAISS, and exact search has none"
+            )
+        return IndexDescription(EXACT, request.metric)
+
+    @classmethod
+    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> ExactIndex:
+        """Search the keys as they are."""
+        assert isinstance(keys, np.ndarray)  # they are in a folder
+        return cls(keys, description.metric)
 
     @cached_property
     def half_norms(self) -> Tensor:
@@ -54,7 +72,7 @@ class ExactIndex(Index):
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`."""
+        """Compare each query with every key; see the class."""
         return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,9 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search.base import Index, IndexDescription
-from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, MilvusServer, StoreAddress
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search.base import (
+    EXACT_UP_TO,
+    MILVUS,
+    Index,
+    IndexDescription,
+    IndexRequest,
+    RemoteKeys,
+    StoreAddress,
+)  # fmt: skip
+from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, MilvusServer
 
 ID, KEY = "entry", "key"
 PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
@@ -55,8 +64,37 @@ class MilvusIndex(Index):
         self.server = MilvusServer(address, token, timeout)
         self.checked = False
 
+    @classmethod
+    def plan(cls, request: IndexRequest) -> IndexDescription:
+        """Take a type of Milvus's, see `plan_milvus_index`."""
+        if request.store is None:
+            raise ConfigurationError(
+                f"--index is '{request.choice}', but these keys stay in a folder: give --store, which phrases have, or another "
+                "index"
+            )
+        return plan_milvus_index(request.choice, request.parameters, request.size, request.store.embedded)
+
+    @classmethod
+    def build(
+        cls,
+        keys: np.ndarray,
+        description: IndexDescription,
+        path: Path,
+        progress: Callable[[int], object],
+        remote: RemoteKeys | None = None,
+    ) -> None:
+        """Write those keys that are not there yet, and wait until they can be searched."""
+        assert remote is not None  # Milvus has no file
+        cls.open(description, remote, path).fill(keys, progress)
+
+    @classmethod
+    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> MilvusIndex:
+        """Connect to Milvus when it is first asked; the first search checks the collection."""
+        assert isinstance(keys, RemoteKeys)
+        return cls(keys.address, description, keys.size, keys.dimension, keys.identity, keys.timeout, keys.token)
+
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`.
+        """Find the k nearest keys of each query, after a check of the collection the first time.
 
         Raises:
             UnreachableError: Milvus does not answer.
@@ -85,23 +123,14 @@ class MilvusIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """See `Index.deepest`."""
+        """N, or Milvus's own limit."""
         return min(self.size, DEEPEST)
 
-    def to(self, device: torch.device) -> MilvusIndex:
-        """Itself."""
-        return self
-
     def check(self) -> None:
-        """See that the collection is there, whole, and the one that was built.
-
-        Raises:
-            UnreachableError: Milvus does not answer.
-            DatastoreError: says what there is and what was expected.
-        """
+        """Check that the collection is there, complete, and the one that was built."""
         if not self.exists():
             raise DatastoreError(f"{self.address} is missing: build the datastore again")
-        self.refuse_foreign(self.identity)
+        self._refuse_foreign()
         self._load()
         if (found := self.count()) != self.size:
             fault = (
@@ -118,15 +147,12 @@ class MilvusIndex(Index):
             return False  # asking would make the file
         return self._ask("has_collection")
 
-    def refuse_foreign(self, wanted: Mapping[str, Any]) -> None:
-        """Refuse the collection that is there where it is of another width, metric or making.
+    def refuse_foreign(self) -> None:
+        """Refuse a collection of this name that is of another width, metric or making."""
+        if self.exists():
+            self._refuse_foreign()
 
-        Args:
-            wanted: a part of the identity, or all of it.
-
-        Raises:
-            DatastoreError: names both sides.
-        """
+    def _refuse_foreign(self) -> None:
         described = self._ask("describe_collection")
         widths = [field["params"].get("dim") for field in described["fields"] if field["name"] == KEY] or [None]
         advice = "give another --collection, or drop that one"
@@ -141,7 +167,7 @@ class MilvusIndex(Index):
             found = json.loads(described["properties"][PROPERTY])
         except (KeyError, ValueError):
             raise DatastoreError(f"{self.address} was not made by fairseq-ccpr: {advice}") from None
-        for name, value in _flat(wanted).items():
+        for name, value in _flat(self.identity).items():
             if (other := _flat(found).get(name)) != value:
                 raise DatastoreError(
                     f"{self.address} was built with another {name}: {other} there, {value} now; {advice}"
@@ -158,7 +184,7 @@ class MilvusIndex(Index):
         """
         pymilvus, name = self.server.pymilvus, self.address.collection
         if self.exists():
-            self.refuse_foreign(self.identity)
+            self._refuse_foreign()
         else:
             schema = pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
             schema.add_field(ID, pymilvus.DataType.INT64, is_primary=True)
@@ -242,6 +268,34 @@ class MilvusIndex(Index):
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self.server.ask(method, self.address.collection, *args, **kwargs)
+
+
+def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -> IndexDescription:
+    """What `--index` and `--index-parameters` mean for `size` keys in Milvus, compared by inner product.
+
+    Args:
+        choice: `exact`, a type of Milvus's with its parameters, or `auto`: exact for small stores and the embedded Milvus,
+            where nothing else is faster; else what the server takes itself.
+        parameters: of the search.
+
+    >>> plan_milvus_index("HNSW,M=32", "ef=200", 10**6, False).factory
+    'HNSW,M=32'
+
+    Raises:
+        ConfigurationError: neither of these.
+    """
+    if choice in ("auto", "exact"):
+        exact = choice == "exact" or embedded or size <= EXACT_UP_TO
+        choice = "FLAT" if exact else "AUTOINDEX"
+    number = r"\w+=[0-9]*\.?[0-9]+"
+    if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
+        raise ConfigurationError(
+            f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
+            "HNSW,M=16,efConstruction=200"
+        )
+    if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
+        raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
+    return IndexDescription(MILVUS, "ip", choice, parameters)
 
 
 def _parameters(text: str) -> dict[str, float]:

@@ -7,12 +7,12 @@ import logging
 import os
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnreachableError
+from fairseq_ccpr.search.base import StoreAddress
 
 TOKEN = "MILVUS_TOKEN"  # of the environment: user:password, or an API key
 TIMEOUT = 30.0  # seconds
@@ -27,22 +27,6 @@ CHANNEL = {
     "grpc.max_reconnect_backoff_ms": 1000,
     "grpc.keepalive_time_ms": 300_000,  # questions have a time limit; more pings, the embedded one takes for an attack
 }
-
-
-@dataclass(frozen=True)
-class StoreAddress:
-    """Where keys are in Milvus: a server's URI, which has no credentials in it, or the file of an embedded one."""
-
-    uri: str
-    collection: str
-
-    @property
-    def embedded(self) -> bool:
-        """Whether it is a file."""
-        return urlsplit(self.uri).scheme not in SCHEMES
-
-    def __str__(self) -> str:
-        return f"the collection '{self.collection}' of Milvus at {self.uri}"
 
 
 def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:

@@ -7,13 +7,16 @@ import fcntl
 import math
 import os
 import shutil
+import warnings
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.lib import format as npy
+from torch import Tensor
 
 from fairseq_ccpr.errors import DatastoreError
 
@@ -134,6 +137,13 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
             f"{path} holds {array.dtype} {array.shape}, but the manifest says {dtype} {shape}: build the datastore again"
         )
     return array
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """Share the memory of an array with a tensor, which must not be written to: the array may be mapped from a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(array)
 
 
 def check_space(directory: Path, needed: int) -> None:

@@ -22,9 +22,8 @@ from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus_index, milvus_server
-from fairseq_ccpr.search.base import IndexDescription
+from fairseq_ccpr.search.base import IndexDescription, StoreAddress
 from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
