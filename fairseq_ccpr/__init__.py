@@ -21,13 +21,24 @@ install_report()
 from fairseq_ccpr import models, training  # noqa: E402
 from fairseq_ccpr.datastore.phrase import PhraseDatastore  # noqa: E402
 from fairseq_ccpr.datastore.token import TokenDatastore  # noqa: E402
-from fairseq_ccpr.decoding.options import TranslationRetrievalConfig  # noqa: E402
+from fairseq_ccpr.decoding.memory import Memory, ModelView, Neighbours, Retriever  # noqa: E402
+from fairseq_ccpr.decoding.options import (  # noqa: E402
+    PhraseSettings,
+    TokenRetrievalSettings,
+    TranslationRetrievalConfig,
+)
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
 
 __all__ = [
+    "Memory",
+    "ModelView",
+    "Neighbours",
     "PhraseDatastore",
+    "PhraseSettings",
+    "Retriever",
     "TokenDatastore",
+    "TokenRetrievalSettings",
     "TokenRetriever",
     "TranslationRetrievalConfig",
     "TranslationRetrievalTask",

@@ -51,7 +51,7 @@ def option(
         choices: the values of a string.
         sign: the name in signatures, if not that of the field.
         unsigned: why no signature has the value; every other value is in one.
-        automatic: the option may be left out although the field has no default; `read_options` is told its value.
+        automatic: what the option is when it is left out depends on more than the field: `read_options` is told its value.
         flags: other names of the option in our own commands, such as -s.
         metavar, nargs: as in argparse.
         positional: an argument without a name.
@@ -94,7 +94,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
             given = {name: metadata[name] for name in ("nargs", "metavar", "help")}
             parser.add_argument(one.name, type=_item(hint), **given)
             continue
-        names = (*metadata["flags"], option_name(kind, one))
+        names = sorted((option_name(kind, one), *metadata["flags"]), key=lambda name: name.startswith("--"))
         given = {"dest": _dest(kind, one), "help": metadata["help"], "default": _default(one)}
         if hint is bool:
             action = argparse.BooleanOptionalAction if metadata["automatic"] else "store_true"
@@ -139,13 +139,14 @@ def with_options(*kinds: type) -> Callable[[C], C]:
     return decorate
 
 
-def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | None = None) -> S:
+def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | None = None, **others: Any) -> S:
     """The settings that a parser, or fairseq, has read.
 
     Args:
         kind: a dataclass.
         options: a namespace or configuration that has its options.
         automatic: values of the fields that are so, where their option was left out.
+        others: values of the fields that are no options.
 
     Raises:
         ConfigurationError: an option and its opposite.
@@ -168,18 +169,24 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
             elif value is None or (value is False and hasattr(options, f"no_{name}")):
                 value = (automatic or {})[one.name]
         values[one.name] = str(value) if one.metadata["choices"] and value is not None else value
-    return kind(**values)
+    return kind(**others, **values)
 
 
-def as_options(settings: Any) -> str:
-    """The options that give these settings: those that must be given, and those that differ from their default."""
+def as_options(settings: Any, always: tuple[str, ...] = (), automatic: Mapping[str, Any] | None = None) -> str:
+    """Write the options that give these settings: those that differ from what they are when left out.
+
+    Args:
+        always: fields that are written whatever their value.
+        automatic: values of the automatic fields where their option is left out, see `read_options`.
+    """
     words = []
     for one in _options_of(type(settings)):
         value, name = getattr(settings, one.name), option_name(type(settings), one)
-        if one.default == value:
+        left_out = (automatic or {}).get(one.name, one.default)
+        if value == left_out and one.name not in always:
             continue
         if isinstance(value, bool):
-            words.append(name if value or _negated(one) else f"--no{name[1:]}")
+            words += [name] if value != _negated(one) else [f"--no{name[1:]}"] if one.metadata["automatic"] else []
         else:
             words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
     return " ".join(words)
@@ -227,7 +234,7 @@ def _negated(one: Field[Any]) -> bool:
 def _default(one: Field[Any]) -> Any:
     if one.default_factory is not MISSING:
         return one.default_factory()
-    return None if one.default is MISSING else one.default
+    return None if one.default is MISSING or one.metadata["automatic"] else one.default
 
 
 def _bare(hint: Any) -> Any:

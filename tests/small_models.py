@@ -231,7 +231,7 @@ def build_phrases(
     texts = text if isinstance(text, list) else [text]
     words: list[object] = ["phrases", *texts, "--encoder", ccpr.checkpoint, "--output", output, "--cpu", "--quiet"]
     words += [] if "--threshold" in extra else ["--threshold", 0.5]
-    return call("build_datastore", *words, "--shard-sentences", 32, "--max-words", 5, *extra, check=check)
+    return call("build_datastore", *words, "--chunk-sentences", 32, "--max-words", 5, *extra, check=check)
 
 
 def entries(store: PhraseDatastore) -> list[tuple[int, str]]:

@@ -2,28 +2,32 @@
 
     fairseq-generate DATA_BIN --user-dir user_dir --task translation_agreement --datastore DIR ...
 
-The share of the datastore is lambda where all neighbours name the same token, and less the more they disagree.
+The weight of the datastore is lambda where all neighbours name the same token, and less the more they disagree. The tuner
+scores its grid with the same policy, and the explanation shows it.
 """
 
 from fairseq.tasks import register_task
 from torch import Tensor
 
-from fairseq_ccpr import TokenRetriever, TranslationRetrievalConfig, TranslationRetrievalTask
+from fairseq_ccpr import ModelView, TokenRetrievalSettings, TranslationRetrievalConfig, TranslationRetrievalTask
 
 
-class AgreementRetriever(TokenRetriever):
-    """lambda times the largest share of the k neighbours that have one token."""
+def agreement_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
+    """lambda times the largest fraction of the k neighbours that name one token, fp32 [N]; a missing one agrees with none.
 
-    def share(self, scores: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-        """fp32 [H]; a missing neighbour agrees with none."""
-        found = ids >= 0
-        same = (values.unsqueeze(2) == values.unsqueeze(1)) & found.unsqueeze(1)  # [H, k, k]
-        votes = same.sum(dim=2).masked_fill(~found, 0).amax(dim=1)
-        return self.settings.lambda_ * votes / values.size(1)
+    Args:
+        scores, values: fp32 and int64 [N, k], the neighbours' scores, -inf where one is missing, and their tokens.
+        model: what the model says of those tokens; not needed here.
+        settings: the `--knn-*` options.
+    """
+    found = scores > float("-inf")
+    same = (values.unsqueeze(2) == values.unsqueeze(1)) & found.unsqueeze(1)  # [N, k, k]
+    votes = same.sum(dim=2).masked_fill(~found, 0).amax(dim=1)
+    return settings.lambda_ * votes / values.size(1)
 
 
 @register_task("translation_agreement", dataclass=TranslationRetrievalConfig)
 class TranslationAgreementTask(TranslationRetrievalTask):
     """`translation_retrieval` with that policy."""
 
-    retriever_class = AgreementRetriever
+    token_weight = staticmethod(agreement_weight)

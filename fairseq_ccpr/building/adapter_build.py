@@ -12,14 +12,9 @@ from torch import Tensor
 
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.building.distributed import Processes
-from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, Extraction, TokenBuildSettings
-from fairseq_ccpr.building.token_part import (
-    ADAPTER,
-    RAW,
-    VALID,
-    TokenPart,
-    refuse_foreign,
-)
+from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, refuse_foreign
+from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
+from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription, fit_pca, sample_rows
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, PROVENANCE, VALUES, TokenDatastore
@@ -28,23 +23,27 @@ from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.atomic import atomic_file
 from fairseq_ccpr.storage.files import MANIFEST
 
-PCA_DIMENSION = 128  # the paper's
 RAW_INDEX = IndexDescription("exact", "l2")
 BLOCK_ROWS = 1 << 14
 
 
 def build_projected_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or go on building, a datastore whose keys went through an adapter; what is already there is reused.
+    """Build, or resume building, a datastore whose keys are projected by an adapter.
 
-    1. Plan: as for raw keys; and that the adapter, PCA and index fit together.
-    2. Raw keys: a datastore of its own, in `--raw-datastore`, or in `raw` beside the part and dropped in the end.
+    1. Plan: as for raw keys; and check that the adapter, PCA and index fit together.
+    2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` beside the part until the end.
     3. Train the adapter on them, validating on the states of `--valid-subset`, or read it from a file.
     4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key.
-    5. Index, publish.
+    5. Index and publish.
 
-    Returns and raises: see `build_token_datastore`.
+    Returns:
+        The token section of the finished datastore, and how many sentences were left out as longer than the model takes.
+
+    Raises:
+        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
     plan = _Plan(settings, Extraction(settings, processes))
     part = plan.part(show=processes.first and not settings.quiet)
@@ -55,19 +54,17 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
     if settings.keep_raw_keys and not unfinished and not raw_folder.exists():
         raise ConfigurationError(
             f"{settings.output} is finished, and its raw keys were dropped: leave out --keep-raw-keys, or delete it "
-            "and build anew"
+            "and build it again"
         )
     processes.barrier()  # all have seen the same
     valid_folder = settings.output / VALID
     if unfinished:
-        raw = extract(plan.extraction, raw_folder, processes, part.show)
+        raw = extract(plan.extraction, raw_folder, processes, part.keys.show)
         valid = extract(plan.valid, valid_folder, processes, show=False) if plan.valid else None
         if processes.first:
             plan.project(raw, valid, part)
     if processes.first:
-        if not part.up_to_date:
-            part.make_index()
-            part.publish()
+        part.finish()
         if unfinished and not settings.keep_raw_keys:
             shutil.rmtree(valid_folder, ignore_errors=True)
             if settings.raw_datastore is None:
@@ -77,7 +74,7 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 
 
 class _Plan:
-    """What is to be built, known before any work is done."""
+    """What is to be built, decided before any work is done."""
 
     def __init__(self, settings: TokenBuildSettings, extraction: Extraction) -> None:
         self.settings, self.extraction, self.device = settings, extraction, extraction.device
@@ -89,10 +86,10 @@ class _Plan:
             self.training = AdapterTraining.parse(settings.adapter_options)
             self.width = self.training.width(d)
             self.valid = extraction.of_valid()
-            of_keys = [self.raw_section.key_layer, *self.raw_section.fingerprints.values()]
-            of_keys += [self.valid.corpus.fingerprint] if self.valid else []
-            of_keys += [f"share {settings.share}"] if settings.share < 1 else []
-            self.identity = self.training.fingerprint(of_keys)
+            keys = [self.raw_section.key_layer, *self.raw_section.fingerprints.values()]
+            keys += [self.valid.corpus.fingerprint] if self.valid else []
+            keys += [f"share {settings.fraction}"] if settings.fraction < 1 else []
+            self.identity = self.training.fingerprint(keys)
         else:
             self.given = self._load(Path(settings.adapter))
             self.width = self.given.output.out_features
@@ -105,25 +102,25 @@ class _Plan:
             )
 
     def _load(self, path: Path) -> TokenAdapter:
-        """The adapter of a file, which must suit the model."""
+        """Load the adapter of a file, which must suit the model."""
         adapter, raw = TokenAdapter.load(path), self.raw_section
         if (width := adapter.hidden.in_features) != raw.dimension:
             raise ConfigurationError(
                 f"the adapter {path} takes states of width {width}, but those of {self.settings.path} are {raw.dimension} "
                 "wide: give an adapter trained for this model"
             )
-        here = {"model": raw.fingerprints["model"], "key_layer": raw.key_layer}
-        for what, value in here.items():
+        current = {"model": raw.fingerprints["model"], "key_layer": raw.key_layer}
+        for what, value in current.items():
             if adapter.trained_on.get(what, value) != value:
-                there = adapter.trained_on[what]
+                trained = adapter.trained_on[what]
                 raise CheckpointError(
-                    f"the adapter {path} was trained for another {what.replace('_', ' ')}: {_short(there)} there, "
+                    f"the adapter {path} was trained for another {what.replace('_', ' ')}: {_short(trained)} there, "
                     f"{_short(value)} now; train one for this, with --adapter clknn"
                 )
         return adapter
 
     def part(self, show: bool) -> TokenPart:
-        """The part at the output, as far as it is there."""
+        """Open the part at the output, finished or not."""
         s = self.settings
         if (s.output / MANIFEST).exists():
             token = Manifest.read(s.output).token
@@ -144,13 +141,13 @@ class _Plan:
         return TokenPart(s.output, section, self.extraction.symbols, show)
 
     def project(self, raw: TokenDatastore, valid: TokenDatastore | None, part: TokenPart) -> None:
-        """Train where need be, fit PCA, and fill `part` with what they make of the raw keys."""
+        """Train the adapter unless it was given, fit PCA, and fill `part` with the projected keys."""
         s = self.settings
         adapter = self.given
         if adapter is None:
             stores = [raw.directory, *([valid.directory] if valid else [])]
             adapter = TokenAdapter.load(self.training.run(stores, s.output / ADAPTER, self.identity, s.cpu, s.quiet))
-        part.prepare({"block_rows": BLOCK_ROWS})
+        part.lay_out({"block_rows": BLOCK_ROWS})
         projection = self._projection(part, raw, adapter.to(self.device))
         blocks = range(0, part.section.size, BLOCK_ROWS)
 
@@ -164,33 +161,31 @@ class _Plan:
         part.fill({i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}, write)
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
-        """Adapter and PCA as one, made once and kept with the part."""
+        """Fold adapter and PCA into one projection, computed once and kept with the part."""
         path = part.partial / PROJECTION
         if not path.exists():
             pca = fit_pca(self._embed_sample(adapter, raw), self.pca_dim) if self.pca_dim else None
             projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, self.settings.normalize_before_pca)
-            partial = path.with_name(path.name + ".partial")
-            projection.save(partial)
-            partial.replace(path)
+            with atomic_file(path) as partial:
+                projection.save(partial)
         return KeyProjection.load(path).to(self.device)
 
     @torch.inference_mode()
     def _embed_sample(self, adapter: TokenAdapter, raw: TokenDatastore) -> Tensor:
-        """z of a sample of the keys, fp32 [n, d_o], of length 1 where PCA is to see it so."""
+        """Embed a sample of the keys, fp32 [n, d_o], of length 1 with `--normalize-before-pca`."""
         rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
         z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
         return torch.nn.functional.normalize(z, dim=1) if self.settings.normalize_before_pca else z
 
 
 def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
-    """The decoder's own states, together with the other processes, unless they are there."""
+    """Write the decoder's own states, unless that was done; the processes share the work."""
     raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
-    raw.keep_index()
     processes.barrier()
-    if not raw.filled:
+    if not raw.filled:  # whatever index is there will do
         extraction.fill(raw)
         if processes.first:
-            raw.publish()
+            raw.finish()
         processes.barrier()
     return TokenDatastore(folder)
 
@@ -200,5 +195,5 @@ def _rows(keys: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _short(name: str) -> str:
-    """A fingerprint in brief, a layer in full."""
+    """Shorten a fingerprint, but not the name of a layer."""
     return fingerprint.short(name) if len(name) == 64 else name

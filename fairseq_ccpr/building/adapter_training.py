@@ -52,17 +52,17 @@ class AdapterTraining:
         Raises:
             ConfigurationError: fairseq-train does not take them.
         """
-        said = io.StringIO()
+        printed = io.StringIO()
         try:
             given = shlex.split(extra)
             words = [*shlex.split(DEFAULTS), "--max-update", str(UPDATES), *given]
             parser = options.get_training_parser()
-            with contextlib.redirect_stderr(said):
+            with contextlib.redirect_stderr(printed):
                 parsed: Any = options.parse_args_and_arch(
                     parser, input_args=["datastore", "--total-num-update", "1", *words]
                 )
         except (SystemExit, ValueError, KeyError, RuntimeError) as error:
-            lines = said.getvalue().strip().splitlines()
+            lines = printed.getvalue().strip().splitlines()
             reason = lines[-1].split("error: ")[-1] if lines else error
             raise ConfigurationError(
                 f"--adapter-options '{extra}': fairseq-train does not take them ({reason})"
@@ -71,21 +71,25 @@ class AdapterTraining:
         words = ["--total-num-update", str(parsed.max_update), *words]
         return cls(words, getattr(parsed, "adapter_output_dim", 0) or None)
 
-    def fingerprint(self, of_keys: list[str]) -> str:
-        """Digest of all that the outcome depends on: the keys, the options, and the defaults of those not given."""
+    def fingerprint(self, keys: list[str]) -> str:
+        """Digest everything that the outcome depends on: the keys, the options, and the defaults of those not given.
+
+        Args:
+            keys: fingerprints of the raw keys and of what they were extracted from.
+        """
         configs = (TokenContrastConfig, TokenAdapterConfig, SupervisedContrastiveConfig)
         defaults = [f"{config.__name__}.{f.name}={f.default}" for config in configs for f in fields(config)]
-        return fingerprint.of_strings([*of_keys, *self.words, *defaults, __version__])
+        return fingerprint.of_strings([*keys, *self.words, *defaults, __version__])
 
     def width(self, dimension: int) -> int:
-        """Of the vectors the adapter makes of keys of width `dimension`."""
+        """The width of the adapter's vectors for keys of width `dimension`."""
         return self.output_dim or default_output(dimension)
 
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
-        """Train, go on training, or find trained, the adapter of a raw datastore.
+        """Train the adapter of a raw datastore, or resume its training, unless it is finished.
 
         Args:
-            stores: datastores of the decoder's own states: to train on, and, if there is one, to validate on.
+            stores: datastores of the decoder's own states: one to train on, and perhaps one to validate on.
             save_dir: where fairseq keeps its checkpoints.
             identity: the fingerprint.
             quiet: let fairseq's messages go to a log in `save_dir`, not to stderr.
@@ -95,7 +99,7 @@ class AdapterTraining:
 
         Raises:
             ConfigurationError: fairseq-train fails.
-            DatastoreError: the folder holds the training of something else.
+            DatastoreError: the folder holds another training.
         """
         plan = save_dir / PLAN
         begun = plan.exists() and (save_dir / LAST).exists()
@@ -121,16 +125,16 @@ class AdapterTraining:
 
 
 def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
-    # In a process of its own: fairseq-train starts as many as there are GPUs, and is none of torchrun's.
-    of_torchrun = ("MASTER_", "WORLD_SIZE", "RANK", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(of_torchrun)}
+    # In a process of its own: fairseq-train starts one for each GPU, which torchrun must not know of.
+    torchrun = ("MASTER_", "WORLD_SIZE", "RANK", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(torchrun)}
     if "TORCHELASTIC_RUN_ID" in os.environ:
         environment.pop("OMP_NUM_THREADS", None)  # torchrun sets it to 1, for many processes at once
     with (save_dir / LOCK).open("w") as lock, (save_dir / LOG).open("a") as log:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigurationError(f"a process is training in {save_dir} already: wait for it, or stop it") from None
+            raise ConfigurationError(f"a process is already training in {save_dir}: wait for it, or stop it") from None
         to = log if quiet else sys.stderr
         # The training holds the lock as well, and so on its own, should this process be killed.
         done = subprocess.run(command, env=environment, stdout=to, stderr=to, pass_fds=[lock.fileno()])
@@ -138,5 +142,5 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
         lines = (save_dir / LOG).read_text(encoding="utf-8").strip().splitlines() if quiet else []
         raise ConfigurationError(
             f"fairseq-train ended with exit code {done.returncode} ({lines[-1] if lines else 'see above'}); "
-            "when its cause is gone, the same command goes on where it was"
+            "when its cause is gone, the same command resumes it"
         )

@@ -1,4 +1,4 @@
-"""Whether parts of datastores may become one: built with the same things, from other text, no shard missing or twice."""
+"""Checks that parts of datastores can be merged: built with the same things, from other text, no shard missing or twice."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from fairseq_ccpr.building.part import Section
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TOKEN, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage import fingerprint
 
-Section = TypeVar("Section", TokenSection, PhraseSection)
 Store = TypeVar("Store", TokenDatastore, PhraseDatastore)
 
 
 class Opened(Generic[Store]):
-    """A datastore that is to be merged, and the corpora that its entries are of.
+    """A datastore that is to be merged, and the corpora that its entries come from.
 
     Args:
         name: of its corpus, where it has but one.
@@ -38,7 +38,7 @@ class Opened(Generic[Store]):
 
 
 def check_alike(opened: list[Opened[Store]]) -> None:
-    """Refuse to put together what was built with different things.
+    """Refuse to merge what was built with different things.
 
     Raises:
         DatastoreError: names both sides.
@@ -56,7 +56,7 @@ def check_alike(opened: list[Opened[Store]]) -> None:
 
 
 def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
-    """What must be the same in all, by name."""
+    """Collect what must be the same in all of them, by name."""
     same: dict[str, Any] = {k.replace("_", " "): v for k, v in section.fingerprints.items() if k != "corpus"}
     same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
     if isinstance(section, PhraseSection):
@@ -70,7 +70,7 @@ def _brief(value: Any) -> str:
 
 
 def in_order(opened: list[Opened[Store]]) -> list[Opened[Store]]:
-    """The same, the shards of a corpus one after the other.
+    """Sort datastores so that the shards of a corpus follow one another.
 
     Raises:
         ConfigurationError: a shard is missing, or a corpus or a shard is given twice, or two corpora have one name.
@@ -91,20 +91,20 @@ def in_order(opened: list[Opened[Store]]) -> list[Opened[Store]]:
 
 
 def _check_shards(group: list[Opened[Store]]) -> None:
-    """See that what has one corpus is one datastore, or all shards of one."""
+    """Check that the datastores of one corpus are a single one, or all of its shards."""
     by_number: dict[int, Path] = {}
     first = group[0].store.section.shard
-    shares = {one.store.section.share for one in group}
+    fractions = {one.store.section.share for one in group}
     for one in group:
         shard = one.store.section.shard
         if first and shard and first[1:] != shard[1:]:
             raise ConfigurationError(
-                f"{group[0].directory} is one of {first[1]} shards of runs of {first[2]:,}, and {one.directory} one of "
-                f"{shard[1]} of runs of {shard[2]:,}: build all with the same --num-shards and --shard-sentences or "
-                "--shard-tokens, else they do not meet"
+                f"{group[0].directory} is one of {first[1]} shards in chunks of {first[2]:,}, and {one.directory} one of "
+                f"{shard[1]} in chunks of {shard[2]:,}: build all with the same --num-shards and --chunk-sentences or "
+                "--chunk-tokens, otherwise they do not line up"
             )
         number = shard[0] if shard else 0
-        if number in by_number or (first is None) != (shard is None) or len(shares) > 1:
+        if number in by_number or (first is None) != (shard is None) or len(fractions) > 1:
             before = by_number.get(number, group[0].directory)
             raise ConfigurationError(
                 f"{before} and {one.directory} hold the same text{f' (shard {number})' if shard else ''}: "
@@ -119,7 +119,7 @@ def _check_shards(group: list[Opened[Store]]) -> None:
 
 
 def sources_of(ordered: list[Opened[Store]]) -> list[Source]:
-    """The corpora in their order; that of shards once, with the size of all.
+    """List the corpora in their order; the corpus of shards once, with the size of all of them.
 
     Raises:
         ConfigurationError: two have the same name.
@@ -145,7 +145,7 @@ def sources_of(ordered: list[Opened[Store]]) -> list[Source]:
 
 
 def describe_corpora(section: Section, kept: list[Source]) -> Section:
-    """A section with what it says of its corpora: of one as when it was built from it, of several each by its name."""
+    """Let a section name its corpora: a single one as if the datastore was built from it, several each by its name."""
     one = kept[0] if len(kept) == 1 else None
     corpus = one.corpus if one else fingerprint.of_strings(source.corpus for source in kept)
     changed = replace(

@@ -1,4 +1,4 @@
-"""From sentence pairs as text to a DATA_BIN: tokenizer and BPE as fairseq has them, then fairseq-preprocess.
+"""Preparing a DATA_BIN from sentence pairs as text: fairseq's tokenizer and BPE, then fairseq-preprocess.
 
 Raises:
     ConfigurationError: options that fairseq does not take, a file that is no SentencePiece model, a line that is no pair.
@@ -33,42 +33,42 @@ def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pi
 
 
 def write_dictionary(model: Path, path: Path) -> None:
-    """fairseq's dictionary of all pieces of a SentencePiece model."""
+    """Write fairseq's dictionary of all pieces of a SentencePiece model."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     pieces = (processor.id_to_piece(i) for i in range(SPECIAL_PIECES, len(processor)))
     path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
 
 
 def pair_files(path: Path, *languages: str) -> list[Path]:
-    """Where pairs are: one TSV file, or else two, called as the path is, with the languages at the end."""
+    """List the files of pairs: one TSV file, or else two, named PATH.LANGUAGE."""
     return [path] if path.is_file() else [path.with_name(f"{path.name}.{language}") for language in languages]
 
 
 def read_subset(path: Path, *languages: str) -> Iterator[tuple[str, str]]:
-    """The pairs of a TSV file or of two files."""
+    """Read the pairs of a TSV file or of two files."""
     files = pair_files(path, *languages)
     return read_pairs(path) if files == [path] else read_together(*files)
 
 
 def splitter(subwords: list[str], language: str) -> Callable[[str], str]:
-    """From text of a language to its subwords with spaces between them.
+    """Return a function from text of a language to its subwords, separated by spaces.
 
     Args:
-        subwords: fairseq's options of that: `--tokenizer`, `--bpe`, and those that they bring.
+        subwords: options of fairseq: `--tokenizer`, `--bpe`, and those that belong to them.
     """
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(printed):
             parsed = options.parse_args_and_arch(
                 options.get_generation_parser(), input_args=["data", "-s", language, "-t", language, *subwords]
             )
         cfg = convert_namespace_to_omegaconf(parsed)
         steps = [encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe)]
     except SystemExit:
-        reason = said.getvalue().strip().split("error: ")[-1]
+        reason = printed.getvalue().strip().split("error: ")[-1]
         raise ConfigurationError(f"fairseq does not take '{' '.join(subwords)}': {reason}") from None
     except (ImportError, RuntimeError, ValueError) as error:  # a missing package, a file that is no model
-        raise ConfigurationError(f"'{' '.join(subwords)}' cannot be had: {error}") from None
+        raise ConfigurationError(f"'{' '.join(subwords)}' cannot be loaded: {error}") from None
 
     def split(text: str) -> str:
         for step in steps:
@@ -84,11 +84,11 @@ def binarise(
     """Split the pairs of each subset (train, valid, test) and binarise them with fairseq-preprocess.
 
     Args:
-        subsets: a TSV file each, or what two files' names begin with.
+        subsets: of each a TSV file, or the common beginning of two files' names.
         languages: source and target.
         subwords: see `splitter`.
         dictionaries: a joint one, or those of source and target.
-        output: the DATA_BIN, whose folder `text` keeps the subwords.
+        output: the DATA_BIN; its folder `text` keeps the subwords.
     """
     split_source, split_target = (splitter(subwords, language) for language in languages)
     text = output / "text"

@@ -1,4 +1,4 @@
-"""One process, or several launched with torchrun."""
+"""Building with one process, or with several launched by torchrun."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process does what is to be done once."""
+        """Whether this process does what must be done once."""
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Wait for all of them."""
+        """Wait for all processes."""
         if self.world > 1:
             dist.barrier()
 
     def device(self, cpu: bool) -> torch.device:
-        """This process's GPU, made the current one, or the CPU where there is none or it is asked for.
+        """Choose this process's GPU and make it the current one, or the CPU if there is none or `cpu`.
 
         Raises:
             ConfigurationError: more processes on this machine than GPUs.
@@ -51,11 +51,11 @@ class Processes:
 
 @contextmanager
 def launched() -> Iterator[Processes]:
-    """The processes torchrun started, as its environment variables tell; without them, just this one."""
+    """Join the processes that torchrun started, by its environment variables; without them, there is just this one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return
-    # The first process works on alone when all keys are read, and nobody knows for how long.
+    # The first process indexes alone when all keys are written, for an unknown time.
     dist.init_process_group("gloo", timeout=timedelta(days=7))
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))

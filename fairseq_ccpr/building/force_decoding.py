@@ -11,16 +11,16 @@ import torch
 from fairseq import utils
 from fairseq.data.iterators import EpochBatchIterator
 
-from fairseq_ccpr.building.corpus import Corpus, Shard
+from fairseq_ccpr.building.corpus import Chunk, Corpus
 from fairseq_ccpr.datastore.token import KEYS, PROVENANCE, VALUES
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 
 
 def force_decode(
-    model: Any, capture: KeyCapture, corpus: Corpus, shards: list[Shard], max_tokens: int
-) -> Iterator[tuple[Shard, dict[str, np.ndarray]]]:
-    """Keys, values and provenance of each shard, rows in the order of the corpus.
+    model: Any, capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int
+) -> Iterator[tuple[Chunk, dict[str, np.ndarray]]]:
+    """Keys, values and provenance of each chunk, rows in the order of the corpus.
 
     Equation 3 of the CLKNN paper: for each sentence pair (x, y) and position t the key h_t = f(x, y_<t) and the value
     y_t. The end of the sentence is a value like any other; padding never is.
@@ -29,16 +29,16 @@ def force_decode(
         model: a fairseq model in evaluation mode, whose keys `capture` reads.
 
     Yields:
-        The shard, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
+        The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
 
     Raises:
         DatastoreError: the model computes NaN, or a number that fp16 cannot hold.
     """
     for subset in corpus.subsets:
-        work = [(shard, corpus.batches(shard, max_tokens)) for shard in shards if shard.subset == subset]
+        work = [(chunk, corpus.batches(chunk, max_tokens)) for chunk in chunks if chunk.subset == subset]
         stream = _load(corpus.task.dataset(subset), [batch for _, batches in work for batch in batches])
-        for shard, batches in work:
-            yield shard, _decode_shard(model, capture, corpus, shard, itertools.islice(stream, len(batches)))
+        for chunk, batches in work:
+            yield chunk, _decode_chunk(model, capture, corpus, chunk, itertools.islice(stream, len(batches)))
 
 
 def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
@@ -47,17 +47,17 @@ def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 @torch.inference_mode()
-def _decode_shard(
-    model: Any, capture: KeyCapture, corpus: Corpus, shard: Shard, samples: Iterable[dict[str, Any]]
+def _decode_chunk(
+    model: Any, capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]]
 ) -> dict[str, np.ndarray]:
-    dataset = corpus.task.dataset(shard.subset)
+    dataset = corpus.task.dataset(chunk.subset)
     pad = corpus.task.target_dictionary.pad()
-    offset = corpus.sentence_offset(shard.subset)
-    lengths = dataset.tgt_sizes[shard.sentences].astype(np.int64)
-    first_row = dict(zip(shard.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
-    keys = np.empty((shard.rows, capture.dimension), dtype=np.float16)
-    values = np.empty(shard.rows, dtype=np.int32)
-    provenance = np.empty((shard.rows, 2), dtype=np.int32)
+    offset = corpus.sentence_offset(chunk.subset)
+    lengths = dataset.tgt_sizes[chunk.sentences].astype(np.int64)
+    first_row = dict(zip(chunk.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
+    keys = np.empty((chunk.rows, capture.dimension), dtype=np.float16)
+    values = np.empty(chunk.rows, dtype=np.int32)
+    provenance = np.empty((chunk.rows, 2), dtype=np.int32)
     filled = 0
     for sample in samples:
         net_input, target = sample["net_input"], sample["target"]
@@ -73,8 +73,8 @@ def _decode_shard(
         values[rows] = target[real].cpu().numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
         filled += len(rows)
-    if filled != shard.rows:
-        raise RuntimeError(f"fairseq's batches hold {filled} of the {shard.rows} tokens of shard {shard.number}")
+    if filled != chunk.rows:
+        raise RuntimeError(f"fairseq's batches hold {filled} of the {chunk.rows} tokens of chunk {chunk.number}")
     if not np.isfinite(keys).all():
         row = int(np.flatnonzero(~np.isfinite(keys).all(axis=1))[0])
         raise DatastoreError(

@@ -16,10 +16,10 @@ from fairseq_ccpr.storage.data_bin import check_data_bin
 
 
 def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str | None = None) -> Any:
-    """fairseq's `translation` task over a folder of fairseq-preprocess.
+    """Set up fairseq's `translation` task for a folder that fairseq-preprocess wrote.
 
     Raises:
-        ConfigurationError: no such folder, or it lacks a dictionary.
+        ConfigurationError: the folder or a dictionary is missing.
     """
     check_data_bin(data_bin, source_lang, target_lang)
     arguments = [str(data_bin), "--task", "translation", "-s", source_lang, "-t", target_lang]
@@ -32,10 +32,10 @@ def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str 
 
 
 def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
-    """The one model of a checkpoint, ready for inference.
+    """Load the one model of a checkpoint for inference.
 
     Raises:
-        CheckpointError: several checkpoints, a missing one, one that is no fairseq checkpoint, or one that wants to run code.
+        CheckpointError: several checkpoints, a missing one, no checkpoint of fairseq, or one that would run code.
     """
     if len(paths := path.split(os.pathsep)) > 1:
         raise CheckpointError(

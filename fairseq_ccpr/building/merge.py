@@ -1,66 +1,53 @@
-"""Datastores, or shards of one, become one; or a corpus is taken out of one. Nothing is encoded again."""
+"""Merging datastores, or the shards of one, and taking a corpus out of one. Nothing is encoded again."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.building.compatible import (
-    Opened,
-    check_alike,
-    in_order,
-    sources_of,
-)
+from fairseq_ccpr.building.compatible import Opened, Store, check_alike, in_order, sources_of
 from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
-from fairseq_ccpr.datastore import phrase, token
-from fairseq_ccpr.datastore.manifest import (
-    Manifest,
-    PhraseSection,
-    Source,
-    TokenSection,
-)
+from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Section
+from fairseq_ccpr.datastore.manifest import Manifest, Source
 from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
-from fairseq_ccpr.datastore.token import TOKEN, TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search import build_index, open_index
-from fairseq_ccpr.search.index_plan import (
-    PHRASE_DEPTH,
-    PHRASE_EFFORT,
-    TOKEN_EFFORT,
-    Effort,
-    index_bytes,
-    plan_index,
-)
-from fairseq_ccpr.search.recall import recall_of_sample
-from fairseq_ccpr.storage.arrays import check_space, open_array
+from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.settings import option
+from fairseq_ccpr.storage.arrays import check_space
 from fairseq_ccpr.storage.atomic import atomic_directory, partial_path
-from fairseq_ccpr.storage.files import describe_files
 
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts
-Store = TypeVar("Store", TokenDatastore, PhraseDatastore)
 
 
-@dataclass
+@dataclass(frozen=True)
 class MergeSettings:
-    """What `merge_datastores.py` is told. The command's options have these names and defaults."""
+    """The options of `merge_datastores.py`, and the datastores that it is given by name."""
 
     datastores: dict[str, Path]  # by the name of their corpus
-    output: Path
-    remove: list[str] = field(default_factory=list)
-    index: str = "auto"
-    index_parameters: str = ""
-    cpu: bool = False
-    quiet: bool = False
+    output: Path = option(help="the new datastore: a folder that does not exist", metavar="DIR")
+    remove: list[str] = option([], "texts that the output shall not hold", nargs="+", metavar="NAME")
+    index: str = option(
+        "auto",
+        "as of build_datastore.py; disk, or disk:FACTORY, keeps inverted lists on disk",
+        metavar="exact|torch-ivf|FACTORY",
+    )
+    index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
+    cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
+    quiet: bool = option(False, "no progress bars")
 
     def check(self) -> None:
-        """Raise a ConfigurationError where the options do not go together."""
+        """Check that the options go together.
+
+        Raises:
+            ConfigurationError: names the option.
+        """
         paths = list(self.datastores.values())
         output = self.output.resolve()
         written = {output, partial_path(output), *output.parents}
@@ -78,9 +65,9 @@ class MergeSettings:
 def merge_datastores(settings: MergeSettings) -> Manifest:
     """Write a new datastore out of others, which stay as they are.
 
-    1. Open all, and see that they go together.
-    2. Copy what stays, block by block: neither memory nor what was encoded depends on how much it is.
-    3. Index, publish: the output appears when all of it is there; after a kill the command begins anew.
+    1. Open all of them, and check that they go together.
+    2. Copy what stays, block by block, so that memory does not depend on its size.
+    3. Index and publish. The output appears when it is complete; after a kill the command starts over.
 
     Raises:
         ConfigurationError, DatastoreError: one sentence for the user.
@@ -92,42 +79,32 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     token_plan, phrase_plan = _plan(tokens, settings), _plan(phrases, settings)
     _check_removed([*tokens, *phrases], settings)
     check_space(settings.output, sum(_bytes(manifest) for manifest in manifests.values()))
-    merged = Manifest()
     with atomic_directory(settings.output) as folder:
         if token_plan is not None:
-            with _bar("tokens", token_plan[0], settings) as bar:
-                merged.token = merge_tokens(*token_plan, folder, bar.update)
-            _index(merged.token, folder / TOKEN, TOKEN_EFFORT, 0, settings)
-            merged.token.files = describe_files(folder, [f"{TOKEN}/{name}" for name in token.part_files(merged.token)])
+            _write(Part(folder, TOKENS, FolderKeys(not settings.quiet)), merge_tokens, token_plan, settings)
         if phrase_plan is not None:
-            with _bar("phrases", phrase_plan[0], settings) as bar:
-                merged.phrase = merge_phrases(*phrase_plan, folder, bar.update)
-            shutil.rmtree(folder / PHRASE / "scratch")
-            _index(merged.phrase, folder / PHRASE, PHRASE_EFFORT, PHRASE_DEPTH, settings)
-            names = phrase.part_files(merged.phrase)
-            merged.phrase.files = describe_files(folder, [f"{PHRASE}/{name}" for name in names])
-        merged.write(folder)
-    return merged
+            _write(Part(folder, PHRASES, FolderKeys(not settings.quiet)), merge_phrases, phrase_plan, settings)
+    return Manifest.read(settings.output)
 
 
 def _open_phrases(name: str, directory: Path) -> Opened[PhraseDatastore]:
     store = PhraseDatastore(directory)
-    if store.section.store is not None:
+    if store.keys is None:
         raise ConfigurationError(
             f"the keys of {directory} are in {store.section.store}, and only those in a folder can be merged: build it "
             "without --store"
         )
     if store.section.pooled:
         raise ConfigurationError(
-            f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them anew "
-            "from all texts together"
+            f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "
+            "again from all texts together"
         )
     totals = json.loads((directory / PHRASE / TOTALS).read_text(encoding="utf-8"))
     return Opened(name, store, totals["too_long"])
 
 
 def _plan(opened: list[Opened[Store]], settings: MergeSettings) -> tuple[list[Opened[Store]], list[Source]] | None:
-    """What is copied in which order, and which corpora stay; None where none does."""
+    """Order what is copied, and choose the corpora that stay; None if none does."""
     if not opened:
         return None
     check_alike(opened)
@@ -140,7 +117,7 @@ def _plan(opened: list[Opened[Store]], settings: MergeSettings) -> tuple[list[Op
 
 
 def _check_removed(opened: list[Opened[TokenDatastore] | Opened[PhraseDatastore]], settings: MergeSettings) -> None:
-    """See that what is to go is there, and something else too."""
+    """Check that the corpora to remove exist, and that others stay."""
     names = list(dict.fromkeys(source.name for one in opened for source in one.sources))
     for name in settings.remove:
         if name not in names:
@@ -150,29 +127,26 @@ def _check_removed(opened: list[Opened[TokenDatastore] | Opened[PhraseDatastore]
 
 
 def _bytes(manifest: Manifest) -> int:
-    """Of a datastore, all but its indexes."""
+    """Bytes of a datastore's files but its indexes."""
     sections = [section for section in (manifest.token, manifest.phrase) if section is not None]
     return sum(file["bytes"] for section in sections for name, file in section.files.items() if "/index-" not in name)
 
 
-def _bar(what: str, ordered: list[Opened[Store]], settings: MergeSettings) -> tqdm:
-    total = sum(one.store.section.size for one in ordered)
-    return tqdm(desc=what, total=total, unit="entry", unit_scale=True, disable=settings.quiet)
-
-
-def _index(
-    section: TokenSection | PhraseSection, part: Path, effort: Effort, asked: int, settings: MergeSettings
+def _write(
+    part: Part[Section],
+    merge: Callable[[list[Opened[Store]], list[Source], Path, Callable[[int], object]], Section],
+    plan: tuple[list[Opened[Store]], list[Source]],
+    settings: MergeSettings,
 ) -> None:
-    """Index the keys of a part, of which a search asks for at least so many."""
+    """Write one part of the output: merge what `plan` names, then index and publish it."""
+    ordered, kept = plan
+    part.partial.mkdir()
+    total = sum(opened.store.section.size for opened in ordered)
+    with tqdm(desc=f"{part.kind.name}s", total=total, unit="entry", unit_scale=True, disable=settings.quiet) as bar:
+        section = merge(ordered, kept, part.partial, bar.update)
     gpu = torch.cuda.is_available() and not settings.cpu
-    metric, section.index_recall = section.index.metric, None
     section.index = plan_index(
-        settings.index, metric, settings.index_parameters, section.size, section.dimension, gpu, effort
-    )
-    if not section.index.file:
-        return
-    check_space(part, index_bytes(section.index, section.size, section.dimension))
-    keys = open_array(part / f"{phrase.KEYS}.npy", (section.size, section.dimension), "float16")
-    with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=settings.quiet) as bar:
-        build_index(keys, section.index, part / section.index.file, bar.update)
-    section.index_recall = recall_of_sample(open_index(section.index, keys, part), keys, asked)
+        settings.index, section.index.metric, settings.index_parameters, section.size, section.dimension, gpu,
+        part.kind.effort,
+    )  # fmt: skip
+    part.publish(section)

@@ -1,7 +1,8 @@
-"""Phrase datastores of several texts, or shards of one, as one: a sentence that several have is there once, as theirs all."""
+"""Merging phrase datastores: sentences shared by several texts are stored once and keep all their sources."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source
-from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SOURCES, SPANS, TOTALS, PhraseDatastore
+from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SOURCES, SPANS, TOTALS, PhraseDatastore
 from fairseq_ccpr.storage.arrays import GrowingArray
 from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.storage.files import write_json
@@ -20,25 +21,23 @@ BLOCK_ROWS = 1 << 16
 
 
 def merge_phrases(
-    ordered: list[Opened[PhraseDatastore]], kept: list[Source], folder: Path, progress: Callable[[int], object]
+    ordered: list[Opened[PhraseDatastore]], kept: list[Source], part: Path, progress: Callable[[int], object]
 ) -> PhraseSection:
-    """Write the phrase part of a datastore, all but its index.
+    """Write the phrase part of a datastore, without its index.
 
-    1. Find the sentences that come again, and of which texts each is.
-    2. Those that are of a kept text, each at its first place, are counted anew.
-    3. Their phrases follow them, in the order in which they stood.
+    1. Find repeated sentences, and the texts of each.
+    2. Number the sentences of kept texts in the order in which they first come.
+    3. Copy their phrases in the order in which they stood.
 
     Args:
         ordered: from `compatible.in_order`.
-        kept: which of their texts stay.
-        folder: of the new datastore.
-        progress: told how many entries were gone through.
+        kept: those of their texts that stay.
+        part: folder to write to.
+        progress: told how many entries were read.
 
     Returns:
-        What the manifest says of it, without index and files.
+        Its section of the manifest, without index and files.
     """
-    part = folder / PHRASE
-    part.mkdir()
     scratch = part / "scratch"
     scratch.mkdir()
     members = _members(ordered, kept, scratch)
@@ -59,13 +58,14 @@ def merge_phrases(
         for source, size, sentences in zip(kept, counts[1:], sentence_counts)
     ]
     size, sentences = int(counts[0]), int(numbers.max(initial=-1)) + 1
+    shutil.rmtree(scratch)
     totals = {"phrases": size, "sentences": sentences, "too_long": sum(source.too_long for source in kept)}
     write_json(part / TOTALS, totals)
     return replace(describe_corpora(ordered[0].store.section, kept), size=size, sentences=sentences)
 
 
 def _members(ordered: list[Opened[PhraseDatastore]], kept: list[Source], scratch: Path) -> np.ndarray:
-    """Which of the kept texts each sentence is of, bool [T, n], all counted through; of none where it came before."""
+    """Mark the kept texts of each sentence of all datastores, bool [T, n]; a repeated one is marked where it first comes."""
     first = first_of_equals(
         (one.store.sentence(i) for one in ordered for i in range(one.store.section.sentences)), scratch
     )
@@ -74,9 +74,9 @@ def _members(ordered: list[Opened[PhraseDatastore]], kept: list[Source], scratch
     at = 0
     for one in ordered:
         mine = [columns.get(source.corpus) for source in one.sources]
-        of = one.store.open_sources()  # bool [S, n] of its own texts
+        own_sources = one.store.open_sources()  # bool [S, n] of its own texts
         for start in range(0, one.store.section.sentences, BLOCK_ROWS):
-            block = of[start : start + BLOCK_ROWS]
+            block = own_sources[start : start + BLOCK_ROWS]
             places = first[at : at + len(block)]  # those of equal sentences are one
             for column, own in zip(mine, block.T):
                 if column is not None:
@@ -86,7 +86,7 @@ def _members(ordered: list[Opened[PhraseDatastore]], kept: list[Source], scratch
 
 
 def _numbers(members: np.ndarray, scratch: Path) -> np.ndarray:
-    """The new number of each sentence, int64 [T], -1 where it goes."""
+    """Number the sentences that stay, int64 [T], -1 for the others."""
     numbers = GrowingArray(scratch / "numbers.npy", (), "int64")
     count = 0
     for start in range(0, len(members), BLOCK_ROWS):
@@ -113,7 +113,7 @@ def _write_phrases(
     part: Path,
     progress: Callable[[int], object],
 ) -> np.ndarray:
-    """Keys and spans of the sentences that stay; how many there are, and of each text, int64 [1 + n]."""
+    """Copy keys and spans of the sentences that stay; count them, and those of each text, int64 [1 + n]."""
     keys = GrowingArray(part / f"{KEYS}.npy", (ordered[0].store.section.dimension,), "float16")
     spans = GrowingArray(part / f"{SPANS}.npy", (3,), "int32")
     counts, at = np.zeros(1 + members.shape[1], np.int64), 0

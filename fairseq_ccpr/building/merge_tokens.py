@@ -1,4 +1,4 @@
-"""Token datastores of several corpora, or shards of one, as one: entries appended, sentences counted through."""
+"""Merging token datastores: entries are appended, and their sentences numbered through."""
 
 from __future__ import annotations
 
@@ -25,21 +25,19 @@ BLOCK_ROWS = 1 << 16
 
 
 def merge_tokens(
-    ordered: list[Opened[TokenDatastore]], kept: list[Source], folder: Path, progress: Callable[[int], object]
+    ordered: list[Opened[TokenDatastore]], kept: list[Source], part: Path, progress: Callable[[int], object]
 ) -> TokenSection:
-    """Write the token part of a datastore, all but its index.
+    """Write the token part of a datastore, without its index.
 
     Args:
         ordered: from `compatible.in_order`.
-        kept: which of their corpora stay.
-        folder: of the new datastore.
+        kept: those of their corpora that stay.
+        part: folder to write to.
         progress: told how many entries were written.
 
     Returns:
-        What the manifest says of it, without index and files.
+        Its section of the manifest, without index and files.
     """
-    part = folder / TOKEN
-    part.mkdir()
     arrays = {
         name: GrowingArray(part / f"{name}.npy", shape[1:], dtype)
         for name, (shape, dtype) in array_shapes(0, ordered[0].store.section.dimension).items()
@@ -65,7 +63,7 @@ def merge_tokens(
 def _append(
     store: TokenDatastore, rows: range, shift: int, arrays: dict[str, GrowingArray], progress: Callable[[int], object]
 ) -> None:
-    """Append some rows of a datastore, whose sentences are counted from elsewhere."""
+    """Append rows of a datastore, adding `shift` to the numbers of their sentences."""
     for start in range(rows.start, rows.stop, BLOCK_ROWS):
         block = slice(start, min(start + BLOCK_ROWS, rows.stop))
         arrays[KEYS].append(store.keys[block])

@@ -1,4 +1,4 @@
-"""Runs of sentences, whose phrases are found apart, by one process or several, and joined: what a kill loses at most."""
+"""Finding the phrases of a text chunk by chunk, by one process or several, and joining them; a kill loses at most a chunk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.building.corpus import shard_of
 from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.shards import chunks_of_shard
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SPANS
 from fairseq_ccpr.errors import ConfigurationError
@@ -22,22 +22,22 @@ from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
 from fairseq_ccpr.storage.files import write_json
 from fairseq_ccpr.storage.text_lines import write_lines
 
-SHARDS = "shards"  # in the unfinished part: keys, spans and counts of each run, the counts last
+CHUNKS = "shards"  # folder in the unfinished part: keys, spans and counts of each chunk, the counts last
 
 
-class PhraseRuns:
-    """A text in runs of sentences, of which one shard is wanted.
+class PhraseChunks:
+    """A text in chunks of sentences, of which one shard is wanted.
 
     Args:
         text: all sentences.
-        length: of a run, in sentences.
+        length: of a chunk, in sentences.
         shard: its number, and of how many.
         folder: the unfinished part.
-        processes: which share the runs.
+        processes: which share the chunks.
 
     Attributes:
         lines: what was left out of the text.
-        found_in: sentences whose phrases this process has found, not an earlier one.
+        encoded: sentences whose phrases this process has found, not an earlier one.
         seconds: that took.
     """
 
@@ -45,31 +45,31 @@ class PhraseRuns:
         self, text: TextSentences, length: int, shard: tuple[int, int], folder: Path, processes: Processes
     ) -> None:
         self.text, self.length, self.shard, self.folder, self.processes = text, length, shard, folder, processes
-        self.lines, self.found_in, self.seconds = TextCounts(), 0, 0.0
+        self.lines, self.encoded, self.seconds = TextCounts(), 0, 0.0
 
     def read(self) -> None:
         """Read the whole text.
 
         Raises:
-            ConfigurationError: it cannot be read, or has fewer runs than there are shards.
+            ConfigurationError: it cannot be read, or has fewer chunks than there are shards.
         """
         if self.processes.first:
             self.lines = self.text.read()
         self.processes.barrier()
-        number, shards = self.shard
-        self.runs = shard_of(-(-len(self.text) // self.length), shards, number, "sentences")
+        shard_id, num_shards = self.shard
+        self.chunks = chunks_of_shard(-(-len(self.text) // self.length), num_shards, shard_id, "sentences")
 
     def sentences(self) -> Iterator[str]:
-        """Those of the shard."""
-        return islice(self.text, self.runs.start * self.length, self.runs.stop * self.length)
+        """Iterate over the sentences of the shard."""
+        return islice(self.text, self.chunks.start * self.length, self.chunks.stop * self.length)
 
     def find(self, finder: PhraseFinder, quiet: bool) -> None:
-        """Find the phrases of those of this process's runs that are not done yet."""
+        """Find the phrases of this process's chunks that are not done yet."""
         sentences, start = self.sentences(), time.monotonic()
         hidden = quiet or not self.processes.first
-        total = min(len(self.text) - self.runs.start * self.length, len(self.runs) * self.length)
+        total = min(len(self.text) - self.chunks.start * self.length, len(self.chunks) * self.length)
         with tqdm(desc="sentences", total=total, unit="sentence", unit_scale=True, disable=hidden) as bar:
-            for number in range(len(self.runs)):
+            for number in range(len(self.chunks)):
                 texts = list(islice(sentences, self.length))
                 path = self._path(number)
                 if number % self.processes.world == self.processes.rank and not path.exists():
@@ -78,19 +78,19 @@ class PhraseRuns:
                     save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
                     save_array(path.with_suffix(f".{SPANS}.npy"), spans)
                     write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
-                    self.found_in += len(texts)
+                    self.encoded += len(texts)
                 bar.update(len(texts))
         self.seconds = time.monotonic() - start
 
     def _path(self, number: int) -> Path:
-        return self.folder / SHARDS / f"{number:06}.json"
+        return self.folder / CHUNKS / f"{number:06}.json"
 
     def join(self, key_width: int, nothing: str) -> dict[str, int]:
-        """One array out of the runs, and the text beside it.
+        """Join the arrays of the chunks, and write the text beside them.
 
         Args:
             key_width: numbers in a key.
-            nothing: said where no phrase was found: of which kind.
+            nothing: end of the message if no phrase was found.
 
         Returns:
             How many `phrases`, `sentences`, and sentences that are `too_long` there are.
@@ -99,7 +99,7 @@ class PhraseRuns:
             ConfigurationError: no phrase was found.
         """
         # Asked for by name: on shared storage, what another machine has written may come late to a listing.
-        paths = [self._path(number) for number in range(len(self.runs))]
+        paths = [self._path(number) for number in range(len(self.chunks))]
         counts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
         if not totals["phrases"]:
@@ -115,7 +115,7 @@ class PhraseRuns:
 
 
 def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
-    """The first of equal strings in a sentence stands for all of them."""
+    """Keep the first of equal strings in each sentence."""
     seen: set[tuple[int, str]] = set()
     kept = []
     for row, (number, start, end) in enumerate(found.spans.tolist()):

@@ -1,4 +1,4 @@
-"""The sentences of a monolingual text: each once, without empty lines, and a share of them."""
+"""The sentences of a monolingual text: each once, without empty lines, and a random fraction of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairseq_ccpr.text.pairs import read_lines
 
 @dataclass
 class TextCounts:
-    """The lines of a text."""
+    """How many lines of a text were read."""
 
     sentences: int = 0  # different ones
     empty: int = 0
@@ -26,19 +26,19 @@ class TextCounts:
 
 
 class TextSentences:
-    """A text, and which of its lines are wanted.
+    """A text, and the chosen lines of it.
 
     Args:
         files: one sentence a line.
-        share: of the sentences, drawn at random.
-        folder: where it is noted, in `lines.npy`, which lines are wanted.
+        fraction: of the sentences, drawn at random.
+        folder: where `lines.npy` keeps which lines are wanted.
     """
 
-    def __init__(self, files: list[Path], share: float, folder: Path) -> None:
-        self.files, self.share, self.folder = files, share, folder
+    def __init__(self, files: list[Path], fraction: float, folder: Path) -> None:
+        self.files, self.fraction, self.folder = files, fraction, folder
 
     def read(self) -> TextCounts:
-        """Read the whole text once, and note which lines are wanted: one that cannot be read shows now, not after hours.
+        """Read the whole text once and choose its lines, so that an unreadable line is reported now, not after hours.
 
         Raises:
             ConfigurationError: a line that is not UTF-8, or nothing but empty ones.
@@ -50,7 +50,7 @@ class TextSentences:
             numbers = first[start : start + BLOCK]
             block = numbers == np.arange(start, start + len(numbers))
             counts.repeated += int((~block).sum())
-            block[block] = [draw.random() < self.share for _ in range(block.sum())]
+            block[block] = [draw.random() < self.fraction for _ in range(block.sum())]
             counts.sentences += int(block.sum())
             wanted.append(block)
         wanted.close()
@@ -71,7 +71,7 @@ class TextSentences:
         return np.load(self.folder / "lines.npy", mmap_mode="r", allow_pickle=False)
 
     def _lines(self, counts: TextCounts) -> Iterator[str]:
-        """Those that are not empty; `counts` learns of the others."""
+        """Iterate over the lines that are not empty, and count the others."""
         for path in self.files:
             for line in read_lines(path):
                 if line.strip():

@@ -4,70 +4,109 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 
-from fairseq_ccpr.building.corpus import (
-    Corpus,
-    check_shard,
-    check_share,
-    place_of_shard,
-    read_corpus,
-)
+from fairseq_ccpr.building.corpus import Corpus, fraction_option, read_corpus
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.force_decoding import force_decode
 from fairseq_ccpr.building.loading import load_model, load_task
-from fairseq_ccpr.building.token_part import VALID, TokenPart
+from fairseq_ccpr.building.part import VALID
+from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
+from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
-from fairseq_ccpr.search import IndexDescription
+from fairseq_ccpr.search import METRICS, IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import has_subset
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
+PCA_DIMENSION = 128  # the paper's
 
 
-@dataclass
+@dataclass(frozen=True)
 class TokenBuildSettings:
-    """What `build_datastore.py tokens` is told. The command's options have these names and defaults."""
+    """The options of `build_datastore.py tokens`."""
 
-    data_bin: Path
-    source_lang: str
-    target_lang: str
-    path: str
-    output: Path
-    subset: list[str] = field(default_factory=lambda: ["train"])
-    share: float = 1.0
-    num_shards: int = 1
-    shard_id: int = 0
-    key_layer: str = KEY_LAYERS[0]
-    metric: str | None = None
-    index: str = "auto"
-    index_parameters: str = ""
-    adapter: str = NO_ADAPTER
-    adapter_options: str = ""
-    pca_dim: int | None = None
-    normalize_before_pca: bool = False
-    raw_datastore: Path | None = None
-    keep_raw_keys: bool = False
-    valid_subset: str | None = None
-    max_tokens: int = 4000
-    shard_tokens: int = 131072
-    fp16: bool = False
-    cpu: bool = False
-    user_dir: str | None = None
-    quiet: bool = False
+    data_bin: Path = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    source_lang: str = option(help="source language", flags=("-s",), metavar="LANG")
+    target_lang: str = option(help="target language", flags=("-t",), metavar="LANG")
+    path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
+    output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
+    subset: list[str] = option(["train"], "subsets of DATA_BIN to build from", nargs="+", metavar="NAME")
+    fraction: float = fraction_option("sentence pairs")
+    num_shards: int = num_shards_option()
+    shard_id: int = shard_id_option()
+    key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS)
+    metric: Optional[str] = option(
+        None, "nearness: squared distance or inner product (l2; with an adapter ip)", choices=METRICS
+    )
+    index: str = option(
+        "auto",
+        "exact search, inverted lists in torch (torch-ivf4096: so many), or a FAISS factory string such as "
+        "IVF2048,SQfp16; disk, or disk:FACTORY, for one whose inverted lists stay on disk; auto takes exact on a GPU "
+        "and for small stores",
+        metavar="exact|torch-ivf|FACTORY",
+    )
+    index_parameters: str = option(
+        "",
+        "search parameters such as nprobe=32, stored with the index; those that suit it if not given",
+        metavar="P=V,...",
+    )
+    adapter: str = option(
+        NO_ADAPTER,
+        "clknn: train an adapter on the keys and store what it makes of them; FILE: use one trained elsewhere "
+        "(checkpoint of fairseq-train --task token_contrast); none: the decoder's own states",
+        metavar="clknn|FILE|none",
+    )
+    adapter_options: str = option(
+        "",
+        "options of fairseq-train for the adapter's training, in one string, such as '--max-update 5000 --positives 4'",
+        metavar="STRING",
+    )
+    pca_dim: Optional[int] = option(
+        None,
+        f"width of the keys after PCA of the adapter's vectors ({PCA_DIMENSION}, or what they have if less); 0: no PCA",
+        within="[0, inf)", needs="a width, or 0 for no PCA,", metavar="N",
+    )  # fmt: skip
+    normalize_before_pca: bool = option(False, "scale the adapter's vectors to length 1 before PCA as well")
+    raw_datastore: Optional[Path] = option(
+        None,
+        "where the decoder's own states are, or go, for the adapter to start from; it is kept (default: in --output)",
+        metavar="DIR",
+    )
+    keep_raw_keys: bool = option(False, "keep those in --output/raw when all is done")
+    valid_subset: Optional[str] = option(
+        None,
+        "subset of DATA_BIN by whose retrieval accuracy the best adapter is chosen (valid, where there is one; "
+        "without one, some sentences are held out)",
+        metavar="NAME",
+    )
+    max_tokens: int = option(
+        4000, "tokens in a batch, as in fairseq", within="[1, inf)", needs="at least 1 token", metavar="N"
+    )
+    chunk_tokens: int = option(
+        131072, "a killed build loses at most so many tokens' work",
+        within="[1, inf)", needs="at least 1 token", metavar="N", flags=("--shard-tokens",),
+    )  # fmt: skip
+    fp16: bool = option(False, "run the model in half precision")
+    cpu: bool = option(False, "use the CPU even where there is a GPU")
+    user_dir: Optional[str] = option(None, "your own fairseq plug-in, if the model needs one", metavar="DIR")
+    quiet: bool = option(False, "no progress bars")
 
     def check(self) -> None:
-        """Raise a ConfigurationError where the options do not go together."""
-        for name in ("max_tokens", "shard_tokens"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
-        check_share(self.share)
+        """Check that all values are in range and go together.
+
+        Raises:
+            ConfigurationError: names the option.
+        """
+        check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
         if self.num_shards > 1 and self.adapter != NO_ADAPTER:
             raise ConfigurationError(
@@ -89,8 +128,6 @@ class TokenBuildSettings:
             raise ConfigurationError(
                 f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that it will not hold"
             )
-        if self.pca_dim is not None and self.pca_dim < 0:
-            raise ConfigurationError(f"--pca-dim is {self.pca_dim}: give a width, or 0 for no PCA")
         if self.normalize_before_pca and self.pca_dim == 0:
             raise ConfigurationError("--normalize-before-pca needs PCA: leave out --pca-dim 0")
 
@@ -105,13 +142,13 @@ class Extraction:
         self.model = load_model(settings.path, self.task, self.device, settings.fp16)
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
         self.capture = KeyCapture(self.model, settings.key_layer, keys_only=True)
-        self.corpus = self._read(settings.subset, settings.share)
+        self.corpus = self._read(settings.subset, settings.fraction)
         if settings.num_shards > 1:
             self.corpus = self.corpus.shard(settings.num_shards, settings.shard_id)
         self.symbols: list[str] = self.task.target_dictionary.symbols
 
-    def _read(self, subsets: list[str], share: float) -> Corpus:
-        return read_corpus(self.task, subsets, self.model.max_positions(), self.settings.shard_tokens, share)
+    def _read(self, subsets: list[str], fraction: float) -> Corpus:
+        return read_corpus(self.task, subsets, self.model.max_positions(), self.settings.chunk_tokens, fraction)
 
     def of_valid(self) -> Extraction | None:
         """The same of the text that an adapter's training is to validate on, if there is any."""
@@ -137,32 +174,33 @@ class Extraction:
                 "corpus": self.corpus.fingerprint,
             },
             index=index,
-            share=self.corpus.share,
-            shard=place_of_shard(self.settings.num_shards, self.settings.shard_id, self.settings.shard_tokens),
+            share=self.corpus.fraction,
+            shard=describe_shard(self.settings.num_shards, self.settings.shard_id, self.settings.chunk_tokens),
         )
 
     def fill(self, part: TokenPart) -> None:
         """Force-decode the corpus into `part`, which holds nothing yet, or what an earlier run left; together with the
         other processes."""
         if self.processes.first:
-            part.prepare({name: getattr(self.settings, name) for name in ("max_tokens", "shard_tokens", "fp16")})
+            s = self.settings
+            part.lay_out({"max_tokens": s.max_tokens, "shard_tokens": s.chunk_tokens, "fp16": s.fp16})
         self.processes.barrier()
-        mine = {shard.number: shard for shard in self.corpus.shards[self.processes.rank :: self.processes.world]}
+        mine = {chunk.number: chunk for chunk in self.corpus.chunks[self.processes.rank :: self.processes.world]}
 
         def write(todo: list[int]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
-            shards = [mine[number] for number in todo]
-            for shard, rows in force_decode(self.model, self.capture, self.corpus, shards, self.settings.max_tokens):
-                yield shard.number, shard.first_row, rows
+            chunks = [mine[number] for number in todo]
+            for chunk, rows in force_decode(self.model, self.capture, self.corpus, chunks, self.settings.max_tokens):
+                yield chunk.number, chunk.first_row, rows
 
-        part.fill({number: shard.rows for number, shard in mine.items()}, write)
+        part.fill({number: chunk.rows for number, chunk in mine.items()}, write)
         self.processes.barrier()
 
 
 def build_token_datastore(settings: TokenBuildSettings, processes: Processes) -> tuple[TokenSection, int]:
-    """Build, or go on building, a token datastore of the decoder's own states; what is already there is reused.
+    """Build, or resume building, a token datastore of the decoder's own states; what is already there is reused.
 
     1. Plan: read the corpus, fingerprint everything, see that the output is free, or ours, and that it fits.
-    2. Extract: keys, values and provenance, shard by shard, shared among the processes.
+    2. Extract: keys, values and provenance, chunk by chunk; the processes share the chunks.
     3. Index the keys.
     4. Publish: give the part its final name and write the manifest.
 
@@ -185,8 +223,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show)
     if not part.filled:
         extraction.fill(part)
-    if processes.first and not part.up_to_date:
-        part.make_index()
-        part.publish()
+    if processes.first:
+        part.finish()
     processes.barrier()
     return part.section, extraction.corpus.left_out

@@ -1,4 +1,4 @@
-"""One entry a string: the phrases of a text, each in its sentence, become XPR's phrase types."""
+"""Merging the phrases of a text into XPR's phrase types: one entry for each string."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BLOCK = 4096  # types at a time
 
 @torch.inference_mode()
 def merge_types(folder: Path, sentences: int, encoder: XprEncoder) -> int:
-    """Replace the P means of phrases in a folder, fp16 [P, H], by N keys, fp16 [N, o], and their spans by the first of each.
+    """Replace P phrase vectors, fp16 [P, H], by N keys of types, fp16 [N, o], and spans by the first of each type.
 
-    1. Number the strings in the order in which they come.
-    2. The key of each is the encoder's projection of the mean over all its places.
+    1. Number the strings in the order in which they first come.
+    2. Project the mean over all places of each string.
 
     Args:
         folder: keys, spans, sentences and their offsets, as `phrase/` has them.
@@ -50,7 +50,7 @@ def merge_types(folder: Path, sentences: int, encoder: XprEncoder) -> int:
 
 
 def number_strings(spans: np.ndarray, lines: TextLines) -> np.ndarray:
-    """The number of each span's string, int64 [P], equal where strings are, counted in the order in which they first come.
+    """Number the strings of spans, int64 [P], in the order in which they first come; equal strings share a number.
 
     Args:
         spans: int32 [P, 3], sentence, start and end in characters, by sentence.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,16 +14,17 @@ import torch
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, Waiting
+from fairseq_ccpr.decoding.options import HOW_PHRASES_COUNT, PhraseSettings, StoreSettings
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_finder import KINDS, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.settings import add_options, read_options
 
 HELP = """\
 For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
-their sentences.
+their sentences: by default those that the decoder retrieves.
 
-  retrieve_phrases.py datastores/mine --encoder ccpr/phrase-encoder/ccpr.pt < source.txt
+  retrieve_phrases.py datastores/mine < source.txt
 
 --format table is for reading, json has a line a sentence with everything, prompt has a prompt a sentence for a language
 model that translates, contexts cut to 100 characters, the phrase in [[ ]]. The retrieval signature, which names all that
@@ -36,28 +38,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="retrieve_phrases.py", description=HELP, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("datastore", metavar="DIR", type=Path, help="a datastore with a phrase part")
-    add("--encoder", required=True, type=Path, metavar="CKPT", help="the phrase encoder it was built with")
     add("--format", choices=("table", "json", "prompt"), default="table", help="of the output")
-    add("--k", type=int, default=4, metavar="N", help="different phrases retrieved for each, at most")
-    add("--min-similarity", type=float, default=0.0, metavar="S", help="leave out what scores less")
-    add(
-        "--segmentation",
-        metavar=KINDS,
-        help="which spans of words are asked for (what the encoder takes for a phrase; with XPR, as in the datastore)",
-    )
-    add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")
+    add_options(parser, PhraseSettings, without=HOW_PHRASES_COUNT)
     add("--max-words", type=int, metavar="N", help="words of a phrase, at most (as in the datastore)")
     add("--source-language", default="German", metavar="NAME", help="as the prompt is to call it")
     add("--target-language", default="English", metavar="NAME", help="as the prompt is to call it")
-    add(
-        "--store-timeout", type=float, default=Waiting.timeout, metavar="S",
-        help="seconds that Milvus may take to answer, all attempts together, where the datastore's keys are there",
-    )  # fmt: skip
-    add(
-        "--store-unreachable", choices=(STOP, SKIP), default=STOP,
-        help="what to do when it does not: stop, or skip the phrases of these sentences",
-    )  # fmt: skip
-    add("--bf16", action="store_true", help="run the encoder in bfloat16, faster where the processor has it")
+    add_options(parser, StoreSettings)
     add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
     return parser
 
@@ -65,14 +51,14 @@ def make_parser() -> argparse.ArgumentParser:
 def retrieve(options: argparse.Namespace) -> int:
     """Read, retrieve, print."""
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    datastore, encoder = PhraseDatastore(options.datastore), load_phrase_encoder(options.encoder)
-    encoder.context.bf16 = options.bf16
-    built = datastore.section.segmentation
-    kind = choose_segmentation(options.segmentation, encoder, built["kind"])
-    most = built["max_words"] if options.max_words is None else options.max_words
-    segmentation = Segmentation(kind, options.threshold, most)
-    waiting = Waiting(options.store_timeout, options.store_unreachable)
-    retriever = PhraseRetriever(datastore, encoder, segmentation, options.k, options.min_similarity, device, waiting)
+    settings, datastore = read_options(PhraseSettings, options), PhraseDatastore(options.datastore)
+    encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder))
+    encoder.context.bf16 = settings.bf16
+    segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
+    if options.max_words is not None:
+        segmentation = replace(segmentation, max_words=options.max_words)
+    waiting = read_options(StoreSettings, options)
+    retriever = PhraseRetriever(datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting)
     print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
     lines = _read_input()
     while sentences := list(islice(lines, BATCH)):

@@ -22,8 +22,8 @@ with, and the one of the best BLEU goes to FILE, a picture of the grid to FILE.p
 All other options are those of fairseq-generate --task translation_retrieval: --path, -s, -t, --datastore, --max-tokens,
 and, as you give them there, those that make text of subwords (--remove-bpe or --bpe). For an adapter's keys the grid has
 both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence leaves one of them. What is not tuned is as given
-and goes into FILE as well: --knn-min-similarity, --phrase-min-similarity, --phrase-threshold, --phrase-segmentation,
---phrase-gate, --no-phrase-coverage, --retrieval-lambda-max.
+and goes into FILE as well: --knn-min-similarity, --knn-lambda-max, --phrase-min-similarity, --phrase-threshold,
+--phrase-segmentation, --phrase-gate, --no-phrase-coverage, --retrieval-lambda-max.
 """
 
 

@@ -7,7 +7,7 @@ diverse search, prefixes, length penalties, n-gram blocking. Mixing inside the e
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,35 +16,52 @@ from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares, reward_
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, PhraseStep
-from fairseq_ccpr.decoding.side_stream import SideStream
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, reward_
+from fairseq_ccpr.decoding.memory import Batch, Neighbours
+from fairseq_ccpr.decoding.options import MixtureSettings
+from fairseq_ccpr.decoding.phrase_continuation import Proposals
+from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.settings import signed
 
-Part = tuple[Tensor, Tensor, Tensor]  # values [H, k], log-probabilities [H, k], share [H]
+
+class EncodedBatch(list[Any]):
+    """fairseq's encoder outputs, one a model, with what the memories retrieved for the batch.
+
+    It travels where fairseq passes encoder outputs, from step to step of one beam search: so neither generators nor threads
+    that share an ensemble share what changes.
+    """
+
+    def __init__(self, outputs: list[Any], tokens: Batch | None, phrases: Batch | None) -> None:
+        super().__init__(outputs)
+        self.tokens, self.phrases = tokens, phrases
 
 
-@dataclass(frozen=True)
-class TokenMemory:
-    """A token datastore beside the decoder."""
+@dataclass
+class Forced:
+    """What models and memories say at the N real tokens of given targets of B sentences."""
 
-    capture: KeyCapture  # reads the queries, from the one model the datastore belongs to
-    retriever: TokenRetriever
+    real: Tensor  # bool [B, T]
+    log_probs: Tensor  # fp32 [B, T, V], log p_NMT
+    attention: Tensor | None  # [B, T, S], the models' mean
+    neighbours: Neighbours | None = None  # [N, k]
+    token_vote: Vote | None = None  # [N, k]
+    phrases: PhraseBatch | None = None
+    proposals: tuple[Proposals, Tensor] | None = None  # [N, A], and the sentence of each token
+    phrase_vote: Vote | None = None  # [N, A]
 
 
 class RetrievalEnsemble(EnsembleModelWithAlignment):
-    """An ensemble whose distribution is interpolated with those of a token and a phrase datastore, or of one of them.
+    """An ensemble whose distribution is interpolated with those of a token and a phrase memory, or of one of them.
 
-    p = (1 - Lambda) p_NMT + lambda_tok p_tok + lambda_phr p_phr, with Lambda the sum of both shares.
+    p = (1 - Lambda) p_NMT + lambda_tok p_tok + lambda_phr p_phr, with Lambda the sum of both weights.
 
     Args:
         models: fairseq models; their mean is p_NMT.
         tokens: the token memory, where there is one.
         phrases: the phrase memory, where there is one.
         pad: id of the padding token.
-        beam_size: hypotheses of a sentence, which are neighbours in the batch.
-        share_max: Lambda_max, see `limit_shares`.
+        settings: Lambda_max, see `limit_weights`.
     """
 
     def __init__(
@@ -53,114 +70,93 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         tokens: TokenMemory | None,
         phrases: PhraseMemory | None,
         pad: int,
-        beam_size: int,
-        share_max: float,
+        settings: MixtureSettings,
     ) -> None:
         super().__init__(models)
-        self.tokens, self.phrases = tokens, phrases
-        self.pad, self.beam_size, self.share_max = pad, beam_size, share_max
-        self.side_stream = SideStream()
+        self.tokens, self.phrases, self.pad, self.settings = tokens, phrases, pad, settings
 
     def with_memories(self, tokens: TokenMemory | None, phrases: PhraseMemory | None) -> RetrievalEnsemble:
         """The same models with other memories."""
-        models = list(self.models)
-        return RetrievalEnsemble(models, tokens, phrases, self.pad, self.beam_size, self.share_max)
+        return RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings)
 
-    def forward_encoder(self, net_input: dict[str, Tensor]) -> Any:
+    def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
         """Encode the sources, and retrieve the phrases of their sentences.
 
-        What another process searches for is asked before; else a GPU encodes while the host reads the sentences.
+        Remote searches start before encoding; local ones run while a GPU encodes.
         """
-        if self.phrases is None:
-            return super().forward_encoder(net_input)
-        sources = net_input["src_tokens"].cpu()  # before the GPU has anything else to do, which a copy would wait for
-        answer = self.phrases.ask(sources)
-        encoded = super().forward_encoder(net_input)
-        self.phrases.take(answer, sources)
-        return encoded
-
-    def reorder_incremental_state(self, incremental_states: Any, new_order: Tensor) -> None:
-        """Follow the beam, and the batch as its sentences end."""
-        super().reorder_incremental_state(incremental_states, new_order)
+        sources = net_input["src_tokens"]
         if self.phrases is not None:
-            self.phrases.state.reorder(new_order)
+            sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
+        tokens, phrases = (
+            memory.start(sources) if memory is not None else None for memory in (self.tokens, self.phrases)
+        )
+        outputs = super().forward_encoder(net_input)
+        return EncodedBatch(
+            outputs, tokens() if tokens is not None else None, phrases() if phrases is not None else None
+        )
+
+    def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
+        """Follow the beam, and the batch as its sentences end."""
+        outputs = super().reorder_encoder_out(encoder_outs, new_order)
+        tokens, phrases = (
+            batch.reorder(new_order) if batch is not None else None
+            for batch in (encoder_outs.tokens, encoder_outs.phrases)
+        )
+        return EncodedBatch(outputs, tokens, phrases)
 
     def forward_decoder(
-        self, tokens: Tensor, encoder_outs: Any, incremental_states: Any, temperature: float = 1.0
+        self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
         """One step: log p [H, V] and the attention.
 
-        1. p_NMT from the models, as without retrieval;
-        2. the token memory is asked with the queries, one a hypothesis, as soon as the model of the datastore knows them: a
-           GPU searches while the models project to the vocabulary;
-        3. the phrase memory, with the last token of each hypothesis;
-        4. interpolate.
+        1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon as the model
+           of its datastore knows the queries: a GPU searches while the models project to the vocabulary;
+        2. each memory votes;
+        3. interpolate.
         """
-        first = tokens.size(1) == 1
-        answers: list[Part] = []
-        memory = self.tokens
-        with memory.capture.telling(lambda: answers.append(self._ask_tokens(first))) if memory else nullcontext():
+        batches = encoder_outs.tokens, encoder_outs.phrases
+        with ExitStack() as listening:
+            for batch in batches:
+                if batch is not None:
+                    listening.enter_context(batch.listening())
             log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
-        self.side_stream.join()
-        of_tokens = answers[0] if memory else None
         log_probs = log_probs.float()
-        of_phrases = None
-        if self.phrases is not None:
-            if first:
-                self.phrases.begin(self.beam_size)
-            else:
-                self.phrases.state.advance(tokens[:, -1])
-            of_phrases = self.phrases.step(log_probs, attention)
-        return self.mix(log_probs, of_tokens, of_phrases), attention
+        votes = [batch.vote(tokens, log_probs, attention) if batch is not None else None for batch in batches]
+        return self.mix(log_probs, *votes), attention
 
-    def _ask_tokens(self, first: bool) -> Part:
-        assert self.tokens is not None
-        queries = self.tokens.capture.read()[:, -1]  # [H, T, d] -> [H, d]
-        with self.side_stream.taking(queries):
-            if not first:
-                return self.tokens.retriever(queries)
-            # All hypotheses of a sentence are still alike: one search serves them.
-            once = self.tokens.retriever(queries[:: self.beam_size])
-            values, retrieved, share = (part.repeat_interleave(self.beam_size, dim=0) for part in once)
-            return values, retrieved, share
-
-    def mix(self, log_probs: Tensor, of_tokens: Part | None, of_phrases: PhraseStep | None) -> Tensor:
-        """Interpolate log p_NMT [H, V] in place with what the memories say."""
-        mixed = interpolate_(log_probs, *self.limited(of_tokens, of_phrases))
-        if of_phrases is None or of_phrases.rewards is None:
+    def mix(self, log_probs: Tensor, token_vote: Vote | None, phrase_vote: Vote | None) -> Tensor:
+        """Interpolate log p_NMT [H, V] in place with the memories' votes."""
+        mixed = interpolate_(log_probs, *self.limited(token_vote, phrase_vote))
+        if phrase_vote is None or phrase_vote.rewards is None:
             return mixed
-        return reward_(mixed, of_phrases.values, of_phrases.rewards)
+        return reward_(mixed, phrase_vote.values, phrase_vote.rewards)
 
-    def limited(self, of_tokens: Part | None, of_phrases: PhraseStep | None) -> list[Part]:
-        """What the memories say, those that there are, with their shares limited."""
-        parts = [] if of_tokens is None else [of_tokens]
-        if of_phrases is None:
-            return parts
-        token_share = torch.zeros_like(of_phrases.share) if of_tokens is None else of_tokens[2]
-        token_share, phrase_share = limit_shares(token_share, of_phrases.share, self.share_max)
-        return [(*part[:2], token_share) for part in parts] + [(of_phrases.values, of_phrases.log_probs, phrase_share)]
+    def limited(self, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
+        """The votes of the memories that there are, their weights limited."""
+        if phrase_vote is None:
+            return [] if token_vote is None else [token_vote]
+        alone = token_vote.weight if token_vote is not None else torch.zeros_like(phrase_vote.weight)
+        token_weight, weight = limit_weights(alone, phrase_vote.weight, self.settings.lambda_max)
+        limited = [token_vote._replace(weight=token_weight)] if token_vote is not None else []
+        return [*limited, phrase_vote._replace(weight=weight)]
 
-    def force_decode(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """The same distribution at every position of a given target: log p [B, T, V], and the models' mean attention."""
+    def force_decode(self, sample: dict[str, Any]) -> Forced:
+        """Collect what models and memories say of every token of given targets, as in beam search after the same prefix."""
         log_probs, queries, attention = self.force_decode_models(sample)
         real = sample["target"].ne(self.pad)
-        of_tokens = self.tokens.retriever(queries[real]) if self.tokens is not None else None
-        of_phrases = self.force_decode_phrases(sample, log_probs, attention)
-        log_probs[real] = self.mix(log_probs[real], of_tokens, of_phrases)
-        return log_probs, attention
-
-    def force_decode_phrases(
-        self, sample: dict[str, Any], log_probs: Tensor, attention: Tensor | None
-    ) -> PhraseStep | None:
-        """What the phrase memory, where there is one, says at the N real tokens of given targets: [N, ...]."""
-        if self.phrases is None:
-            return None
-        self.phrases.start(sample["net_input"]["src_tokens"])
-        previous, real = sample["net_input"]["prev_output_tokens"], sample["target"].ne(self.pad)
-        return self.phrases.force_decode(previous, log_probs, attention, real)
+        forced = Forced(real, log_probs, attention)
+        if self.tokens is not None:
+            forced.neighbours, retrieved = self.tokens.retrieve(queries[real])
+            forced.token_vote = self.tokens.vote(forced.neighbours, retrieved, log_probs[real])
+        if self.phrases is not None:
+            forced.phrases = self.phrases.start(sample["net_input"]["src_tokens"])()
+            previous = sample["net_input"]["prev_output_tokens"]
+            forced.proposals = forced.phrases.force_proposals(previous, log_probs, attention, real)
+            forced.phrase_vote = forced.phrases.weigh(*forced.proposals)
+        return forced
 
     def force_decode_models(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What retrieval starts from: log p_NMT fp32 [B, T, V], queries [B, T, d], mean attention [B, T, S].
+        """Force-decode without retrieval: log p_NMT fp32 [B, T, V], queries [B, T, d], mean attention [B, T, S].
 
         Without a token memory d is 0.
         """
@@ -173,9 +169,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def signature(self) -> str:
         """All that decides what retrieval does to a translation, in one line."""
-        parts = [self.tokens.retriever.signature()] if self.tokens is not None else []
+        parts = [self.tokens.signature()] if self.tokens is not None else []
         if self.phrases is not None:
-            parts += [self.phrases.signature(), f"Lambda<={self.share_max}"]
+            parts += [self.phrases.signature(), *(f"{name}:{value}" for name, value in signed(self.settings).items())]
         return " ".join(parts)
 
 
@@ -189,8 +185,10 @@ class _ScoredModel:
         self.ensemble.eval()
 
     def __call__(self, **net_input: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        log_probs, attention = self.ensemble.force_decode(self.sample)
-        return log_probs, {"attn": [attention]} if attention is not None else {}
+        forced = self.ensemble.force_decode(self.sample)
+        log_probs, real = forced.log_probs, forced.real
+        log_probs[real] = self.ensemble.mix(log_probs[real], forced.token_vote, forced.phrase_vote)
+        return log_probs, {"attn": [forced.attention]} if forced.attention is not None else {}
 
     def get_normalized_probs(self, output: tuple[Tensor, Any], log_probs: bool, sample: dict[str, Any]) -> Tensor:
         return output[0]
@@ -205,5 +203,5 @@ class RetrievalScorer(SequenceScorer):
 
     @torch.no_grad()
     def generate(self, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> list[list[dict[str, Any]]]:
-        """Score the targets of a batch; see `SequenceScorer.generate`."""
+        """Score the targets of a batch."""
         return super().generate([_ScoredModel(self.model, sample)], sample)

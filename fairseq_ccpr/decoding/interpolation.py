@@ -1,4 +1,4 @@
-"""Interpolating a retrieval distribution with the model's: pure tensor maths, sparse and in log space.
+"""Interpolate retrieval distributions with the model's: pure tensor maths, sparse and in log space.
 
 Letters: H hypotheses, k neighbours, V target vocabulary.
 """
@@ -6,6 +6,7 @@ Letters: H hypotheses, k neighbours, V target vocabulary.
 from __future__ import annotations
 
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,25 @@ FEW = 32  # neighbours that are compared with one another; more are sorted
 ALMOST_ALL = 1 - 2**-24
 
 
+class Vote(NamedTuple):
+    """What a memory says of the next token of H hypotheses: a sparse distribution over C tokens each, and its weight."""
+
+    values: Tensor  # int64 [H, C], tokens
+    log_probs: (
+        Tensor  # fp32 [H, C], log p_r of each, duplicates merged: equal tokens all have the token's whole probability
+    )
+    weight: Tensor  # fp32 [H], the interpolation weight, in [0, 1]
+    rewards: Tensor | None = (
+        None  # fp32 [H, C], in place of a weight: what is added to log p before it is normalised again
+    )
+
+    def of_token(self, tokens: Tensor) -> Tensor:
+        """log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
+        return self.log_probs.masked_fill(self.values != tokens.unsqueeze(1), float("-inf")).amax(dim=1)
+
+
 def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:
-    """log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
+    """Compute log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
 
     p_r(v) = sum_i 1[v_i = v] exp(score_i / T) / sum_i exp(score_i / T), scores being minus squared distances or
     inner products. Neighbours that share a value all get that value's whole probability.
@@ -44,7 +62,7 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:
-    """log p_r of one given token a row: all a tuner needs of the distribution above.
+    """Compute log p_r of one given token a row: all a tuner needs of the distribution above.
 
     Args:
         scores: fp32 [N, k]; -inf marks a missing neighbour.
@@ -67,7 +85,7 @@ def _logits(scores: Tensor, temperature: float) -> Tensor:
 
 
 def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
-    """The mean similarity of the neighbours found, fp32 [H] in [0, 1]: what equation 8 of the CLKNN paper gives lambda.
+    """Average the similarity of the neighbours found, fp32 [H] in [0, 1]: the factor of lambda in equation 8 of CLKNN.
 
     Args:
         scores: fp32 [H, k], inner products of unit vectors; -inf marks a missing neighbour. Negative ones, which do occur,
@@ -83,45 +101,57 @@ def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
     return above.clamp(0, 1).sum(dim=1) / found
 
 
-def limit_shares(token_share: Tensor, phrase_share: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """Both shares scaled down alike where they come to more than `most`, or than the tokens' share if that is more.
+def limit_weights(tokens: Tensor, phrases: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Scale both interpolation weights down alike where they sum to more than `most`, or than the tokens' if that is more.
 
-    So phrases never crowd out the model, and where they have no share the tokens' is what it is without phrases.
+    So phrases never crowd out the model, and where they have no weight the tokens' is what it is without phrases.
 
     Args:
-        token_share, phrase_share: fp32 [H], each in [0, 1].
+        tokens, phrases: fp32 [H], each in [0, 1].
         most: Lambda_max, in [0, 1).
     """
-    # 1 where phrases have no share; 0 / 0 where nothing has any, nor is allowed.
-    scale = (token_share.clamp_min(most) / (token_share + phrase_share)).nan_to_num(1.0).clamp_max(1.0)
-    return token_share * scale, phrase_share * scale
+    # 1 where phrases have no weight; 0 / 0 where neither has any, nor is allowed.
+    scale = (tokens.clamp_min(most) / (tokens + phrases)).nan_to_num(1.0).clamp_max(1.0)
+    return tokens * scale, phrases * scale
 
 
-def interpolate_(log_probs: Tensor, *memories: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """p = (1 - sum of shares) p_NMT + sum of share p_r, in place and only where p_r is not zero.
+def interpolate_(log_probs: Tensor, *votes: Vote) -> Tensor:
+    """p = (1 - sum of weights) p_NMT + sum of weight p_r, in place and only where p_r is not zero.
 
     With one memory, equation 2 of the CLKNN paper.
 
     Args:
         log_probs: fp32 [H, V], log p_NMT; overwritten by log p.
-        memories: of each
-            values: int64 [H, k], the tokens retrieved;
-            retrieved: fp32 [H, k], log p_r of each, duplicates merged;
-            share: fp32 [H], in [0, 1]: lambda. Shares of 0 leave their row as it was, to the bit.
+        votes: of the memories. Weights of 0 leave their row as it was, to the bit.
 
     Returns:
         `log_probs`.
     """
-    total = reduce(torch.add, (share for _, _, share in memories)).clamp_max(ALMOST_ALL)
+    total = reduce(torch.add, (vote.weight for vote in votes)).clamp_max(ALMOST_ALL)
     log_probs += torch.log1p(-total).unsqueeze(1)
-    for values, retrieved, share in memories:
-        mixed = torch.logaddexp(log_probs.gather(1, values), share.log().unsqueeze(1) + retrieved)
-        log_probs.scatter_(1, values, mixed)
+    for vote in votes:
+        mixed = torch.logaddexp(log_probs.gather(1, vote.values), vote.weight.log().unsqueeze(1) + vote.log_probs)
+        log_probs.scatter_(1, vote.values, mixed)
     return log_probs
 
 
+def interpolate_references(log_probs: Tensor, *votes: tuple[Tensor, Tensor]) -> Tensor:
+    """The same for one given token a row: all a tuner needs of the mixture.
+
+    Args:
+        log_probs: fp32 [N], log p_NMT of the token.
+        votes: of each memory log p_r of the token and the weight, fp32 [N] each.
+
+    Returns:
+        log p, fp32 [N].
+    """
+    total = reduce(torch.add, (weight for _, weight in votes)).clamp_max(ALMOST_ALL)
+    terms = [torch.log1p(-total) + log_probs, *(weight.log() + retrieved for retrieved, weight in votes)]
+    return torch.stack(terms).logsumexp(dim=0)
+
+
 def reward_(log_probs: Tensor, values: Tensor, rewards: Tensor) -> Tensor:
-    """p(v) exp(reward(v)), made a distribution again, in place.
+    """Multiply p(v) by exp(reward(v)) and normalise, in place.
 
     Zhang et al. (2018), "Guiding Neural Machine Translation with Retrieved Translation Pieces", add the rewards to the
     scores as they are.

@@ -1,27 +1,189 @@
-"""Options of `--task translation_retrieval`, and the settings that come of them."""
+"""The options of `--task translation_retrieval`: settings of the memories, each declared once, and how fairseq reads them."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import ClassVar, Optional
 
-from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.phrase_memory import ATTENTION_GATE, CONSENT_GATE, PhraseSettings
-from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import TIMEOUT
+from fairseq_ccpr.settings import check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)
 
-GATES = [CONSENT_GATE, ATTENTION_GATE]
+CONSENT_GATE, ATTENTION_GATE = "consent", "attention"
+STOP, SKIP = "stop", "skip"
+COSINE = "a cosine from 0 up to, but not, 1"
+SHARE = "a share between 0 and 1"
 
 
-@dataclass
+@dataclass(frozen=True)
+class TokenRetrievalSettings:
+    """The `--knn-*` options.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    PREFIX: ClassVar[str] = "knn"
+
+    k: int = option(8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour")
+    lambda_: float = option(
+        0.5, "interpolation weight of the token datastore, 0 to 1", within="[0, 1]", needs=SHARE, sign="lambda"
+    )
+    temperature: float = option(
+        10.0,
+        "temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), the inner "
+        "products of an adapter's keys 0.01 to 0.5 (0.05)",
+        within="(0, inf)", needs="a number above 0", sign="T", automatic=True,
+    )  # fmt: skip
+    confidence: bool = option(
+        False,
+        "scale the weight by the neighbours' mean similarity (lambda*); an adapter's keys have it on",
+        sign="lambda*", automatic=True,
+    )  # fmt: skip
+    lambda_max: float = option(
+        1.0, "the most that lambda* may be", within="(0, 1]", needs="a share above 0 and up to 1", sign="lambda*<"
+    )
+    min_similarity: float = option(
+        0.0, "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains",
+        within="[0, 1)", needs=COSINE, sign="s0",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, off in (("lambda_max", 1), ("min_similarity", 0)):
+            if getattr(self, name) != off and not self.confidence:
+                raise ConfigurationError(
+                    f"--knn-{name.replace('_', '-')} is for the lambda* of --knn-confidence, which is off: leave it out"
+                )
+
+
+@dataclass(frozen=True)
+class PhraseSettings:
+    """The `--phrase-*` options: which phrases are retrieved, and how they count.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    PREFIX: ClassVar[str] = "phrase"
+
+    encoder: Optional[str] = option(
+        None, "checkpoint of the phrase encoder (the one that the phrase datastore was built with, from there)",
+        metavar="CKPT", flags=("--encoder",), unsigned="the datastore's signature has the encoder's fingerprint",
+    )  # fmt: skip
+    k: int = option(
+        16, "target phrases retrieved for each phrase of a source sentence", within="[1, inf)",
+        needs="at least 1 phrase", metavar="N", flags=("--k",),
+    )  # fmt: skip
+    min_similarity: float = option(
+        0.3, "phrases no more similar than this, 0 to 1, count for nothing", within="[0, 1)", needs=COSINE, sign="s0",
+        metavar="S", flags=("--min-similarity",),
+    )  # fmt: skip
+    threshold: float = option(
+        0.5, "probability above which words of the source are a phrase that is queried", within="[0, 1)",
+        needs="a probability from 0 up to, but not, 1", metavar="P", flags=("--threshold",),
+        unsigned="the description of the queries has it",
+    )  # fmt: skip
+    segmentation: Optional[str] = option(
+        None,
+        "which words of the source are queried: learned, all, ngram:N, or lexicon:FILE, those that FILE names (as in the "
+        "phrase datastore)",
+        metavar="learned|all|ngram:N|lexicon:FILE", flags=("--segmentation",),
+        unsigned="the description of the queries has it",
+    )  # fmt: skip
+    bf16: bool = option(
+        False,
+        "run the phrase encoder in bfloat16, faster where the processor has it; what is found may then depend a little on "
+        "which sentences share a batch",
+        flags=("--bf16",), unsigned="the description of the queries has it",
+    )  # fmt: skip
+    lambda_: float = option(
+        0.8, "the most that the interpolation weight of the phrase datastore may be, 0 to 1", within="[0, 1]",
+        needs=SHARE, sign="lambda*",
+    )  # fmt: skip
+    temperature: float = option(
+        0.05, "temperature of the similarities of phrases retrieved for the same source phrase", within="(0, inf)",
+        needs="a number above 0", sign="T",
+    )  # fmt: skip
+    enter: float = option(
+        0.5, "weight of a phrase that may begin, against 1 for one that continues", within="[0, 1]",
+        needs="a number between 0 and 1",
+    )  # fmt: skip
+    gate: str = option(
+        CONSENT_GATE,
+        "what lets a phrase begin: consent, as far as the model finds its first token likely; or attention, as far as the "
+        "decoder attends to the source phrase",
+        choices=(CONSENT_GATE, ATTENTION_GATE),
+    )  # fmt: skip
+    coverage: bool = option(
+        True, "let phrases begin for a source phrase that has been translated by one in full (an ablation)"
+    )
+    reward: float = option(
+        0.0,
+        "in place of a weight: multiply the probability of what phrases propose by exp of this times how much they propose "
+        "it (an ablation)",
+        within="[0, inf)", needs="a number of at least 0",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+# What decides which phrases are retrieved; the other fields say how they count.
+HOW_PHRASES_COUNT = ("lambda_", "temperature", "enter", "gate", "coverage", "reward")
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """The `--store-*` options: of keys that a server holds.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    PREFIX: ClassVar[str] = "store"
+
+    timeout: float = option(
+        TIMEOUT, "seconds that Milvus may take to answer, all attempts together, where the phrase keys are there",
+        within="(0, inf)", needs="a number of seconds above 0", metavar="S", unsigned="waiting decides no result",
+    )  # fmt: skip
+    unreachable: str = option(
+        STOP, "what to do when it does not: stop, or skip the phrases of these sentences", choices=(STOP, SKIP),
+        unsigned="sentences that were skipped are counted and reported",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class MixtureSettings:
+    """The `--retrieval-*` options.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
+    PREFIX: ClassVar[str] = "retrieval"
+
+    lambda_max: float = option(
+        0.9,
+        "the most that phrases may bring both interpolation weights to together: beyond, and beyond the weight of tokens "
+        "alone, both are scaled down",
+        within="[0, 1)", needs="a share from 0 up to, but not, 1", sign="Lambda<",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@with_options(TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
 class TranslationRetrievalConfig(TranslationConfig):
     """Options of the task, beside those of `translation`."""
 
@@ -32,135 +194,41 @@ class TranslationRetrievalConfig(TranslationConfig):
             "TOKENS:PHRASES where they are in two"
         },
     )
-    knn_k: int = field(default=8, metadata={"help": "neighbours retrieved for each token"})
-    knn_lambda: float = field(
-        default=0.5, metadata={"help": "share of the token datastore in the probability of each token, 0 to 1"}
-    )
-    knn_temperature: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), "
-            "the inner products of an adapter's keys 0.01 to 0.5 (0.05)"
-        },
-    )
-    knn_confidence: bool = field(
-        default=False,
-        metadata={"help": "scale the share by the neighbours' mean similarity (lambda*); an adapter's keys have it on"},
-    )
-    no_knn_confidence: bool = field(default=False, metadata={"help": "keep the share fixed for an adapter's keys too"})
-    knn_lambda_max: float = field(default=1.0, metadata={"help": "the most that lambda* may be"})
-    knn_min_similarity: float = field(
-        default=0.0,
-        metadata={
-            "help": "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains"
-        },
-    )
     knn_log: Optional[str] = field(
         default=None,
-        metadata={"help": "file for a line of JSON a token of each best hypothesis: share, probabilities, neighbours"},
-    )
-    phrase_encoder: Optional[str] = field(
-        default=None,
         metadata={
-            "help": "checkpoint of the phrase encoder (the one that the phrase datastore was built with, from there)"
+            "help": "file for a line of JSON a token of each best hypothesis: weights, probabilities, neighbours"
         },
     )
-    phrase_k: int = field(
-        default=16, metadata={"help": "target phrases retrieved for each phrase of a source sentence"}
-    )
-    phrase_lambda: float = field(
-        default=0.8, metadata={"help": "the most that the phrase datastore has of the probability of a token, 0 to 1"}
-    )
-    phrase_temperature: float = field(
-        default=0.05,
-        metadata={"help": "temperature of the similarities of phrases retrieved for the same source phrase"},
-    )
-    phrase_min_similarity: float = field(
-        default=0.3, metadata={"help": "phrases no more similar than this, 0 to 1, count for nothing"}
-    )
-    phrase_enter: float = field(
-        default=0.5, metadata={"help": "weight of a phrase that may begin, against 1 for one that goes on"}
-    )
-    phrase_gate: ChoiceEnum(GATES) = field(  # type: ignore[valid-type]
-        default=CONSENT_GATE,
-        metadata={
-            "help": "what lets a phrase begin: consent, as far as the model finds its first token likely; or attention, as "
-            "far as the decoder attends to the source phrase"
-        },
-    )
-    no_phrase_coverage: bool = field(
-        default=False,
-        metadata={"help": "let phrases begin for a source phrase that one was written for in full (an ablation)"},
-    )
-    phrase_reward: float = field(
-        default=0.0,
-        metadata={
-            "help": "in the place of a share: multiply the probability of what phrases want by exp of this times how much "
-            "they want it (an ablation)"
-        },
-    )
-    phrase_threshold: float = field(
-        default=0.5, metadata={"help": "probability above which words of the source are a phrase that is asked for"}
-    )
-    phrase_segmentation: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "which words of the source are asked for: learned, all, ngram:N, or lexicon:FILE, those that FILE names "
-            "(as in the phrase datastore)"
-        },
-    )
-    phrase_bf16: bool = field(
-        default=False,
-        metadata={
-            "help": "run the phrase encoder in bfloat16, faster where the processor has it; what is found may then depend a "
-            "little on which sentences share a batch"
-        },
-    )
-    store_timeout: float = field(
-        default=TIMEOUT,
-        metadata={"help": "seconds that Milvus may take to answer, all attempts together, where phrases are there"},
-    )
-    store_unreachable: ChoiceEnum([STOP, SKIP]) = field(  # type: ignore[valid-type]
-        default=STOP,
-        metadata={"help": "what to do when it does not: stop, or skip the phrases of these sentences"},
-    )
-    retrieval_lambda_max: float = field(
-        default=0.9,
-        metadata={
-            "help": "the most that phrases may bring both shares to together: beyond, and beyond the share of tokens alone, "
-            "both are scaled down"
-        },
-    )
+
+
+def automatic_token_settings(datastore: TokenDatastore) -> dict[str, object]:
+    """Temperature and confidence that suit a datastore's keys, where their options are left out."""
+    unit = datastore.section.projection is not None
+    return {"temperature": 0.05 if unit else 10.0, "confidence": unit}
 
 
 def token_settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -> TokenRetrievalSettings:
-    """The `--knn-*` options, with the defaults that suit the datastore's keys."""
-    if cfg.knn_confidence and cfg.no_knn_confidence:
-        raise ConfigurationError("--knn-confidence and --no-knn-confidence exclude each other: give one of them")
+    """The `--knn-*` options over a datastore's keys.
+
+    Raises:
+        ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.
+    """
+    settings = read_options(TokenRetrievalSettings, cfg, automatic_token_settings(datastore))
     unit = datastore.section.projection is not None
-    distances = datastore.section.index.metric == "l2"
-    temperature = cfg.knn_temperature
-    if temperature is None:
-        temperature = 0.05 if unit else 10.0
-    elif unit and temperature >= 1:
+    if settings.confidence and not unit:
+        raise ConfigurationError(
+            f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
+            "build the datastore with --adapter clknn"
+        )
+    if unit and settings.temperature >= 1:
         logger.warning(
             "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner products of at "
-            "most 1, which want 0.01 to 0.5", temperature, datastore.directory,
+            "most 1, which want 0.01 to 0.5", settings.temperature, datastore.directory,
         )  # fmt: skip
-    elif distances and temperature < 1:
+    elif datastore.section.index.metric == "l2" and settings.temperature < 1:
         logger.warning(
             "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared distances, "
-            "which want about 10 to 100", temperature, datastore.directory,
+            "which want about 10 to 100", settings.temperature, datastore.directory,
         )  # fmt: skip
-    confidence = cfg.knn_confidence or (unit and not cfg.no_knn_confidence)
-    return TokenRetrievalSettings(
-        cfg.knn_k, cfg.knn_lambda, temperature, confidence, cfg.knn_lambda_max, cfg.knn_min_similarity
-    )
-
-
-def phrase_settings(cfg: TranslationRetrievalConfig) -> PhraseSettings:
-    """The `--phrase-*` options that say how phrases count."""
-    return PhraseSettings(
-        cfg.phrase_k, cfg.phrase_lambda, cfg.phrase_temperature, cfg.phrase_min_similarity, cfg.phrase_enter,
-        str(cfg.phrase_gate), not cfg.no_phrase_coverage, cfg.phrase_reward,
-    )  # fmt: skip
+    return settings

@@ -1,29 +1,96 @@
-"""From source sentences to tables of phrases in the decoder's own subwords, once a batch."""
+"""From source sentences to tables of phrases in the decoder's own token ids, once a batch."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, Retrieved
-from fairseq_ccpr.decoding.written_phrases import WrittenPhrases
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseTable
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.search.distinct_strings import first_of_each
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 
 
+class TokenIds(NamedTuple):
+    """R phrases as token ids, as the decoder would generate them."""
+
+    tokens: np.ndarray  # int32 [R, L], NO_TOKEN after a phrase's end
+    lengths: np.ndarray  # int64 [R]
+    hashes: np.ndarray  # int64 [R], of the tokens; 0 where there are none, since the decoder cannot generate the phrase
+
+
+class TokenisationCache:
+    """Cut entries out of their own sentences' subwords, once each.
+
+    A phrase has no token ids where its border falls inside a subword, or where it is longer than MAX_SUBWORDS. Memory grows
+    with the entries that were looked up, some 50 bytes each. Threads may share it.
+
+    Args:
+        datastore: whose entries they are.
+        subwords: of the translation model.
+    """
+
+    def __init__(self, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
+        self.datastore, self.subwords = datastore, subwords
+        self._lock = Lock()
+        self._entries = np.empty(0, np.int64)  # those known, in order
+        self._rows = np.empty(0, np.int64)  # of each, in the arrays below
+        self._hashes = array("q")
+        self._tokens = array("i", [NO_TOKEN])  # of all rows, one after another
+        self._bounds = array("q", [1])  # where the tokens of each row begin, and at last where those of the last end
+
+    def __call__(self, entries: np.ndarray) -> TokenIds:
+        """Look up the phrases of entries, int64 [R].
+
+        Raises:
+            ConfigurationError: see `DecoderSubwords.split`.
+        """
+        with self._lock:  # numpy views of an array keep it from growing
+            return self._look_up(entries)
+
+    def _look_up(self, entries: np.ndarray) -> TokenIds:
+        wanted, which = np.unique(entries, return_inverse=True)
+        positions = np.searchsorted(self._entries, wanted)
+        known = np.append(self._entries, -1)[positions] == wanted
+        if not known.all():
+            self._add(wanted[~known])
+        rows = self._rows[np.searchsorted(self._entries, wanted)[which]]
+        bounds = np.frombuffer(self._bounds, np.int64)
+        lengths = bounds[rows + 1] - bounds[rows]
+        columns = np.arange(int(lengths.max(initial=1)))
+        at = (bounds[rows][:, None] + columns) * (columns < lengths[:, None])  # 0 after the end
+        hashes = np.frombuffer(self._hashes, np.int64)[rows] if len(rows) else np.empty(0, np.int64)
+        return TokenIds(np.frombuffer(self._tokens, np.int32)[at], lengths, hashes)
+
+    def _add(self, entries: np.ndarray) -> None:
+        """Tokenise entries that are not known, int64 [n] in order."""
+        first = len(self._hashes)
+        for number, start, end in self.datastore.spans[entries].tolist():
+            ids = self.subwords.slice(self.subwords.split(self.datastore.sentence(number)), start, end) or []
+            tokens = tuple(ids) if len(ids) <= MAX_SUBWORDS else ()
+            self._hashes.append(hash(tokens) if tokens else 0)
+            self._tokens.extend(tokens)
+            self._bounds.append(len(self._tokens))
+        known, rows = np.concatenate([self._entries, entries]), np.arange(first, len(self._hashes))
+        order = known.argsort(kind="stable")
+        self._entries, self._rows = known[order], np.concatenate([self._rows, rows])[order]
+
+
 class Candidates(NamedTuple):
-    """C retrieved phrases as the decoder would write them."""
+    """C retrieved phrases as the decoder would generate them."""
 
     tokens: np.ndarray  # int32 [C, L], NO_TOKEN after a phrase's end
     lengths: np.ndarray  # int64 [C]
-    queries: np.ndarray  # int64 [C], which of the sentence's `queries` each was retrieved for
+    queries: np.ndarray  # int64 [C], the query of the sentence it was retrieved for
     ranks: np.ndarray  # int64 [C], which of that query's `retrieved` it is
     scores: np.ndarray  # fp32 [C]
 
@@ -45,9 +112,9 @@ class SentencePhrases:
 
 
 class PhraseCandidates:
-    """Retrieves for source sentences, and writes what was retrieved as the decoder would; see `WrittenPhrases`.
+    """Retrieve for source sentences, and tokenise what was retrieved as the decoder would; see `TokenisationCache`.
 
-    A phrase that cannot be written is left out. Of equal subwords for the same source phrase the most similar stands for all.
+    A phrase without token ids is left out. Of equal token ids for the same source phrase the most similar stands for all.
 
     Args:
         retriever: phrases of source text.
@@ -59,6 +126,7 @@ class PhraseCandidates:
         self, retriever: PhraseRetriever, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
     ) -> None:
         self.retriever, self.make_subwords, self.source_dictionary = retriever, make_subwords, source_dictionary
+        self.checked = False  # whether a first batch was seen to have phrases, or was warned of
 
     @cached_property
     def subwords(self) -> DecoderSubwords:
@@ -66,15 +134,14 @@ class PhraseCandidates:
         return self.make_subwords()
 
     @cached_property
-    def _write(self) -> WrittenPhrases:
-        return WrittenPhrases(self.retriever.datastore, self.subwords)
+    def _tokenise(self) -> TokenisationCache:
+        return TokenisationCache(self.retriever.datastore, self.subwords)
 
-    def __call__(self, src_tokens: Tensor) -> list[SentencePhrases]:
-        """For each sentence, int64 [B, S] with fairseq's padding on the left; see `ask`."""
-        return self.ask(src_tokens)()
+    def start(self, src_tokens: Tensor, k: int | None = None) -> Callable[[], list[SentencePhrases]]:
+        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
 
-    def ask(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
-        """Begin to retrieve for sentences, int64 [B, S] with fairseq's padding on the left; what is called for the answer.
+        Args:
+            k: strings retrieved for a source phrase, if not as many as the retriever has it.
 
         Raises:
             ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
@@ -83,10 +150,10 @@ class PhraseCandidates:
         pad = self.source_dictionary.pad()
         rows = [row[row != pad] for row in src_tokens.cpu()]
         texts = [self.subwords.recover(self.source_dictionary, row) for row in rows]
-        answer = self.retriever.ask(texts)
+        answer = self.retriever.start(texts, k)
         return lambda: self._of_sentences(texts, [len(row) for row in rows], answer())
 
-    def _of_sentences(self, texts: list[str], lengths: list[int], retrieved: Retrieved) -> list[SentencePhrases]:
+    def _of_sentences(self, texts: list[str], lengths: list[int], retrieved: RetrievedEntries) -> list[SentencePhrases]:
         read = cache(lambda: self.retriever.read(texts, retrieved))
         first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
         candidates = self._candidates(retrieved)
@@ -101,52 +168,73 @@ class PhraseCandidates:
             found.append(SentencePhrases(own, attended, length, read, number))
         return found
 
-    def _candidates(self, retrieved: Retrieved) -> Candidates:
-        """Those of all sentences, by query, of all P, and then by rank."""
-        there = retrieved.entries >= 0
-        written = self._write(retrieved.entries[there])
-        hashes = np.zeros(there.shape, np.int64)
-        hashes[there] = written.hashes
-        kept = first_of_each(hashes, hashes != 0)
-        of_kept = kept[there]
-        queries, ranks = kept.nonzero()
-        scores = retrieved.scores[kept].astype(np.float32)
-        return Candidates(written.tokens[of_kept], written.lengths[of_kept], queries, ranks, scores)
+    def _candidates(self, retrieved: RetrievedEntries) -> Candidates:
+        """The candidates of all sentences, by query, of all P, and then by rank."""
+        mask = retrieved.entries >= 0
+        ids = self._tokenise(retrieved.entries[mask])
+        hashes = np.zeros(mask.shape, np.int64)
+        hashes[mask] = ids.hashes
+        unique = first_of_each(hashes, hashes != 0)
+        rows = unique[mask]
+        queries, ranks = unique.nonzero()
+        scores = retrieved.scores[unique].astype(np.float32)
+        return Candidates(ids.tokens[rows], ids.lengths[rows], queries, ranks, scores)
 
     def table(self, batch: list[SentencePhrases], source_length: int) -> PhraseTable:
-        """The batch as tensors on the CPU.
+        """Lay a batch out as tensors on the CPU.
 
         Args:
             source_length: S, with the padding on the left.
         """
-        counts = np.array([len(found.candidates.lengths) for found in batch])
+        counts = np.array([len(sentence.candidates.lengths) for sentence in batch])
         size, phrases = len(batch), max(1, int(counts.max()))
         rows = np.repeat(np.arange(size), counts)  # [C], the sentence of each candidate
-        lanes = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
-        lengths, queries, ranks, scores = map(np.concatenate, zip(*(found.candidates[1:] for found in batch)))
+        slots = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
+        lengths, queries, ranks, scores = map(np.concatenate, zip(*(sentence.candidates[1:] for sentence in batch)))
         tokens = np.full((len(rows), int(lengths.max(initial=1))), NO_TOKEN, np.int32)  # [C, L]
-        written = [found.candidates.tokens for found in batch]
-        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = np.concatenate([t[t != NO_TOKEN] for t in written])
+        each = [sentence.candidates.tokens for sentence in batch]
+        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = np.concatenate([t[t != NO_TOKEN] for t in each])
         letters = self._has_letter[tokens] & (tokens != NO_TOKEN)
-        entered = np.where(letters.any(axis=1), letters.argmax(axis=1) + 1, lengths)
-        attended = np.zeros((size, max(1, *(len(found.attended) for found in batch)), source_length), bool)
-        for row, found in enumerate(batch):
-            place = np.arange(found.length - source_length, found.length)  # below 0 in the padding
-            first, end = found.attended.T[:, :, None]
-            attended[row, : len(found.attended)] = (first <= place) & (place < end)
+        prefixes = np.where(letters.any(axis=1), letters.argmax(axis=1) + 1, lengths)
+        attended = np.zeros((size, max(1, *(len(sentence.attended) for sentence in batch)), source_length), bool)
+        for row, sentence in enumerate(batch):
+            position = np.arange(sentence.length - source_length, sentence.length)  # below 0 in the padding
+            first, end = sentence.attended.T[:, :, None]
+            attended[row, : len(sentence.attended)] = (first <= position) & (position < end)
 
-        def by_lane(of_candidates: np.ndarray, nothing: int = 0) -> Tensor:
+        def by_slot(of_candidates: np.ndarray, fill: int = 0) -> Tensor:
             """[C, ...] -> [B, A, ...]"""
-            placed = np.full((size, phrases, *of_candidates.shape[1:]), nothing, of_candidates.dtype)
-            placed[rows, lanes] = of_candidates
+            placed = np.full((size, phrases, *of_candidates.shape[1:]), fill, of_candidates.dtype)
+            placed[rows, slots] = of_candidates
             return torch.from_numpy(placed)
 
         return PhraseTable.of(
-            by_lane(tokens, NO_TOKEN), by_lane(lengths), by_lane(entered), by_lane(queries), by_lane(scores),
-            by_lane(ranks), torch.from_numpy(attended),
+            by_slot(tokens, NO_TOKEN), by_slot(lengths), by_slot(prefixes), by_slot(queries), by_slot(scores),
+            by_slot(ranks), torch.from_numpy(attended),
         )  # fmt: skip
 
     @cached_property
     def _has_letter(self) -> np.ndarray:
         """Of each token, bool [V]: whether it has a letter or digit."""
         return np.array([any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols])
+
+
+class RememberedCandidates(PhraseCandidates):
+    """The same candidates, but no batch is retrieved for twice: settings that differ in how phrases count share a search.
+
+    Args:
+        candidates: where they come from.
+        k: strings retrieved for each source phrase, the most that any of the settings asks for.
+    """
+
+    def __init__(self, candidates: PhraseCandidates, k: int) -> None:
+        super().__init__(candidates.retriever, lambda: candidates.subwords, candidates.source_dictionary)
+        self.k = k
+        self._known: dict[bytes, list[SentencePhrases]] = {}
+
+    def start(self, src_tokens: Tensor, k: int | None = None) -> Callable[[], list[SentencePhrases]]:
+        """Retrieve for sentences, int64 [B, S], or return what an earlier call has retrieved for them."""
+        key = src_tokens.cpu().numpy().tobytes()
+        if key not in self._known:
+            self._known[key] = super().start(src_tokens, self.k)()
+        return lambda: self._known[key]

@@ -1,4 +1,4 @@
-"""Retrieval of phrases, once a source sentence: which target phrases, in which sentences, translate its phrases."""
+"""Retrieve phrases once a source sentence: which target phrases, in which sentences, translate its phrases."""
 
 from __future__ import annotations
 
@@ -18,34 +18,16 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.options import SKIP, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder
-from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
+from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import short
-from fairseq_ccpr.version import __version__
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-STOP, SKIP = "stop", "skip"
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """The `--store-*` options: of keys that are in Milvus.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
-
-    timeout: float = TIMEOUT  # seconds
-    unreachable: str = STOP
-
-    def __post_init__(self) -> None:
-        if not 0 < self.timeout < float("inf"):
-            raise ConfigurationError(f"--store-timeout is {self.timeout}: give seconds")
 
 
 class RetrievedPhrase(NamedTuple):
@@ -70,8 +52,8 @@ class QueryPhrase:
     retrieved: list[RetrievedPhrase]
 
 
-class Retrieved(NamedTuple):
-    """What was retrieved for the P phrases of some sentences, which are in their order; see `PhraseRetriever.read`."""
+class RetrievedEntries(NamedTuple):
+    """The entries retrieved for the P phrases of some sentences, in order; `PhraseRetriever.read` gives their strings."""
 
     spans: np.ndarray  # int32 [P, 3]: sentence, start and end in characters
     probabilities: np.ndarray  # fp32 [P], of being a phrase
@@ -80,26 +62,26 @@ class Retrieved(NamedTuple):
 
 
 class PhraseRetriever:
-    """Segments sentences, searches for each phrase, keeps the best entry of each string.
+    """Segment sentences, search for each phrase, keep the best entry of each string.
 
     Args:
         datastore: an opened phrase datastore.
         encoder: the phrase encoder it was built with.
-        segmentation: which spans of a sentence are asked for.
+        segmentation: which spans of a sentence are queried.
         k: strings kept for a query phrase.
         min_similarity: score below which an entry is left out.
         device: where encoder and, where it can, index work.
-        waiting: what is done about keys in Milvus when that does not answer.
+        waiting: how long a remote index may take, and what is done when it does not answer.
 
     Attributes:
         too_long: sentences so far that the encoder cannot take, which have no phrases.
-        phrases: those so far that were asked for.
+        phrases: those so far that were queried.
         retrieved: strings so far that were found for them.
-        skipped: sentences so far that were not asked for, since Milvus did not answer.
+        skipped: sentences so far without phrases because the remote index did not answer.
 
     Raises:
         DatastoreError: the datastore was built with another encoder.
-        UnreachableError: Milvus does not answer, and is not to be done without.
+        UnreachableError: the remote index does not answer, and its phrases may not be skipped.
         ConfigurationError: k below 1.
     """
 
@@ -111,52 +93,58 @@ class PhraseRetriever:
         k: int,
         min_similarity: float,
         device: torch.device,
-        waiting: Waiting = Waiting(),
+        waiting: StoreSettings | None = None,
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"--k is {k}: at least 1 phrase is needed")
         datastore.check_encoder(encoder.fingerprint())
         self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
         self.finder = PhraseFinder(encoder.to(device), segmentation)
-        self.index = datastore.open_index(waiting.timeout).to(device)
-        self.device, self.waiting = device, waiting
+        self.waiting = waiting or StoreSettings()
+        self.index = datastore.open_index(self.waiting.timeout).to(device)
+        self.device = device
         # One thread: while it waits for the answer, this one encodes.
         self._asking = ThreadPoolExecutor(1) if self.index.remote else None
         self.too_long = self.phrases = self.retrieved = self.skipped = 0
-        self._not_before = 0.0  # seconds of the clock: an index that did not answer is left alone so long
+        self._not_before = 0.0  # seconds of the clock, before which an index that did not answer is not queried
         self._answer_or_skip(self.index.check, 0)
 
     def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
-        """For each sentence its phrases, in order, those for which nothing was found too."""
-        return self.read(sentences, self.ask(sentences)())
+        """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
+        return self.read(sentences, self.start(sentences)())
 
-    def ask(self, sentences: list[str]) -> Callable[[], Retrieved]:
-        """Begin to retrieve: what is called for the answer.
+    def start(self, sentences: list[str], k: int | None = None) -> Callable[[], RetrievedEntries]:
+        """Start retrieval; returns a function that waits for the result.
 
-        An index in another process searches in the meantime; one of this process searches when the answer is wanted.
+        An index in another process searches in the meantime; one of this process searches when the result is wanted.
+
+        Args:
+            k: strings kept for a query phrase, if not this retriever's own.
         """
         found = self.finder.find(sentences)
         self.too_long += found.too_long
         if not len(found.spans):
             return self._nothing
-        search = partial(self._nearest, found.vectors.to(self.device))
+        search = partial(self._nearest, found.vectors.to(self.device), k or self.k)
         answer = self._asking.submit(search).result if self._asking and self._is_open() else search
         return lambda: self._take(sentences, found, answer)
 
-    def _take(self, sentences: list[str], found: FoundPhrases, answer: Callable[[], NearestEntries]) -> Retrieved:
+    def _take(
+        self, sentences: list[str], found: FoundPhrases, answer: Callable[[], NearestEntries]
+    ) -> RetrievedEntries:
         nearest = self._answer_or_skip(answer, len(sentences))
         if nearest is None:
             return self._nothing()
         self.phrases += len(found.spans)
         self.retrieved += int((nearest.entries >= 0).sum())
-        return Retrieved(found.spans, found.probabilities.numpy(), *nearest)
+        return RetrievedEntries(found.spans, found.probabilities.numpy(), *nearest)
 
-    def _nothing(self) -> Retrieved:
+    def _nothing(self) -> RetrievedEntries:
         nearest = np.empty((0, self.k), np.int64), np.empty((0, self.k))
-        return Retrieved(np.empty((0, 3), np.int32), np.empty(0, np.float32), *nearest)
+        return RetrievedEntries(np.empty((0, 3), np.int32), np.empty(0, np.float32), *nearest)
 
-    def read(self, sentences: list[str], retrieved: Retrieved) -> list[list[QueryPhrase]]:
-        """What was retrieved for sentences, with all strings."""
+    def read(self, sentences: list[str], retrieved: RetrievedEntries) -> list[list[QueryPhrase]]:
+        """Look up the strings and sentences of what was retrieved."""
         read_sentence = cache(self.datastore.sentence)
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
@@ -175,9 +163,9 @@ class PhraseRetriever:
         return time.monotonic() >= self._not_before
 
     def _answer_or_skip(self, answer: Callable[[], T], sentences: int) -> T | None:
-        """An answer; None where Milvus does not give it, and is to be done without.
+        """Wait for an answer; None where the remote index gives none and its phrases may be skipped.
 
-        After a failure it is left alone for as long as it was waited for, so that half of the time at most is lost.
+        After a failure it is not queried for as long as it was waited for, so that half of the time at most is lost.
         """
         try:
             if self._is_open():
@@ -214,9 +202,9 @@ class PhraseRetriever:
                 "more; lower --min-similarity"
             )
 
-    def _nearest(self, vectors: Tensor) -> NearestEntries:
-        """Of each vector, fp32 [Q, o] on the device, the entries with the k nearest strings."""
-        return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
+    def _nearest(self, vectors: Tensor, k: int) -> NearestEntries:
+        """Find the entries with the k nearest strings of each vector, fp32 [Q, o] on the device."""
+        return nearest_distinct(self.index, self.datastore.string_hashes, vectors, k, self.min_similarity)
 
     def signature(self, settings: Mapping[str, object] | None = None) -> str:
         """All that decides what is retrieved, in one line to be printed with results.
@@ -226,23 +214,23 @@ class PhraseRetriever:
                 given.
         """
         datastore, section = self.datastore, self.datastore.section
-        parts = {
-            "phrases": short(datastore.keys_fingerprint),
-            "entries": section.size,
-            "encoder": short(section.fingerprints["encoder"]),
-            "index": section.index,
-            "query": self.finder.description,
-            **({"k": self.k, "s0": self.min_similarity} if settings is None else settings),
-            "v": __version__,
-        }
-        return "|".join(f"{name}:{value}" for name, value in parts.items())
+        return signature(
+            {
+                "phrases": short(datastore.keys_fingerprint),
+                "entries": section.size,
+                "encoder": short(section.fingerprints["encoder"]),
+                "index": section.index,
+                "query": self.finder.description,
+                **({"k": self.k, "s0": self.min_similarity} if settings is None else settings),
+            }
+        )
 
 
 def find_encoder(datastore: PhraseDatastore, given: Path | str | None, option: str = "--phrase-encoder") -> Path:
-    """The checkpoint of the phrase encoder: the one that is given, or the one that the datastore was built with.
+    """Find the checkpoint of the phrase encoder: the one given, or the one that the datastore was built with.
 
     Raises:
-        ConfigurationError: none is given, and the datastore's is not where it was.
+        ConfigurationError: none is given, and the datastore's is no longer where it was.
     """
     path = Path(given or datastore.section.encoder)
     if given is None and not path.is_file():
@@ -254,6 +242,6 @@ def find_encoder(datastore: PhraseDatastore, given: Path | str | None, option: s
 
 
 def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str | None = None) -> Segmentation:
-    """Queries are phrases of the kind that the datastore has, if none is given, but those found by the encoder surer ones."""
+    """Choose which spans of a source are queried: the datastore's kind unless given, by a threshold of their own."""
     built = datastore.section.segmentation
     return Segmentation(kind or built["kind"], threshold, built["max_words"])

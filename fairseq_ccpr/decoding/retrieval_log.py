@@ -1,4 +1,4 @@
-"""What retrieval did to each token of a translation, as lines of JSON."""
+"""`--knn-log`: what retrieval did to each token of a translation, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
+from fairseq_ccpr.decoding.breakdown import Breakdown, break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.trace import Trace, trace
 from fairseq_ccpr.errors import ConfigurationError
 
 
 class RetrievalLog:
-    """Writes a line for each token of the best hypotheses, which are looked up once more.
+    """Write a line for each token of the best hypotheses, which are force-decoded for it.
 
     A line has the `sentence`, the `position` and the `token`; log-probabilities of the token: `model`, `retrieval` (the
-    token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the shares
-    that the memories had, `lambda` and `phrase_lambda`; and the `neighbours`, nearest first, each with its `entry` in the
+    token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the weights
+    of the memories, `lambda` and `phrase_lambda`; and the `neighbours`, nearest first, each with its `entry` in the
     datastore, its `token` and its `score` (similarity, or minus the squared distance).
 
     Args:
@@ -45,28 +45,28 @@ class RetrievalLog:
             sample: a batch of fairseq.
             hypotheses: the tokens of each sentence's translation.
         """
-        traced = trace(ensemble, sample, hypotheses, self.dictionary)
+        breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
         # fairseq-interactive gives its sentences no numbers.
         numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))
         self.sentences += len(hypotheses)
         columns = {
-            "position": traced.positions, "token": traced.tokens, "lambda": traced.token_share, "model": traced.model,
-            "retrieval": traced.token_memory, "phrase_lambda": traced.phrase_share, "phrases": traced.phrase_memory,
-            "mixed": traced.mixed,
+            "position": breakdown.positions, "token": breakdown.tokens, "lambda": breakdown.token_weight,
+            "model": breakdown.model, "retrieval": breakdown.token_memory, "phrase_lambda": breakdown.phrase_weight,
+            "phrases": breakdown.phrase_memory, "mixed": breakdown.mixed,
         }  # fmt: skip
-        neighbours = self._neighbours(traced)
+        neighbours = self._neighbours(breakdown)
         for row, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
             line = {name: None if value == float("-inf") else value for name, value in zip(columns, values)}
             line |= {
                 "token": self.dictionary.symbols[line["token"]],
                 "neighbours": neighbours[row] if neighbours else [],
             }
-            sentence = {"sentence": numbers[int(traced.sentences[row])]}
+            sentence = {"sentence": numbers[int(breakdown.sentences[row])]}
             self.stream.write(json.dumps(sentence | line, ensure_ascii=False) + "\n")
         self.stream.flush()
 
-    def _neighbours(self, traced: Trace) -> list[list[dict[str, Any]]]:
-        found = traced.neighbours
+    def _neighbours(self, breakdown: Breakdown) -> list[list[dict[str, Any]]]:
+        found = breakdown.neighbours
         if found is None:
             return []
         return [

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,25 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, TokenMemory
-from fairseq_ccpr.decoding.options import TranslationRetrievalConfig, phrase_settings, token_settings
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
+from fairseq_ccpr.decoding.memory import Retriever
+from fairseq_ccpr.decoding.options import (
+    MixtureSettings,
+    PhraseSettings,
+    StoreSettings,
+    TranslationRetrievalConfig,
+    token_settings,
+)
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Waiting, find_encoder, query_segmentation
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
+from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import check_data_bin
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
@@ -36,14 +46,12 @@ logger = logging.getLogger(__name__)
 class TranslationRetrievalTask(TranslationTask):
     """fairseq's translation task whose generators mix what a datastore says into beam search."""
 
-    retriever_class = TokenRetriever
+    retriever_class: Callable[[TokenDatastore, torch.device], Retriever] = TokenRetriever
+    token_weight: WeightPolicy = staticmethod(confidence_weight)
 
     def __init__(self, cfg: TranslationRetrievalConfig, src_dict: Any, tgt_dict: Any) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        if not 0 <= cfg.retrieval_lambda_max < 1:
-            raise ConfigurationError(
-                f"--retrieval-lambda-max is {cfg.retrieval_lambda_max}: a share from 0 up to, but not, 1 is needed"
-            )
+        self.mixture_settings = read_options(MixtureSettings, cfg)
         self.token_datastore = self.phrase_datastore = None
         folders = find_parts(cfg.datastore)
         if "token" in folders:
@@ -54,13 +62,13 @@ class TranslationRetrievalTask(TranslationTask):
             self.token_settings = token_settings(cfg, self.token_datastore)
         if "phrase" in folders:
             self.phrase_datastore = PhraseDatastore(folders["phrase"])
-            self.phrase_settings = phrase_settings(cfg)
+            self.phrase_settings = read_options(PhraseSettings, cfg)
         self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
 
     @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
-        """See `FairseqTask.setup_task`."""
+        """Set up the task, once the data folder is seen to be complete."""
         data_bin = Path(utils.split_paths(cfg.data)[0])
         check_data_bin(data_bin, *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
         return super().setup_task(cfg, **kwargs)
@@ -77,7 +85,7 @@ class TranslationRetrievalTask(TranslationTask):
         """
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
-        ensemble = self.build_ensemble(models, 1 if scoring else generator.beam_size)
+        ensemble = self.build_ensemble(models)
         logger.info("retrieval signature: %s", ensemble.signature())
         if scoring:
             return RetrievalScorer(
@@ -87,14 +95,14 @@ class TranslationRetrievalTask(TranslationTask):
         return generator
 
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
-        """See `FairseqTask.get_batch_iterator`; but no sentence is left out.
+        """Iterate over all sentences.
 
-        fairseq-generate asks for batches of a multiple of 8 sentences, and fairseq then drops those that remain in the end.
+        fairseq-generate requires batches of a multiple of 8 sentences, and fairseq then drops those that remain in the end.
         """
         return super().get_batch_iterator(*args, required_batch_size_multiple=1, **kwargs)
 
     def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
-        """See `FairseqTask.inference_step`."""
+        """Generate for a batch, and log what retrieval did where `--knn-log` wants it."""
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
             # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
             given = {name: value for name, value in sample.items() if name != "id"}
@@ -106,16 +114,16 @@ class TranslationRetrievalTask(TranslationTask):
         return hypotheses
 
     def build_tokenizer(self, args: Any) -> Any:
-        """See `FairseqTask.build_tokenizer`; kept, since phrases are made of text."""
+        """Build the tokenizer of `--tokenizer`, and keep it: phrases are made of text."""
         self.tokenizer = super().build_tokenizer(args)
         return self.tokenizer
 
     def build_bpe(self, args: Any) -> Any:
-        """See `FairseqTask.build_bpe`; kept, since phrases are made of text."""
+        """Build the subword model of `--bpe`, and keep it: phrases are made of text."""
         self.bpe = super().build_bpe(args)
         return self.bpe
 
-    def build_ensemble(self, models: list[Any], beam_size: int) -> RetrievalEnsemble:
+    def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
         """The models and the datastore as one.
 
         Raises:
@@ -125,38 +133,37 @@ class TranslationRetrievalTask(TranslationTask):
         if self.token_datastore is None and self.phrase_datastore is None:
             raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by build_datastore.py")
         tokens, phrases = self._token_memory(models), self._phrase_memory(models)
-        share_max = self.cfg.retrieval_lambda_max
-        return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), beam_size, share_max)
+        return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), self.mixture_settings)
 
     def _token_memory(self, models: list[Any]) -> TokenMemory | None:
         datastore = self.token_datastore
         if datastore is None:
             return None
-        found = [fingerprint.of_parameters(model.named_parameters()) for model in models]
+        prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
         expected = datastore.section.fingerprints["model"]
-        if expected not in found:
-            datastore.check_fingerprint("model", found[0], "--path")
-        member = models[found.index(expected)]
-        retriever = self.retriever_class(datastore, self.token_settings, next(member.parameters()).device)
-        return TokenMemory(KeyCapture(member, datastore.section.key_layer), retriever)
+        if expected not in prints:
+            datastore.check_fingerprint("model", prints[0], "--path")
+        member = models[prints.index(expected)]
+        capture = KeyCapture(member, datastore.section.key_layer)
+        retriever = self.retriever_class(datastore, next(member.parameters()).device)
+        return TokenMemory(capture, retriever, self.token_settings, self.token_weight)
 
     def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
         datastore = self.phrase_datastore
         if datastore is None:
             return None
-        device = next(models[0].parameters()).device
-        path = find_encoder(datastore, self.cfg.phrase_encoder)
+        device, settings = next(models[0].parameters()).device, self.phrase_settings
+        path = find_encoder(datastore, settings.encoder)
         with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
             encoder = load_phrase_encoder(path)
-        encoder.context.bf16 = self.cfg.phrase_bf16
+        encoder.context.bf16 = settings.bf16
         if getattr(encoder, "similarity", "cosine") != "cosine":
             logger.warning(
                 "the phrases of %s are compared by inner products without bounds: --phrase-temperature and "
                 "--phrase-min-similarity are made for cosines, and weigh these wrongly", path,
             )  # fmt: skip
-        segmentation = query_segmentation(datastore, self.cfg.phrase_threshold, self.cfg.phrase_segmentation)
-        settings = self.phrase_settings
-        waiting = Waiting(self.cfg.store_timeout, str(self.cfg.store_unreachable))
+        segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
+        waiting = read_options(StoreSettings, self.cfg)
         retriever = PhraseRetriever(
             datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
         )
@@ -169,11 +176,11 @@ class TranslationRetrievalTask(TranslationTask):
 
 
 def find_parts(datastore: str | None) -> dict[str, str]:
-    """The folder of each part, token and phrase, that there is in one or several, which stand as in `--path`.
+    """Find the folder of each part, token and phrase, in one datastore or several, separated as in `--path`.
 
     Raises:
         ConfigurationError: two of them have the same part.
-        DatastoreError: one is none.
+        DatastoreError: a folder is not a datastore.
     """
     found: dict[str, str] = {}
     for folder in utils.split_paths(datastore) if datastore else []:

@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
+from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.evaluation.accuracy.type_accuracy import TypeResult
 from fairseq_ccpr.evaluation.speed.phrase_speed import SearchSpeed
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost

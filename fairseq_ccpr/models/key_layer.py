@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ KEY_LAYERS = ("decoder_output", "last_ffn_input")
 
 
 class KeyCapture:
-    """Keeps the vectors h that a Transformer decoder computed in its latest forward pass.
+    """Keep the vectors h that a Transformer decoder computed in its latest forward pass; each thread has its own.
 
     `decoder_output`: the input of the vocabulary projection, h_t = f(x, y_<t) of equation 1 of the CLKNN paper.
     `last_ffn_input`: the input of the last layer's feed-forward block, as in kNN-MT (Khandelwal and others, 2021).
@@ -22,7 +23,7 @@ class KeyCapture:
     Args:
         model: a fairseq encoder-decoder model.
         layer: one of `KEY_LAYERS`.
-        keys_only: take the vocabulary projection out of `model` for good; where only keys are wanted, it is work in vain.
+        keys_only: remove the vocabulary projection from `model` for good: only keys are wanted.
 
     Raises:
         ConfigurationError: unknown layer, or a model that has no such layer.
@@ -35,35 +36,35 @@ class KeyCapture:
         if keys_only:
             model.decoder.output_projection = nn.Identity()
             module = key_module(model, layer)
-        self._captured: Tensor | None = None
-        self._listener: Callable[[], None] | None = None
+        self._of_thread = threading.local()
         module.register_forward_pre_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._captured = inputs[0]
-        if self._listener is not None:
-            self._listener()
+        self._of_thread.captured = inputs[0]
+        if (listener := getattr(self._of_thread, "listener", None)) is not None:
+            listener()
 
     @contextmanager
     def telling(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile a forward pass calls `listener` as soon as there is something to read, before it goes on."""
-        self._listener = listener
+        """Call `listener` in the middle of this thread's forward passes, as soon as there is something to read."""
+        self._of_thread.listener = listener
         try:
             yield
         finally:
-            self._listener = None
+            self._of_thread.listener = None
 
     def read(self) -> Tensor:
-        """The vectors of the latest forward pass, [B, T, d], in the model's dtype and on its device. Each is read once."""
-        if self._captured is None:
+        """Take the vectors of the latest forward pass, [B, T, d], in the model's dtype and on its device; once each."""
+        captured = getattr(self._of_thread, "captured", None)
+        if captured is None:
             raise RuntimeError("no forward pass of the model since the keys were last read")
-        captured, self._captured = self._captured, None
+        self._of_thread.captured = None
         # The layers inside a fairseq decoder run time first: [T, B, d] -> [B, T, d]
         return captured.transpose(0, 1) if self.layer == "last_ffn_input" else captured
 
 
 def key_module(model: Any, layer: str) -> Any:
-    """The module of `model` whose input is the key."""
+    """Find the module of `model` whose input is the key."""
     if layer not in KEY_LAYERS:
         raise ConfigurationError(f"unknown key layer '{layer}': choose one of {', '.join(KEY_LAYERS)}")
     decoder: Any = getattr(model, "decoder", None)

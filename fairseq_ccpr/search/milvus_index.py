@@ -69,8 +69,7 @@ class MilvusIndex(Index):
         """Take a type of Milvus's, see `plan_milvus_index`."""
         if request.store is None:
             raise ConfigurationError(
-                f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another "
-                "index"
+                f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another index"
             )
         return plan_milvus_index(request.choice, request.parameters, request.size, request.store.embedded)
 

@@ -12,26 +12,38 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, PHRASE, SENTENCES, SPANS, PhraseDatastore
-from fairseq_ccpr.storage.files import describe_files
+from fairseq_ccpr.building.part import PHRASES, FolderKeys, Part
+from fairseq_ccpr.cli.command import run
+from fairseq_ccpr.datastore.manifest import PhraseSection
+from fairseq_ccpr.datastore.phrase import PHRASE, SPANS, PhraseDatastore
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.storage.arrays import save_array
+from fairseq_ccpr.storage.atomic import atomic_directory
+
+
+def shuffle_phrases(source: Path, output: Path) -> int:
+    """Write a copy of a phrase datastore in which the spans have changed places."""
+    store = PhraseDatastore(source)
+    if store.keys is None:
+        raise ConfigurationError(
+            f"the keys of {source} are in {store.section.store}, and only those in a folder can be copied: build it "
+            "without --store"
+        )
+    order = np.random.default_rng(0).permutation(store.section.size)
+    with atomic_directory(output) as folder:
+        part: Part[PhraseSection] = Part(folder, PHRASES, FolderKeys(show=False))
+        part.partial.mkdir()
+        for name in PHRASES.files(store.section):
+            shutil.copy(source / PHRASE / name, part.partial / name)
+        save_array(part.partial / f"{SPANS}.npy", store.spans[order])
+        part.publish(replace(store.section))
+    return 0
 
 
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__.strip())
-    source, output = map(Path, sys.argv[1:])
-    store = PhraseDatastore(source)
-    partial = output.with_name(output.name + ".partial")
-    (partial / PHRASE).mkdir(parents=True)
-    np.save(partial / PHRASE / f"{SPANS}.npy", store.spans[np.random.default_rng(0).permutation(store.section.size)])
-    kept = [f"{KEYS}.npy", f"{OFFSETS}.npy", SENTENCES]
-    kept += [store.section.index.file] if store.section.index.file else []
-    for name in kept:
-        shutil.copy(source / PHRASE / name, partial / PHRASE / name)
-    files = describe_files(partial, [f"{PHRASE}/{name}" for name in [*kept, f"{SPANS}.npy"]])
-    Manifest(phrase=replace(store.section, files=files)).write(partial)
-    partial.replace(output)
+    run("shuffle_phrases.py", lambda: shuffle_phrases(*map(Path, sys.argv[1:])))
 
 
 if __name__ == "__main__":

@@ -12,18 +12,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.building import adapter_build, adapter_training, token_part
+from fairseq_ccpr.building import adapter_build, adapter_training, part, token_part
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.datastore.projection import fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import interpolate_
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
@@ -77,7 +80,7 @@ def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_
 
 @pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
 def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str) -> None:
-    places = {"_run": adapter_training, "fill": token_part.TokenPart, "describe_files": token_part}
+    places = {"_run": adapter_training, "fill": token_part.TokenPart, "describe_files": part}
     place = places.get(stage, adapter_build)
     options = [*ADAPTER, "--raw-datastore", world.datastore]
     with patch.object(place, stage, side_effect=KeyboardInterrupt):
@@ -123,19 +126,23 @@ def test_decoding_is_plain_without_a_share_and_confident_by_default(
     assert not equal(confident, fixed) and not equal(confident, decode(base=True))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--knn-confidence"))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
-    assert re.search(r"keys:decoder_output\+clknn24\+pca\|.*\|lambda\*:0\.6<=1\.0\|s0:0\.0\|T:0\.1", caplog.text)
+    assert re.search(
+        r"keys:decoder_output\+clknn24\+pca\|.*\|lambda:0\.6\|T:0\.1\|lambda\*:yes\|lambda\*<:1\.0\|s0:0\.0",
+        caplog.text,
+    )
 
 
 def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     states = torch.from_numpy(TokenDatastore(world.datastore).keys[::7].astype(np.float32))
     states += torch.randn_like(states)
-    retriever = TokenRetriever(
-        TokenDatastore(clknn), TokenRetrievalSettings(16, 0.9, 0.05, confidence=True), torch.device("cpu")
-    )
-    values, retrieved, share = retriever(states)
-    assert share.min() < share.max() <= 0.9
-    log_probs = torch.randn(len(states), int(values.max()) + 9).log_softmax(1)
-    mixed = interpolate_(log_probs, (values, retrieved, share))
+    capture: Any = None
+    retriever = TokenRetriever(TokenDatastore(clknn), torch.device("cpu"))
+    memory = TokenMemory(capture, retriever, TokenRetrievalSettings(16, 0.9, 0.05, confidence=True))
+    neighbours, retrieved = memory.retrieve(states)
+    log_probs = torch.randn(len(states), int(neighbours.values.max()) + 9).log_softmax(1)
+    vote = memory.vote(neighbours, retrieved, log_probs)
+    assert vote.weight.min() < vote.weight.max() <= 0.9
+    mixed = interpolate_(log_probs, vote)
     torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
 
 

@@ -21,7 +21,7 @@ from fairseq_ccpr.models.key_layer import KeyCapture
 from tests.helpers import ROOT, call, contents, run
 from tests.small_models import World, build, build_options
 
-SMALL_SHARDS = ("--shard-tokens", 400, "--index", "IVF16,Flat")
+SMALL_SHARDS = ("--chunk-tokens", 400, "--index", "IVF16,Flat")
 BUILD = "scripts/build_datastore.py"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -99,7 +99,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whol
 
 
 def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path, tmp_path: Path) -> None:
-    with patch("fairseq_ccpr.building.token_part.build_index", side_effect=KeyboardInterrupt):
+    with patch("fairseq_ccpr.building.part.build_index", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
     assert done.returncode == 130
     written = (stopped / "token.partial" / "keys.npy").stat().st_mtime_ns
@@ -115,6 +115,16 @@ def test_stopped_while_publishing_resumes(world: World, tmp_path: Path) -> None:
     assert done.returncode == 130
     assert (stopped / "token").exists()
     assert "unfinished" in call("inspect_datastore", stopped, check=False).stderr
+    build(world, stopped)
+    assert contents(stopped) == contents(whole)
+
+
+def test_stopped_while_cleaning_up_is_complete_and_cleaned_up_next_time(world: World, tmp_path: Path) -> None:
+    build(world, whole := tmp_path / "whole")
+    with patch("fairseq_ccpr.building.part.rmtree", side_effect=KeyboardInterrupt):
+        done = build(world, stopped := tmp_path / "stopped", check=False)
+    assert done.returncode == 130 and (stopped / "token" / "done").exists()
+    assert call("inspect_datastore", stopped).returncode == 0
     build(world, stopped)
     assert contents(stopped) == contents(whole)
 
@@ -176,7 +186,7 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
         assert abs(len(sentences[share]) / whole.section.subsets["train"] - share) < 0.05
     assert set(sentences[0.1]) < set(sentences[0.3])
     assert "share          0.1 of them" in call("inspect_datastore", tmp_path / "0.1").stdout
-    refused = build(world, tmp_path / "0.1", "--share", 0.3, check=False)
-    assert refused.returncode == 1 and "another share: 0.1 there, 0.3 now" in refused.stderr
+    refused = build(world, tmp_path / "0.1", "--fraction", 0.3, check=False)
+    assert refused.returncode == 1 and "another fraction: 0.1 there, 0.3 now" in refused.stderr
     refused = build(world, tmp_path / "none", "--share", 0, check=False)
-    assert refused.returncode == 1 and "--share is 0" in refused.stderr and not (tmp_path / "none").exists()
+    assert refused.returncode == 1 and "--fraction is 0" in refused.stderr and not (tmp_path / "none").exists()

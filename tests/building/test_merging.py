@@ -14,7 +14,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from tests.helpers import call, contents, refused, run
 from tests.small_models import Ccpr, World, build, build_options
 
-SMALL = ("--shard-tokens", 300, "--subset", "valid", "test")
+SMALL = ("--chunk-tokens", 300, "--subset", "valid", "test")
 BUILD = "scripts/build_datastore.py"
 
 
@@ -25,7 +25,7 @@ def merge(*words: object, check: bool = True):
 def phrase_options(ccpr: Ccpr, text: Path, output: Path) -> list[object]:
     return [
         "phrases", text, "--encoder", ccpr.checkpoint, "--output", output, "--segmentation", "all", "--max-words", 3,
-        "--shard-sentences", 32, "--index", "exact", "--cpu", "--quiet",
+        "--chunk-sentences", 32, "--index", "exact", "--cpu", "--quiet",
     ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_a_third_text_is_added_and_names_last(tokens: Path, world: World, tmp_pa
 
 def test_a_stopped_merge_leaves_nothing(tokens: Path, tmp_path: Path) -> None:
     words = tokens / "valid", tokens / "test", "--output", tmp_path / "both"
-    with patch("fairseq_ccpr.building.merge.describe_files", side_effect=KeyboardInterrupt):
+    with patch("fairseq_ccpr.building.part.describe_files", side_effect=KeyboardInterrupt):
         assert merge(*words, check=False).returncode == 130
     assert not list(tmp_path.iterdir())
     (tmp_path / "both.partial" / "token").mkdir(parents=True)  # of a run that was killed
@@ -139,11 +139,12 @@ def test_what_does_not_go_together_is_refused(
     shutil.copytree(tokens / "shard0", tmp_path / "again")
     shards = tokens / "shard0", tmp_path / "again", tokens / "shard1"
     refused(merge(*shards, *out, check=False), r"shard0 and .*again hold the same text \(shard 0\)")
-    short = build(world, tmp_path / "short", *SMALL, "--shard-tokens", 200, "--num-shards", 2, "--shard-id", 1)
+    short = build(world, tmp_path / "short", *SMALL, "--chunk-tokens", 200, "--num-shards", 2, "--shard-id", 1)
     assert short.returncode == 0
     unlike = merge(tokens / "shard0", tmp_path / "short", *out, check=False)
     refused(
-        unlike, "shard0 is one of 2 shards of runs of 300, and .*short one of 2 of runs of 200: build all with the same"
+        unlike,
+        "shard0 is one of 2 shards in chunks of 300, and .*short one of 2 in chunks of 200: build all with the same",
     )
     refused(merge(tokens / "both", tokens / "test", *out, check=False), "hold the same text: give each once")
     refused(merge(tokens / "valid", "--output", tmp_path / "o", check=False), "alone cannot be merged")
@@ -161,7 +162,9 @@ def test_what_does_not_go_together_is_refused(
 def test_impossible_shards_are_refused(world: World, tmp_path: Path) -> None:
     words = ("--num-shards", 2, "--shard-id")
     refused(build(world, tmp_path / "s", *words, 2, check=False), "--shard-id is 2, and --num-shards 2")
-    refused(build(world, tmp_path / "s", *words, 0, check=False), "there are 1 runs of --shard-tokens")
+    refused(
+        build(world, tmp_path / "s", *words, 0, check=False), "--chunk-tokens cuts the text into 1: give up to 1 shards"
+    )
     refused(build(world, tmp_path / "s", *words, 0, "--adapter", "clknn", check=False), "needs all states together")
     options = build_options(world, tmp_path / "s")
     options[options.index("exact")] = "Flat"

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.building import phrase_build
-from fairseq_ccpr.building import phrase_chunks as phrase_runs
+from fairseq_ccpr.building import part, phrase_chunks
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -82,8 +81,8 @@ def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, t
         parts.append([part.sentence(i) for i in range(part.section.sentences)])
         assert part.section.share == share and abs(len(parts[-1]) / len(whole) - share) < 0.15
     assert set(parts[0]) < set(parts[1]) < set(whole)
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "0.2", check=False), "another share: 0.2 there, 1.0 now")
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "none", "--share", 2, check=False), "--share is 2")
+    refused(build_phrases(ccpr, repeated_text, tmp_path / "0.2", check=False), "another fraction: 0.2 there, 1.0 now")
+    refused(build_phrases(ccpr, repeated_text, tmp_path / "none", "--fraction", 2, check=False), "--fraction is 2")
 
 
 def test_text_may_be_compressed_and_in_several_files(
@@ -136,8 +135,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 STAGES = {
-    "find": (PhraseFinder, "find"), "join": (phrase_runs, "check_space"), "index": (phrase_build, "build_index"),
-    "publish": (phrase_build, "describe_files"), "manifest": (Manifest, "write"), "clean": (phrase_build, "rmtree"),
+    "find": (PhraseFinder, "find"), "join": (phrase_chunks, "check_space"), "index": (part, "build_index"),
+    "publish": (part, "describe_files"), "manifest": (Manifest, "write"), "clean": (part, "rmtree"),
 }  # fmt: skip
 
 
@@ -165,8 +164,8 @@ def test_stopped_build_resumes(
             "built with another segmentation",
         )
         refused(
-            build_phrases(ccpr, repeated_text, tmp_path / "s", "--shard-sentences", 9, check=False),
-            "another shard sentences: 32",
+            build_phrases(ccpr, repeated_text, tmp_path / "s", "--chunk-sentences", 9, check=False),
+            "another chunk sentences: 32",
         )
         (tmp_path / "s" / "phrase.partial" / "shards" / "000001.keys.npy").write_bytes(b"torn")
     build_phrases(ccpr, repeated_text, tmp_path / "s", *INDEX)
@@ -249,7 +248,7 @@ def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store:
     for option, value, pattern in (
         ("--segmentation", "ngram:0", "phrases of 0 to 0 words"), ("--max-words", 0, "phrases of 1 to 0 words"),
         ("--threshold", 1, "--threshold is 1.0: give a probability"), ("--threshold", -0.1, "--threshold is -0.1"),
-        ("--threshold", "nan", "--threshold is nan"), ("--shard-sentences", 0, "--shard-sentences is 0"),
+        ("--threshold", "nan", "--threshold is nan"), ("--chunk-sentences", 0, "--chunk-sentences is 0"),
         ("--index", "Nonsense", "--index"), ("--encoder", tmp_path / "no.pt", "there is no phrase encoder"),
     ):  # fmt: skip
         refused(build_phrases(ccpr, repeated_text, output, option, value, check=False), pattern)

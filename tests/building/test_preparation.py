@@ -22,7 +22,7 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
     words[-1] = tmp_path / "other"
     for extra, sentence in (
         (["--spm", world.spm], "--dict belongs together"),
-        (["--spm", dictionary, "--dict", dictionary], "cannot be had"),
+        (["--spm", dictionary, "--dict", dictionary], "cannot be loaded"),
         (
             ["--bpe", "sentencpiece", "--dict", dictionary],
             "fairseq does not take '--bpe sentencpiece': .*invalid choice",

@@ -36,7 +36,7 @@ def store(xpr: Xpr, dictionary: Path, tmp_path_factory: pytest.TempPathFactory) 
     output = tmp_path_factory.mktemp("types") / "store"
     call(
         "build_datastore", "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", output, "--segmentation",
-        f"lexicon:{dictionary}", "--cpu", "--quiet", "--shard-sentences", 64,
+        f"lexicon:{dictionary}", "--cpu", "--quiet", "--chunk-sentences", 64,
     )  # fmt: skip
     return output
 

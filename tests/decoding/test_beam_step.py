@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -10,23 +12,30 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.data import Dictionary
+from fairseq.models.transformer import TransformerDecoderBase, TransformerModel, base_architecture
 from fairseq.sequence_generator import EnsembleModelWithAlignment
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import interpolate_, limit_shares
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, PhraseSettings
-from fairseq_ccpr.decoding.side_stream import SideStream
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings, TokenRetriever
+from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
+from fairseq_ccpr.decoding.phrase_continuation import PhraseState
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import make_table
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
+CPU = torch.device("cpu")
+
 
 def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
-    """CLKNN with lambda* where keys are compared by inner product, else kNN-MT; the same each time."""
+    """That of CLKNN where keys are compared by inner product, else of kNN-MT; the same each time."""
     torch.manual_seed(1)
     adapter = metric == "ip"
     keys = torch.nn.functional.normalize(torch.randn(900, 16), dim=1).half()
@@ -37,64 +46,137 @@ def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
         open_projection=lambda: projection if adapter else None,
         values=np.random.default_rng(0).integers(4, 7, 900).astype(np.int32),
     )
-    return TokenRetriever(datastore, TokenRetrievalSettings(8, 0.5, 0.1, confidence=adapter), device)  # type: ignore[arg-type]
+    return TokenRetriever(datastore, device)  # type: ignore[arg-type]
 
 
-def make_phrases(gate: str, device: torch.device) -> PhraseMemory:
-    """Two sentences, one of them without phrases."""
-    sentence = [([5, 6, 4], 0, 0.9), ([5, 4], 0, 0.7), ([4], 1, 0.8)]
-    candidates: Any = SimpleNamespace(table=lambda found, length: make_table([sentence, []], length))
-    found: Any = [None, None]
-    memory = PhraseMemory(candidates, PhraseSettings(gate=gate), device, find=lambda sources: found)
-    memory.start(torch.zeros(2, 3, dtype=torch.long, device=device))
-    memory.begin(3)
-    return memory
+def make_ensemble(
+    metric: str, gate: str, device: torch.device, *, batch: int = 2, lanes: int = 3, k: int = 8
+) -> RetrievalEnsemble:
+    """A tiny Transformer of random weights beside both memories; every second sentence has no phrases."""
+    retriever = make_retriever(metric, device)
+    dictionary = Dictionary()
+    for symbol in "abc":
+        dictionary.add_symbol(symbol)
+    width = 24 if metric == "ip" else 16
+    sizes = {"embed_dim": width, "ffn_embed_dim": 32, "layers": 1, "attention_heads": 2}
+    arguments = Namespace(**{f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()})
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    base_architecture(arguments)
+    model = TransformerModel.build_model(arguments, task).eval().to(device)
+    sentence = [([5, 6, 4], 0, 0.9), ([5, 4], 0, 0.7), *(([4], 1, 0.8 - lane / 100) for lane in range(lanes - 2))]
+    sentences = [sentence if not number % 2 else [] for number in range(batch)]
+    candidates: Any = SimpleNamespace(
+        start=lambda sources, k: lambda: [None] * batch, table=lambda found, length: make_table(sentences, length),
+        retriever=SimpleNamespace(index=SimpleNamespace(remote=False)), checked=True,
+    )  # fmt: skip
+    phrases = PhraseMemory(candidates, PhraseSettings(gate=gate), device)
+    settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
+    tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings)
+    return RetrievalEnsemble([model], tokens, phrases, dictionary.pad(), MixtureSettings())
 
 
-def step(retriever: TokenRetriever, phrases: PhraseMemory, given: dict[str, Tensor]) -> Tensor:
-    """What `RetrievalEnsemble.forward_decoder` adds to the model's own step, and the beam's reordering."""
-    phrases.state.reorder(given["order"])
-    phrases.state.advance(given["written"])
-    of_tokens = retriever(given["states"])
-    of_phrases = phrases.step(given["log_probs"], given["attention"])
-    shares = limit_shares(of_tokens[2], of_phrases.share, 0.9)
-    return interpolate_(given["log_probs"], (*of_tokens[:2], shares[0]), (*of_phrases[:2], shares[1]))
+@torch.no_grad()
+def two_steps(ensemble: RetrievalEnsemble, device: torch.device, batch: int = 2, beam: int = 3) -> Iterator[Tensor]:
+    """The distribution [H, 7] after the beginning, and after a token each, when hypotheses have changed places."""
+    sources = torch.tensor([[5, 6, 2], [4, 6, 2]], device=device).repeat(batch // 2, 1)
+    lengths = torch.full((batch,), 3, device=device)
+    encoded = ensemble.forward_encoder({"src_tokens": sources, "src_lengths": lengths})
+    copies = torch.arange(batch, device=device).repeat_interleave(beam)
+    encoded, states = ensemble.reorder_encoder_out(encoded, copies), [{}]
+    begin = torch.full((batch * beam, 1), 2, device=device)
+    places, written = torch.tensor([[1, 0, 0, 0, 2, 1], [5, 5, 4, 6, 6, 6]], device=device).repeat(1, batch * beam // 6)
+    yield ensemble.forward_decoder(begin, encoded, states)[0]
+    order = copies * beam + places
+    ensemble.reorder_incremental_state(states, order)
+    encoded = ensemble.reorder_encoder_out(encoded, order)
+    yield ensemble.forward_decoder(torch.cat([begin, written[:, None]], dim=1), encoded, states)[0]
 
 
-def inputs(metric: str, device: torch.device) -> dict[str, Tensor]:
-    """Of six hypotheses, three a sentence, over a vocabulary of 7."""
-    made = {
-        "states": torch.randn(6, 24 if metric == "ip" else 16),
-        "log_probs": torch.randn(6, 7).log_softmax(1),
-        "attention": torch.rand(6, 3).softmax(1),
-        "written": torch.tensor([5, 5, 4, 6, 6, 6]),
-        "order": torch.tensor([1, 0, 0, 3, 5, 4]),
-    }
-    return {name: tensor.to(device) for name, tensor in made.items()}
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Neither a mode of torch nor CUDA's own check sees what is done here."""
+    cuda = torch.cuda.is_available()
+    level = torch.cuda.get_sync_debug_mode() if cuda else 0
+    if cuda:
+        torch.cuda.set_sync_debug_mode("default")
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        if cuda:
+            torch.cuda.set_sync_debug_mode(level)
+
+
+def within(context: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, run within a context each time."""
+
+    def run(*args: Any) -> Any:
+        with context():
+            return function(*args)
+
+    return run
+
+
+@contextmanager
+def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = True) -> Iterator[None]:
+    """Watch all that an ensemble adds to its models' own steps, with or without the search."""
+    telling = KeyCapture.telling
+
+    def watched(capture: KeyCapture, listener: Callable[[], None]) -> AbstractContextManager[None]:
+        return telling(capture, within(watch, listener))  # which is called in the midst of the models' step
+
+    with ExitStack() as patches:
+        for place, name, context in (
+            (RetrievalEnsemble, "forward_decoder", watch), (RetrievalEnsemble, "reorder_encoder_out", watch),
+            (EnsembleModelWithAlignment, "forward_decoder", unwatched),
+            (EnsembleModelWithAlignment, "reorder_encoder_out", unwatched),
+            *([] if search else [(ExactIndex, "search", unwatched)]),
+        ):  # fmt: skip
+            patches.enter_context(patch.object(place, name, within(context, getattr(place, name))))
+        patches.enter_context(patch.object(KeyCapture, "telling", watched))
+        yield
 
 
 @pytest.mark.parametrize("gate", ["consent", "attention"])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-@torch.no_grad()
 def test_step_makes_no_round_trip(metric: str, gate: str) -> None:
-    device = torch.device("cpu")
-    retriever, phrases, given = make_retriever(metric, device), make_phrases(gate, device), inputs(metric, device)
-    with NoRoundTrip():
-        log_probs = step(retriever, phrases, given)
-    torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
+    ensemble = make_ensemble(metric, gate, CPU)
+    with watching(NoRoundTrip):
+        for log_probs in two_steps(ensemble, CPU):
+            torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
 
 
-@torch.no_grad()
-def test_a_step_is_few_operations() -> None:
-    """Beside the search."""
-    device = torch.device("cpu")
-    retriever, phrases, given = make_retriever("ip", device), make_phrases("consent", device), inputs("ip", device)
-    found = retriever.search(given["states"], 8)
-    with patch.object(retriever.index, "search", lambda queries, k: found), Operations() as operations:
-        retriever(given["states"])
-        of_tokens = operations.count
-        step(retriever, phrases, given)
-    assert 10 < of_tokens < 30 and operations.count - of_tokens < 125
+@pytest.mark.parametrize("place", [(TokenMemory, "retrieve"), (PhraseState, "advance"), (PhraseState, "reorder")])
+def test_round_trip_of_a_memory_is_seen(place: tuple[type, str]) -> None:
+    real = getattr(*place)
+
+    def asking(self: Any, given: Tensor) -> Any:
+        given.sum().item()
+        return real(self, given)
+
+    with patch.object(*place, asking), watching(NoRoundTrip), pytest.raises(AssertionError, match="asks the device"):
+        list(two_steps(make_ensemble("l2", "consent", CPU), CPU))
+
+
+def operations(phrases: bool = True, **sizes: int) -> int:
+    """How many there are in a step, beside the models' own and the search."""
+    beam = sizes.pop("beam", 3)
+    ensemble, counted = make_ensemble("ip", "consent", CPU, **sizes), Operations()
+    if not phrases:
+        ensemble = ensemble.with_memories(ensemble.tokens, None)
+    steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
+    next(steps)
+    with watching(lambda: counted, search=False):
+        next(steps)
+    return counted.count
+
+
+def test_a_step_has_as_many_operations_whatever_its_sizes() -> None:
+    """On a GPU each is a kernel to launch."""
+    count = operations()
+    for sizes in ({"k": 32}, {"lanes": 24}, {"beam": 6}, {"batch": 8}):
+        assert operations(**sizes) == count, sizes
+    assert 0 < operations(phrases=False) < count
 
 
 @torch.no_grad()
@@ -105,39 +187,41 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
         section=SimpleNamespace(projection=None), open_index=lambda: ExactIndex(keys, "l2"),
         open_projection=lambda: None, values=values,
     )  # fmt: skip
-    retriever = TokenRetriever(datastore, TokenRetrievalSettings(8, 0.4, 10.0), torch.device("cpu"))
+    settings = TokenRetrievalSettings(8, 0.4, 10.0, confidence=False)
+    capture: Any = None
+    memory = TokenMemory(capture, TokenRetriever(datastore, torch.device("cpu")), settings)
     states, log_probs = torch.randn(4, 24), torch.randn(4, 7).log_softmax(1)
     weights = (-(states[:, None] - keys).square().sum(2) / 10).softmax(dim=1)
     wanted = 0.6 * log_probs.exp()
     wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
     wanted[:, 6] += 0.4 * weights[:, 1]
-    torch.testing.assert_close(interpolate_(log_probs, retriever(states)).exp(), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        interpolate_(log_probs, memory.vote(*memory.retrieve(states), log_probs)).exp(), wanted, rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("gate", ["consent", "attention"])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-@torch.no_grad()
 def test_step_does_not_wait_for_a_gpu(metric: str, gate: str) -> None:
     device = torch.device("cuda")
-    retriever, phrases = make_retriever(metric, device), make_phrases(gate, device)
-    step(retriever, phrases, inputs(metric, device))  # compiles what there is to compile
-    given = inputs(metric, device)
-    with no_synchronisation():
-        step(retriever, phrases, given)
+    ensemble = make_ensemble(metric, gate, device)
+    list(two_steps(ensemble, device))  # compiles what there is to compile
+    steps = two_steps(ensemble, device)
+    next(steps)
+    with watching(no_synchronisation):
+        next(steps)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("gate", ["consent", "attention"])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-@torch.no_grad()
 def test_step_is_the_same_on_a_gpu(metric: str, gate: str) -> None:
-    given = inputs(metric, torch.device("cpu"))
-    found = []
-    for device in (torch.device("cpu"), torch.device("cuda")):
-        retriever, phrases = make_retriever(metric, device), make_phrases(gate, device)
-        found.append(step(retriever, phrases, {name: tensor.to(device) for name, tensor in given.items()}).cpu())
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3)
+    here, there = (
+        [step.cpu() for step in two_steps(make_ensemble(metric, gate, device), device)]
+        for device in (CPU, torch.device("cuda"))
+    )
+    torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -153,29 +237,18 @@ def test_round_trips_are_seen(asks: Callable[[Tensor], Any]) -> None:
         asks(torch.randn(4))
 
 
-def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that the ensemble adds to the models' step, in fairseq's beam search."""
-    models, steps = EnsembleModelWithAlignment.forward_decoder, []
+@pytest.mark.parametrize("gate", ["consent", "attention"])
+def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[object], gate: str) -> None:
+    """All that the ensemble adds to the models' steps, in fairseq's beam search with tokens and phrases."""
+    watches: list[NoRoundTrip] = []
 
-    def of_models(*args: Any) -> Any:
-        with torch.utils._python_dispatch._disable_current_modes():
-            return models(*args)
+    def watch() -> NoRoundTrip:
+        watches.append(NoRoundTrip())
+        return watches[-1]
 
-    def watched(name: str) -> Callable:
-        method = getattr(RetrievalEnsemble, name)
-
-        def watching(*args: Any) -> Any:
-            steps.append(name)
-            with NoRoundTrip():
-                return method(*args)
-
-        return watching
-
-    monkeypatch.setattr(EnsembleModelWithAlignment, "forward_decoder", of_models)
-    for name in ("forward_decoder", "_ask_tokens"):  # the one is asked by the other's models
-        monkeypatch.setattr(RetrievalEnsemble, name, watched(name))
-    decode("--beam", 3)
-    assert steps and steps.count("_ask_tokens") == steps.count("forward_decoder")
+    with watching(watch):
+        decode(*joint, "--beam", 3, "--max-len-b", 9, "--phrase-gate", gate)
+    assert len(watches) > 20  # at each of ten steps the queries, the step, and the reordering before the next
 
 
 def test_search_begins_before_the_projection_to_the_vocabulary(
@@ -201,13 +274,14 @@ def test_search_begins_before_the_projection_to_the_vocabulary(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @torch.no_grad()
-def test_side_stream_waits_for_its_input_and_is_waited_for() -> None:
-    side = SideStream()
+def test_second_stream_waits_for_its_input_and_is_waited_for() -> None:
+    capture: Any = SimpleNamespace(telling=lambda search: nullcontext())
+    memory: Any = SimpleNamespace(capture=capture)
+    batch = TokenBatch(memory, 1)
     for number in range(1, 20):
         given = torch.full((1 << 24,), float(number), device="cuda")
-        with side.taking(given):
+        with batch.listening(), batch._on_second_stream(given):
             made = (given * 2).cumsum(0)
         del given
         other = torch.zeros(1 << 24, device="cuda")  # may take the memory that was given up
-        side.join()
         assert made[:4].tolist() == [2.0 * number * n for n in range(1, 5)] and not other.any()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding import interpolation
 from fairseq_ccpr.decoding.interpolation import (
+    Vote,
     interpolate_,
     neighbour_log_probabilities,
     reward_,
     target_log_probabilities,
 )
-from fairseq_ccpr.evaluation.tuning.token_grid import TokenCache
+from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.token_memory import DistributionView, confidence_weight, token_weight
 
 
 def dense_reference(log_probs, scores, ids, values, share, temperature):
@@ -36,7 +40,7 @@ def dense_reference(log_probs, scores, ids, values, share, temperature):
 def mix(log_probs, scores, ids, values, share, temperature):
     retrieved = neighbour_log_probabilities(scores.masked_fill(ids < 0, float("-inf")), values, temperature)
     share = share.masked_fill((ids < 0).all(dim=1), 0.0)
-    return interpolate_(log_probs.float().clone(), (values, retrieved, share))
+    return interpolate_(log_probs.float().clone(), Vote(values, retrieved, share))
 
 
 @settings(max_examples=200, deadline=None)
@@ -79,13 +83,25 @@ def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> N
     of_each = neighbour_log_probabilities(scores, values, temperature)
     wanted = of_each.masked_fill(~matches, float("-inf")).amax(dim=1)
     torch.testing.assert_close(target_log_probabilities(scores, matches, temperature), wanted)
-    lambda_, s0 = torch.tensor([0.5]), 0.25
-    cache = TokenCache(torch.zeros(6), scores.sort(dim=1, descending=True).values, matches)
-    for confidence in (False, True):
-        factor = cache.opinion(k, temperature, confidence, s0)[1]
-        counts = found.sum(dim=1).clamp_min(1)
-        mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / counts
-        torch.testing.assert_close(lambda_ * factor, lambda_ * (mean if confidence else found.any(dim=1).float()))
+    assert torch.equal(
+        Vote(values, of_each, scores[:, 0]).of_token(torch.full((6,), 3)),
+        of_each.masked_fill(values != 3, float("-inf")).amax(dim=1),
+    )
+
+
+@pytest.mark.parametrize("confidence", [False, True])
+def test_weight_of_tokens_is_lambda_or_lambda_star(confidence: bool) -> None:
+    """Some neighbours are missing, of one row all."""
+    scores = torch.randn(6, 9).masked_fill(torch.rand(6, 9) < 0.3, float("-inf")).sort(dim=1, descending=True).values
+    scores[0] = float("-inf")
+    found = scores > float("-inf")
+    s0 = 0.25 if confidence else 0.0
+    options = TokenRetrievalSettings(9, 0.5, 0.1, confidence, min_similarity=s0)
+    values = torch.randint(0, 5, (6, 9))
+    model = DistributionView(torch.randn(6, 5).log_softmax(dim=1), values)
+    weight = token_weight(confidence_weight, Neighbours(found.long() - 1, scores, values), model, options)
+    mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / found.sum(dim=1).clamp_min(1)
+    torch.testing.assert_close(weight, 0.5 * (mean if confidence else found.any(dim=1).float()))
 
 
 def test_share_of_zero_changes_no_bit() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, interpolate_, limit_shares
+from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, PhraseState
 from tests.decoding.phrase_tables import MARK, begun_after, make_table
 
@@ -94,14 +94,14 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
             # Hypotheses change places, some twice, some not at all, and the first sentence ends after a while.
             order = data.draw(st.lists(st.integers(0, len(written) - 1), min_size=1, max_size=len(written)))
             tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=len(order), max_size=len(order)))
-            state.reorder(torch.tensor(order))
+            state = state.reorder(torch.tensor(order))
             state.advance(torch.tensor(tokens))
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
-        lengths = state.prefixes(table.at_lane[state.rows, :, 2])
+        lengths = state.prefixes(table.phrases[state.rows, :, 2])
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         attention = torch.rand(len(written), 3).softmax(dim=1)
-        outlook = state.outlook(log_probs, attention if by_attention else None)
-        found = outlook.continuation(table, state.rows, weights, enter, k)
+        proposals = state.proposals(log_probs, attention if by_attention else None)
+        found = proposals.continuation(table, state.rows, weights, enter, k)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_proper_prefix(phrase, tokens_so_far) for phrase, _, _ in sentence]
@@ -135,7 +135,7 @@ def test_the_longest_phrase_is_followed_to_its_end() -> None:
     for length, token in enumerate(phrase):
         state.advance(torch.tensor([token]))
         written = phrase[: length + 1]
-        assert state.prefixes(table.at_lane[..., 2]).item() == longest_proper_prefix(phrase, written)
+        assert state.prefixes(table.phrases[..., 2]).item() == longest_proper_prefix(phrase, written)
     assert state.covered[0, 0] == 0  # the rank of the phrase
 
 
@@ -144,7 +144,7 @@ def test_the_longest_phrase_is_followed_to_its_end() -> None:
     token=st.floats(0, ALMOST_ALL, width=32), phrase=st.floats(0, 1, width=32), most=st.sampled_from([0.0, 0.5, 0.9])
 )
 def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: float) -> None:
-    shares = limit_shares(torch.tensor([token]), torch.tensor([phrase]), most)
+    shares = limit_weights(torch.tensor([token]), torch.tensor([phrase]), most)
     assert float(sum(shares)) <= max(most, token) + 1e-6
     if not phrase:
         assert shares[0].item() == torch.tensor(token).item()  # to the bit
@@ -154,11 +154,11 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
         assert shares[0].item() * phrase == pytest.approx(shares[1].item() * token, abs=1e-6)  # in their proportion
     log_probs = torch.linspace(-2, 1, VOCABULARY).log_softmax(dim=0)[None]
     one, other = torch.tensor([[3, 3, 5]]), torch.tensor([[5, 1]])
-    memories = [
-        (one, torch.tensor([[0.4, 0.4, 0.6]]).log(), shares[0]),
-        (other, torch.tensor([[0.0, 1.0]]).log(), shares[1]),
+    votes = [
+        Vote(one, torch.tensor([[0.4, 0.4, 0.6]]).log(), shares[0]),
+        Vote(other, torch.tensor([[0.0, 1.0]]).log(), shares[1]),
     ]
-    mixed = interpolate_(log_probs.clone(), *memories).exp()
+    mixed = interpolate_(log_probs.clone(), *votes).exp()
     expected = (1 - sum(shares)) * log_probs.exp()
     expected[0, 3] += 0.4 * shares[0].item()
     expected[0, 5] += 0.6 * shares[0].item()
@@ -170,7 +170,7 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
 def test_merged_lanes_that_are_empty_say_nothing() -> None:
     table = make_table([[], [([1, 2], 0, 0.5)]])
     state = PhraseState(table, torch.tensor([0, 1]))
-    outlook = state.outlook(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
-    found = outlook.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2, 4)
+    proposals = state.proposals(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
+    found = proposals.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2, 4)
     assert found.mass.tolist() == [0.0, pytest.approx(0.1)]
     assert found.log_probs[0].tolist() == [-math.inf]

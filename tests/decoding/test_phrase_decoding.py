@@ -8,6 +8,7 @@ import json
 import logging
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,13 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.decoding.breakdown import break_down
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, Retrieved
-from fairseq_ccpr.decoding.trace import trace
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, phrase_weight
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
 from fairseq_ccpr.evaluation.speed.part_timer import (
     DECODER,
     FINDING,
@@ -31,13 +34,14 @@ from fairseq_ccpr.evaluation.speed.part_timer import (
     PartTimer,
 )
 from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
+from fairseq_ccpr.evaluation.tuning.phrase_grid import PHRASES as GRID_OF_PHRASES
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
-from fairseq_ccpr.evaluation.tuning.tune import fill_caches, with_all_phrases
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, edit_manifest, equal, refused
-from tests.small_models import PAIRS, Ccpr, World, subword_options
+from tests.small_models import PAIRS, Ccpr, World
 
 SEARCHES = [
     [],
@@ -50,22 +54,17 @@ SEARCHES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def phrases(world: World, phrase_store: Path) -> list[object]:
-    """Options of decoding with the phrases alone."""
-    return ["--datastore", phrase_store, *subword_options(world), "--phrase-k", 3]
-
-
-@pytest.fixture(scope="module")
-def joint(world: World, both: Path) -> list[object]:
-    return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]
-
-
-def load_ensemble(world: World, words: list[object], beam: int = 1) -> tuple[Any, Any, list[Any], Any]:
+def load_ensemble(world: World, words: list[object]) -> tuple[Any, Any, list[Any], Any]:
     """The settings, the task, its models, and these with their memories."""
     cfg = parse_generation(world.options("--no-progress-bar", *words))
     task, models = load(cfg)
-    return cfg, task, models, task.build_ensemble(models, beam)
+    return cfg, task, models, task.build_ensemble(models)
+
+
+def mixed_and_phrase_vote(ensemble: RetrievalEnsemble, sample: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+    """log p at the real tokens of the references, and what the phrase memory says there."""
+    forced = ensemble.force_decode(sample)
+    return ensemble.mix(forced.log_probs[forced.real], forced.token_vote, forced.phrase_vote), forced.phrase_vote
 
 
 @contextmanager
@@ -81,15 +80,15 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
             places.append([number, words[first][0], words[first : first + size][-1][1]])
     store = SimpleNamespace(spans=np.array(places, np.int32).reshape(-1, 3), sentence=texts.__getitem__)
 
-    def ask(self: PhraseRetriever, sources: list[str]) -> Callable[[], Retrieved]:
+    def start(self: PhraseRetriever, sources: list[str], k: int) -> Callable[[], RetrievedEntries]:
         self.datastore = store
         found = [np.flatnonzero(store.spans[:, 0] == choose(source)) for source in sources]
         spans = np.zeros((sum(map(len, found)), 3), np.int32)
         spans[:, 0] = np.repeat(np.arange(len(sources)), [len(entries) for entries in found])
         entries = np.concatenate(found)[:, None]
-        return lambda: Retrieved(spans, np.ones(len(spans), np.float32), entries, np.ones(entries.shape))
+        return lambda: RetrievedEntries(spans, np.ones(len(spans), np.float32), entries, np.ones(entries.shape))
 
-    with patch.object(PhraseRetriever, "ask", ask):
+    with patch.object(PhraseRetriever, "start", start):
         yield
 
 
@@ -139,19 +138,19 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
     words = [*joint, *gate, "--phrase-lambda", 0.8, "--phrase-enter", 1]
     found = decode(*words)
     options = ["--max-tokens", 2000, "--gen-subset", "test", *words]
-    cfg, task, models, ensemble = load_ensemble(world, options, beam=5)
+    cfg, task, models, ensemble = load_ensemble(world, options)
     coming = 0
     for sample in batches(cfg, task, models):
         best = [found[i][0] for i in sample["id"].tolist()]
-        traced = trace(ensemble, sample, [one["tokens"] for one in best], task.target_dictionary)
+        traced = break_down(ensemble, sample, [one["tokens"] for one in best], task.target_dictionary)
         assert torch.allclose(traced.mixed, torch.cat([one["positional_scores"] for one in best]), atol=3e-3)
         terms = [
-            torch.log1p(-traced.token_share - traced.phrase_share) + traced.model,
-            traced.token_share.log() + traced.token_memory,
-            traced.phrase_share.log() + traced.phrase_memory,
+            torch.log1p(-traced.token_weight - traced.phrase_weight) + traced.model,
+            traced.token_weight.log() + traced.token_memory,
+            traced.phrase_weight.log() + traced.phrase_memory,
         ]
         assert torch.allclose(torch.stack(terms).logsumexp(dim=0), traced.mixed, atol=1e-4)
-        assert (traced.token_share + traced.phrase_share).max() <= 0.9 + 1e-6
+        assert (traced.token_weight + traced.phrase_weight).max() <= 0.9 + 1e-6
         coming += int((traced.phrase_memory > -1).sum())
     assert coming > 10
 
@@ -160,15 +159,12 @@ def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World
     cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9, "--phrase-enter", 1])
     dictionary = task.target_dictionary
     for sample in batches(cfg, task, models):
-        log_probs, _ = ensemble.force_decode(sample)
-        real = sample["target"].ne(dictionary.pad())
-        assert torch.allclose(log_probs[real].exp().sum(dim=1), torch.ones(int(real.sum())), atol=1e-4)
-        of_model, _, attention = ensemble.force_decode_models(sample)
-        said = ensemble.force_decode_phrases(sample, of_model, attention)
+        mixed, said = mixed_and_phrase_vote(ensemble, sample)
+        assert torch.allclose(mixed.exp().sum(dim=1), torch.ones(len(mixed)), atol=1e-4)
         for special in (dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()):
             assert said.log_probs[said.values == special].eq(float("-inf")).all()
         once = torch.zeros(len(said.values), len(dictionary)).scatter(1, said.values, said.log_probs.exp())
-        some = said.share > 0
+        some = said.weight > 0
         assert some.any() and torch.allclose(once[some].sum(dim=1), torch.ones(int(some.sum())), atol=1e-4)
 
 
@@ -206,15 +202,11 @@ def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint
     assert not equal(decode(*words, "--phrase-reward", 3), decode(*words), tolerance=1e-2)
     cfg, task, models, ensemble = load_ensemble(world, [*words, "--phrase-reward", 3])
     sample = next(iter(batches(cfg, task, models)))
-    real = sample["target"].ne(task.target_dictionary.pad())
-    of_model, _, attention = ensemble.force_decode_models(sample)
-    said = ensemble.force_decode_phrases(sample, of_model, attention)
-    without = ensemble.with_memories(ensemble.tokens, None).force_decode(sample)[0][real].double().exp()
+    mixed, said = mixed_and_phrase_vote(ensemble, sample)
+    without = mixed_and_phrase_vote(ensemble.with_memories(ensemble.tokens, None), sample)[0].double().exp()
     raised = without.scatter(1, said.values, without.gather(1, said.values) * said.rewards.double().exp())
     wanted = raised / raised.sum(dim=1, keepdim=True)
-    assert said.rewards.max() > 1 and torch.allclose(
-        ensemble.force_decode(sample)[0][real].double().exp(), wanted, atol=1e-4
-    )
+    assert said.rewards.max() > 1 and torch.allclose(mixed.double().exp(), wanted, atol=1e-4)
     refused(
         call("tune_retrieval", *world.options(), *words, "--phrase-reward", 3, "--output", "x", check=False),
         "not tuned",
@@ -230,28 +222,30 @@ def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, jo
 
 def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]) -> None:
     asked: list[str] = []
-    ask = PhraseRetriever.ask
+    start = PhraseRetriever.start
 
-    def watched(self, texts):
+    def watched(self: PhraseRetriever, texts: list[str], k: int) -> Callable[[], RetrievedEntries]:
         asked.extend(texts)
-        return ask(self, texts)
+        return start(self, texts, k)
 
-    with patch.object(PhraseRetriever, "ask", watched):
+    with patch.object(PhraseRetriever, "start", watched):
         decode(*phrases, "--batch-size", 8)
     assert len(asked) == PAIRS["test"]
 
 
 def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]) -> None:
-    timer, running = PartTimer(torch.device("cpu")), []
-    real = PhraseCandidates.__call__
+    timer, spent = PartTimer(torch.device("cpu")), []
+    real = PhraseCandidates.start
 
     def watched(self: PhraseCandidates, *arguments: Any) -> Any:
-        running.append(timer._running[-1])
-        return real(self, *arguments)
+        start = time.perf_counter()
+        found = real(self, *arguments)
+        spent.append(time.perf_counter() - start)
+        return found
 
-    with timer, patch.object(PhraseCandidates, "__call__", watched):
+    with timer, patch.object(PhraseCandidates, "start", watched):
         decode(*phrases)
-    assert {*running} == {FINDING} and timer.seconds[FINDING] > 0
+    assert 0 < sum(spent) < timer.seconds[FINDING]
     assert timer.seconds[PHRASES] > 0 and timer.calls[PHRASES] > timer.calls[DECODER]
 
 
@@ -277,12 +271,14 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
         if len(seen) == 2:
             raise ZeroDivisionError
 
-    memory = PhraseMemory.__new__(PhraseMemory)
-    memory.candidates, memory.warned = SimpleNamespace(table=make), True
+    candidates: Any = SimpleNamespace(
+        start=lambda sources, k: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
+    )
+    memory = PhraseMemory(candidates, PhraseSettings(), torch.device("cpu"))
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(ZeroDivisionError):
-            memory.take(make, torch.ones(1, 1))
+            memory.start(torch.ones(1, 1))()
         assert seen == [False, False] and gc.isenabled() == enabled
     finally:
         gc.enable()
@@ -296,7 +292,11 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
     subwords, cuts = candidates.subwords, []
     cut = subwords.slice
     with patch.object(subwords, "slice", lambda *where: cuts.append(where) or cut(*where)):
-        found = [one for sample in batches(cfg, task, models) for one in candidates(sample["net_input"]["src_tokens"])]
+        found = [
+            one
+            for sample in batches(cfg, task, models)
+            for one in candidates.start(sample["net_input"]["src_tokens"])()
+        ]
     for sentence in found:
         wanted = []
         for number, query in enumerate(sentence.queries):
@@ -348,10 +348,16 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
             assert table.following[row, lane, :, 0].tolist() == ids + [0] * (table.following.size(2) - len(ids))
             assert (int(table.queries[row, lane]), int(table.ranks[row, lane])) == (query, rank)
             assert float(table.scores[row, lane]) == pytest.approx(score)
-            assert table.at_lane[row, lane, 1] == next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
+            assert table.phrases[row, lane, 1] == next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
         for query in range(table.attended.size(1)):
             wanted = {11 - found.length + query + i for i in range(2)} if query < len(found.attended) else set()
             assert {*table.attended[row, query].nonzero().flatten().tolist()} == wanted
+
+
+def options_in(words: list[str], wanted: list[str]) -> bool:
+    """Whether a command line has these options with these values."""
+    pairs = [*zip(words, words[1:])]
+    return all(pair in pairs for pair in zip(wanted[::2], wanted[1::2]))
 
 
 def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path) -> None:
@@ -360,7 +366,7 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
     shown = call("tune_retrieval", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "916 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
-    assert "--knn-k" in chosen and "--phrase-lambda" in chosen and chosen[-4:] == shaping
+    assert "--knn-k" in chosen and "--phrase-lambda" in chosen and options_in(chosen, shaping)
     generated = call("fairseq-generate", *words, *chosen)
     assert "Generate test" in generated.stdout
     assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
@@ -371,14 +377,17 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
     cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrase-min-similarity", 0.3])
     direct = []
     for sample in batches(cfg, task, models):
-        log_probs, _ = ensemble.force_decode(sample)
-        real = sample["target"].ne(task.target_dictionary.pad())
-        direct.append(log_probs.gather(2, sample["target"].unsqueeze(2)).squeeze(2)[real])
-    tokens, cache, log_probs = fill_caches(cfg, task, models, with_all_phrases(ensemble), 64)
-    retrieved, factor = tokens.opinion(8, 5.0, False, 0.0)
-    of_phrases, mass = cache.opinion(task.phrase_settings)
+        mixed, _ = mixed_and_phrase_vote(ensemble, sample)
+        targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
+        direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
+    remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(max(GRID_OF_PHRASES)))
+    tokens, cache, log_probs = fill_caches(cfg, task, models, remembering, 64)
+    nearest = tokens.first(8)
+    of_phrases, mass = cache.continuation(task.phrase_settings)
     assert torch.cat(cache.rows).tolist() == list(range(len(log_probs)))  # few as they are, all are kept
-    found = References(log_probs, retrieved, 0.4 * factor, 0.9).log_likelihood(of_phrases, 0.6 * mass)
+    found = References(log_probs, nearest.retrieved(5.0), nearest.weight(task.token_settings), 0.9).log_likelihood(
+        of_phrases, phrase_weight(mass, task.phrase_settings)
+    )
     assert found == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
 
 

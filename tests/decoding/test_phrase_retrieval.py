@@ -34,6 +34,11 @@ from tests.helpers import DEMO, call, refused
 from tests.small_models import Ccpr, build_phrases, entries, other_encoder
 
 
+@pytest.fixture(scope="module")
+def encoder(ccpr: Ccpr) -> PhraseEncoder:
+    return PhraseEncoder.load(ccpr.checkpoint)
+
+
 def retrieve(ccpr: Ccpr, store: Path, text: str | bytes, *extra: object, check: bool = True) -> Any:
     """Run the command on a text; the learnt segmentation of so small an encoder is unsure of most phrases."""
     data = text if isinstance(text, bytes) else text.encode()

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fairseq_ccpr.decoding.phrase_candidates import TokenisationCache
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
-from fairseq_ccpr.decoding.written_phrases import WrittenPhrases
 
 ENTRIES = 300
 
@@ -38,7 +38,7 @@ class Subwords:
 def test_every_entry_is_written_once_whatever_the_order(rng: np.random.Generator) -> None:
     subwords: Any = Subwords()
     store: Any = SimpleNamespace(spans=np.arange(ENTRIES)[:, None].repeat(3, 1), sentence=lambda number: number)
-    write = WrittenPhrases(store, subwords)
+    write = TokenisationCache(store, subwords)
     wanted = [tuple(ids) if ids and len(ids) <= MAX_SUBWORDS else () for ids in subwords.ids]
     assert 0 < sum(not tokens for tokens in wanted) < ENTRIES and len({*wanted}) < ENTRIES
     subwords.broken = 7

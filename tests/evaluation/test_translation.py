@@ -12,6 +12,8 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
+from fairseq_ccpr.decoding.interpolation import interpolate_references
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.translation.significance import compare_systems
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
@@ -23,14 +25,16 @@ from tests.small_models import PAIRS, World, build
 def test_tuner_computes_the_likelihood_that_scoring_gives(
     world: World, decode: Callable, k: int, lambda_: float, temperature: float
 ) -> None:
-    settings = ["--knn-k", k, "--knn-lambda", lambda_, "--knn-temperature", temperature]
-    scored = decode(*settings, "--score-reference")
+    options = ["--knn-k", k, "--knn-lambda", lambda_, "--knn-temperature", temperature]
+    scored = decode(*options, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options("--no-progress-bar"))
     task, models = load(cfg)
-    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models, 1), 64)
+    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models), 64)
     assert cache is not None
-    assert abs(cache.log_likelihood(k, temperature, torch.tensor([lambda_]), False).item() - wanted.item()) < 1e-4
+    nearest, settings = cache.first(k), TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
+    vote = nearest.retrieved(temperature), nearest.weight(settings)
+    assert abs(interpolate_references(cache.log_probs, vote).mean().item() - wanted.item()) < 1e-4
 
 
 def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
-from tests.helpers import run
+from tests.helpers import call, refused, run
 from tests.small_models import Ccpr, World
 
 
@@ -45,3 +49,47 @@ def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Pa
             number, place = places[before["neighbours"][0]["entry"]]
             follow += places[line["neighbours"][0]["entry"]] == (number, place + 1)
     assert shown[0] == f"nearest 1: {follow / pairs:.1%} of {pairs:,} tokens follow a stretch" and len(shown) == 2
+
+
+def shuffle(store: Path, output: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return run("scripts/recipes/shuffle_phrases.py", store, output, check=check)
+
+
+def test_shuffled_phrases_are_the_same_phrases_with_other_keys(ccpr: Ccpr, mono: Path, tmp_path: Path) -> None:
+    """Every file comes along: lists on disk, what was counted, and of a merged datastore the texts."""
+    lines = mono.read_text(encoding="utf-8").splitlines()
+    for name, half in {"one": lines[:60], "two": lines[40:]}.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(half) + "\n", encoding="utf-8")
+        words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--quiet"]
+        call("build_datastore", "phrases", tmp_path / f"{name}.txt", "--output", tmp_path / name, *words)
+    merged = tmp_path / "both"
+    call(
+        "merge_datastores",
+        tmp_path / "one",
+        tmp_path / "two",
+        "--output",
+        merged,
+        "--index",
+        "disk:IVF4,SQ8",
+        "--quiet",
+    )
+    shuffle(merged, output := tmp_path / "shuffled")
+    store, control = PhraseDatastore(merged), PhraseDatastore(output)
+    assert control.find_damage() == [] and control.section.index == store.section.index
+    assert control.section.index_recall == store.section.index_recall is not None
+    changed = {name for name, file in control.section.files.items() if file != store.section.files[name]}
+    assert control.section.files.keys() == store.section.files.keys() and changed == {"phrase/spans.npy"}
+    assert {"phrase/totals.json", "phrase/sources.npy"} < control.section.files.keys()
+    assert sorted(control.spans.tolist()) == store.spans.tolist() != control.spans.tolist()
+    call("merge_datastores", output, "--remove", "two", "--output", tmp_path / "less", "--quiet")
+    refused(shuffle(merged, output, check=False), "shuffled exists: give a new folder")
+
+
+def test_keys_in_milvus_are_not_shuffled(ccpr: Ccpr, mono: Path, tmp_path: Path) -> None:
+    pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
+    words = ["--encoder", ccpr.checkpoint, "--segmentation", "ngram:1", "--share", 0.1, "--cpu", "--quiet"]
+    call("build_datastore", "phrases", mono, "--output", tmp_path / "s", "--store", tmp_path / "p.db", *words)
+    refused(
+        shuffle(tmp_path / "s", tmp_path / "out", check=False), "the keys of .* are in the collection 's' of Milvus"
+    )
+    assert not list(tmp_path.glob("out*"))

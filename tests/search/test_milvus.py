@@ -6,9 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +19,9 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.phrase_retriever import SKIP, STOP, PhraseRetriever, QueryPhrase, Waiting
+from fairseq_ccpr.decoding import phrase_retriever
+from fairseq_ccpr.decoding.options import SKIP, STOP, StoreSettings
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -97,7 +101,7 @@ def stored(ccpr: Ccpr, text: Path) -> Path:
 
 
 def retriever(ccpr: Ccpr, store: Path, unreachable: str = STOP) -> PhraseRetriever:
-    encoder, waiting = load_phrase_encoder(ccpr.checkpoint), Waiting(LONG, unreachable)
+    encoder, waiting = load_phrase_encoder(ccpr.checkpoint), StoreSettings(LONG, unreachable)
     return PhraseRetriever(PhraseDatastore(store), encoder, SEGMENTATION, 3, 0.0, torch.device("cpu"), waiting)
 
 
@@ -263,8 +267,9 @@ def test_decoding_when_the_server_is_killed(
     for one in servers:
         one.timeout = LONG
     assert_same(stopping.retrieve(sentences), before)
-    skipping._not_before = 0.0  # as if time had passed
-    assert_same(skipping.retrieve(sentences), before)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * LONG)
+    with patch.object(phrase_retriever, "time", later):
+        assert_same(skipping.retrieve(sentences), before)
     server.kill()
     options = ["--datastore", output, *subword_options(world), "--store-timeout", SHORT]
     refused(call("fairseq-generate", *world.options(*options), check=False), "Milvus at .* does not answer")
@@ -275,18 +280,16 @@ def test_decoding_when_the_server_is_killed(
 
 def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> None:
     made = retriever(ccpr, stored)
-    search, order = made.index.search, []
+    search, done = made.index.search, threading.Event()
 
-    def slow(*arguments: Any) -> Any:
+    def telling(*arguments: Any) -> Any:
         found = search(*arguments)
-        order.append("found")
+        done.set()
         return found
 
-    with patch.object(made.index, "search", slow):
+    with patch.object(made.index, "search", telling):
         answer = made.ask(sources(ccpr, 1))
-        assert made._asking is not None
-        made._asking.submit(lambda: None).result()  # nobody asked for the answer, and it is there
-        assert order
+        assert done.wait(LONG)  # nobody waits for the answer, and it is there
         assert (answer().entries >= 0).any()
 
 

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
-from fairseq_ccpr.decoding.trace import Trace
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
 from fairseq_ccpr.evaluation.translation.scores import sentence_chrf
 
-MOST_SAID = 5  # likeliest tokens of a memory that are kept
-MOST_WANTED = 16  # phrases that wanted a token, likewise
+MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
+MOST_VOTES = 16  # phrases that proposed a token, likewise
 DIGITS = 6  # significant, of a number that is kept
 
 
 @dataclass
-class Said:
-    """A token, and how likely someone finds it."""
+class LikelyToken:
+    """A token, and its probability by the model or a memory."""
 
     symbol: str
     text: str
@@ -39,18 +39,18 @@ class Neighbour:
 
     symbol: str
     score: float  # similarity, or minus the squared distance
-    sentence: int | None  # None where the text is not at hand
+    sentence: int | None  # None where the text is not available
     start: int = 0
     end: int = 0  # of the token; `start` where it is the end of the sentence
 
 
 @dataclass
-class Vote:
-    """A retrieved phrase that wanted the token."""
+class PhraseVote:
+    """A retrieved phrase that proposed the token."""
 
     query: int  # of `SentenceExplanation.phrases`
     retrieved: int  # of what was retrieved for that
-    weight: float  # what it gave to the token, see `Outlook.votes`
+    weight: float  # what it gave to the token, see `Proposals.votes`
     begun: bool  # its beginning was written before; or else it begins with this token
 
 
@@ -65,17 +65,17 @@ class TokenExplanation:
     probabilities: list[float]  # of this token, by each; 0 where a memory does not name it
     weights: list[float]  # 1 - Lambda, lambda_tok*, lambda_phr*
     shares: list[float]  # of p, which sum to one
-    favourite: Said | None  # what the model alone would have written here; None where it is this token
-    token_says: list[Said] = field(default_factory=list)
-    phrase_says: list[Said] = field(default_factory=list)
+    favourite: LikelyToken | None  # what the model alone would have written here; None where it is this token
+    token_says: list[LikelyToken] = field(default_factory=list)
+    phrase_says: list[LikelyToken] = field(default_factory=list)
     neighbours: list[Neighbour] = field(default_factory=list)
     neighbours_found: int = 0
-    votes: list[Vote] = field(default_factory=list)
+    votes: list[PhraseVote] = field(default_factory=list)
     votes_found: int = 0
 
 
 @dataclass
-class Retrieved:
+class ShownPhrase:
     """A phrase of the phrase datastore, with its place in a sentence."""
 
     score: float
@@ -91,7 +91,7 @@ class SourcePhrase:
 
     text: str
     probability: float  # of being a phrase
-    retrieved: list[Retrieved]
+    retrieved: list[ShownPhrase]
 
 
 @dataclass
@@ -142,12 +142,12 @@ class Texts:
 
 @dataclass
 class Explainer:
-    """Makes plain data of a trace.
+    """Make plain data of a breakdown.
 
     Args:
         dictionary: the target dictionary.
         to_text: from tokens of the target language to text.
-        corpus: what the token datastore was built from, where it is at hand.
+        corpus: what the token datastore was built from, where it is available.
         texts: takes the datastore's sentences.
         most_neighbours: kept of each token.
     """
@@ -159,17 +159,24 @@ class Explainer:
     most_neighbours: int
 
     def sentence(
-        self, traced: Trace, row: int, number: int, source: str, reference: str | None, plain: str, translation: str
+        self,
+        breakdown: Breakdown,
+        row: int,
+        number: int,
+        source: str,
+        reference: str | None,
+        plain: str,
+        translation: str,
     ) -> SentenceExplanation:
         """Explain one sentence.
 
         Args:
-            traced: a batch with the translation's tokens.
+            breakdown: a batch with the translation's tokens.
             row: the sentence's place in it.
             number, source, reference, plain, translation: see `SentenceExplanation`.
         """
-        of_sentence = (traced.sentences == row).nonzero()[:, 0].tolist()
-        written = traced.tokens[of_sentence].cpu()
+        of_sentence = (breakdown.sentences == row).nonzero()[:, 0].tolist()
+        written = breakdown.tokens[of_sentence].cpu()
         gained = None
         if reference is not None:
             gained = round(sentence_chrf(translation, reference) - sentence_chrf(plain, reference), 1)
@@ -180,38 +187,42 @@ class Explainer:
             plain,
             differences(plain, translation),
             translation,
-            [self._token(traced, one, written, position, translation) for position, one in enumerate(of_sentence)],
-            self._phrases(traced.phrases[row]) if traced.phrases else [],
+            [self._token(breakdown, one, written, position, translation) for position, one in enumerate(of_sentence)],
+            self._phrases(breakdown.phrases[row]) if breakdown.phrases else [],
             0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1),
             gained,
         )
 
-    def _token(self, traced: Trace, row: int, written: Tensor, position: int, text: str) -> TokenExplanation:
-        of_model = 1 - float(traced.token_share[row] + traced.phrase_share[row])
-        weights = [of_model, float(traced.token_share[row]), float(traced.phrase_share[row])]
-        logs = torch.stack([traced.model[row], traced.token_memory[row], traced.phrase_memory[row]]).double().cpu()
-        token, favourite = int(traced.tokens[row]), int(traced.favourites[row])
+    def _token(self, breakdown: Breakdown, row: int, written: Tensor, position: int, text: str) -> TokenExplanation:
+        of_model = 1 - float(breakdown.token_weight[row] + breakdown.phrase_weight[row])
+        weights = [of_model, float(breakdown.token_weight[row]), float(breakdown.phrase_weight[row])]
+        logs = (
+            torch.stack([breakdown.model[row], breakdown.token_memory[row], breakdown.phrase_memory[row]])
+            .double()
+            .cpu()
+        )
+        token, favourite = int(breakdown.tokens[row]), int(breakdown.argmax[row])
         explained = TokenExplanation(
             self.dictionary.symbols[token],
             *place(written, position, text, self.to_text),
-            _short(float(traced.mixed[row].double().exp())),
+            _short(float(breakdown.mixed[row].double().exp())),
             [_short(p) for p in logs.exp().tolist()],
             [_short(weight) for weight in weights],
             [_short(share) for share in (torch.tensor(weights).double().log() + logs).softmax(dim=0).tolist()],
-            self._said(favourite, float(traced.favoured[row].exp())) if favourite != token else None,
+            self._likely(favourite, float(breakdown.argmax_model[row].exp())) if favourite != token else None,
         )
-        self._add_neighbours(explained, traced, row)
-        self._add_votes(explained, traced, row)
+        self._add_neighbours(explained, breakdown, row)
+        self._add_votes(explained, breakdown, row)
         return explained
 
-    def _add_neighbours(self, explained: TokenExplanation, traced: Trace, row: int) -> None:
-        found = traced.neighbours
-        if found is None:
+    def _add_neighbours(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
+        neighbours, vote = breakdown.neighbours, breakdown.token_vote
+        if neighbours is None or vote is None:
             return
-        entries = [entry for entry in found.ids[row].tolist() if entry >= 0]
-        values, scores = found.values[row].tolist(), found.scores[row].tolist()
+        entries = [entry for entry in neighbours.ids[row].tolist() if entry >= 0]
+        values, scores = neighbours.values[row].tolist(), neighbours.scores[row].tolist()
         explained.neighbours_found = len(entries)
-        explained.token_says = self._most_said(values[: len(entries)], found.log_probs[row].exp().tolist())
+        explained.token_says = self._most_likely(values[: len(entries)], vote.log_probs[row].exp().tolist())
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             symbol, score = self.dictionary.symbols[value], _short(score)
             if self.corpus is None:
@@ -220,34 +231,34 @@ class Explainer:
                 text, start, end = self.corpus.place(entry)
                 explained.neighbours.append(Neighbour(symbol, score, self.texts.number(text), start, end))
 
-    def _add_votes(self, explained: TokenExplanation, traced: Trace, row: int) -> None:
-        opinion = traced.phrase_opinion
-        if opinion is None:
+    def _add_votes(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
+        phrases = breakdown.phrase_breakdown
+        if phrases is None:
             return
-        explained.phrase_says = self._most_said(
-            opinion.step.values[row].tolist(), opinion.step.log_probs[row].exp().tolist()
+        explained.phrase_says = self._most_likely(
+            phrases.vote.values[row].tolist(), phrases.vote.log_probs[row].exp().tolist()
         )
-        of_token = opinion.votes[row].masked_fill(opinion.step.values[row] != traced.tokens[row], 0.0)
-        most = of_token.argsort(descending=True, stable=True)
-        lanes = most[of_token[most] > 0].tolist()
-        candidates = traced.phrases[int(traced.sentences[row])].candidates
-        explained.votes_found = len(lanes)
+        votes = phrases.votes[row].masked_fill(phrases.vote.values[row] != breakdown.tokens[row], 0.0)
+        order = votes.argsort(descending=True, stable=True)
+        slots = order[votes[order] > 0].tolist()
+        candidates = breakdown.phrases[int(breakdown.sentences[row])].candidates
+        explained.votes_found = len(slots)
         explained.votes = [
-            Vote(
-                int(candidates.queries[lane]), int(candidates.ranks[lane]), _short(float(of_token[lane])),
-                bool(opinion.begun[row, lane]),
+            PhraseVote(
+                int(candidates.queries[slot]), int(candidates.ranks[slot]), _short(float(votes[slot])),
+                bool(phrases.active[row, slot]),
             )
-            for lane in lanes[:MOST_WANTED]
+            for slot in slots[:MOST_VOTES]
         ]  # fmt: skip
 
-    def _most_said(self, tokens: list[int], probabilities: list[float]) -> list[Said]:
+    def _most_likely(self, tokens: list[int], probabilities: list[float]) -> list[LikelyToken]:
         """The likeliest of tokens that may come several times, each time with the token's whole probability."""
         likely = sorted(dict(zip(tokens, probabilities)).items(), key=lambda item: -item[1])
-        return [self._said(token, p) for token, p in likely[:MOST_SAID] if p > 0]
+        return [self._likely(token, p) for token, p in likely[:MOST_LIKELY] if p > 0]
 
-    def _said(self, token: int, probability: float) -> Said:
+    def _likely(self, token: int, probability: float) -> LikelyToken:
         symbol = self.dictionary.symbols[token]
-        return Said(symbol, self.to_text(torch.tensor([token])) or symbol, _short(probability))
+        return LikelyToken(symbol, self.to_text(torch.tensor([token])) or symbol, _short(probability))
 
     def _phrases(self, found: SentencePhrases) -> list[SourcePhrase]:
         usable = {*zip(found.candidates.queries.tolist(), found.candidates.ranks.tolist())}
@@ -256,7 +267,7 @@ class Explainer:
                 query.string,
                 _short(query.probability),
                 [
-                    Retrieved(
+                    ShownPhrase(
                         _short(one.score), self.texts.number(one.sentence), one.start, one.end, (number, rank) in usable
                     )
                     for rank, one in enumerate(query.retrieved)

@@ -1,4 +1,4 @@
-"""Translating sentences with retrieval and without, and tracing where each token came from."""
+"""Translating sentences with retrieval and without, and breaking down where each token came from."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from fairseq import utils
 from tqdm import tqdm
 
+from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.trace import trace
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, why_not_the_corpus
 from fairseq_ccpr.evaluation.explain.explanation import (
@@ -23,7 +23,6 @@ from fairseq_ccpr.evaluation.explain.explanation import (
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.evaluation.translation.scores import score
 from fairseq_ccpr.evaluation.translation.test_set import detokeniser, load
-from fairseq_ccpr.evaluation.tuning.tune import remember
 
 SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 
@@ -46,7 +45,10 @@ def explain(cfg: Any, count: int, numbers: list[int] | None, most_neighbours: in
     numbers = _choose(cfg, task, models, count, numbers)
     plain = task.build_base_generator(models, cfg.generation)
     retrieving = task.build_generator(models, cfg.generation)
-    ensemble = retrieving.model = _remembering(retrieving.model)
+    ensemble = retrieving.model
+    if ensemble.phrases is not None:  # breaking down does not retrieve for a batch again
+        remembering = ensemble.phrases.remembering(ensemble.phrases.settings.k)
+        ensemble = retrieving.model = ensemble.with_memories(ensemble.tokens, remembering)
     to_text = detokeniser(cfg, task)
     target_text = partial(to_text, task.target_dictionary)
     notes: list[str] = []
@@ -58,15 +60,15 @@ def explain(cfg: Any, count: int, numbers: list[int] | None, most_neighbours: in
             [hypotheses[0]["tokens"] for hypotheses in task.inference_step(generator, models, sample)]
             for generator in (plain, retrieving)
         )
-        traced = trace(ensemble, sample, written, task.target_dictionary)
+        broken_down = break_down(ensemble, sample, written, task.target_dictionary)
         target = sample["target"]
         for row, number in enumerate(sample["id"].tolist()):
             source = to_text(task.source_dictionary, sample["net_input"]["src_tokens"][row])
             reference = to_text(task.target_dictionary, target[row], True) if target is not None else None
             explained[number] = explainer.sentence(
-                traced, row, number, source, reference, target_text(alone[row]), target_text(written[row])
+                broken_down, row, number, source, reference, target_text(alone[row]), target_text(written[row])
             )
-    metric = ensemble.tokens.retriever.index.metric if ensemble.tokens is not None else "ip"
+    metric = ensemble.tokens.retriever.datastore.section.index.metric if ensemble.tokens is not None else "ip"
     explanation = Explanation(
         subset=cfg.dataset.gen_subset,
         source_language=task.cfg.source_lang,
@@ -113,14 +115,6 @@ def _batches(cfg: Any, task: Any, models: list[Any], numbers: list[int]) -> Iter
     for batch in tqdm(made, desc=cfg.dataset.gen_subset, unit="batch", disable=cfg.common.no_progress_bar):
         sample = dataset.collater([dataset[number] for number in batch])
         yield utils.move_to_cuda(sample) if on_gpu else sample
-
-
-def _remembering(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
-    """The ensemble, whose tracing does not retrieve the phrases of a batch a second time."""
-    memory = ensemble.phrases
-    if memory is None:
-        return ensemble
-    return ensemble.with_memories(ensemble.tokens, memory.with_settings(memory.settings, remember(memory.candidates)))
 
 
 def _open_corpus(task: Any, ensemble: RetrievalEnsemble, to_text: Any, notes: list[str]) -> CorpusText | None:

@@ -15,6 +15,8 @@ from fairseq import tasks, utils
 from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import (
     Limits,
     peak_bytes,
@@ -84,6 +86,10 @@ class SpeedTest:
             ensemble: RetrievalEnsemble = generator.model
             assert ensemble.tokens is not None
             retriever = ensemble.tokens.retriever
+            if not isinstance(retriever, TokenRetriever):
+                raise ConfigurationError(
+                    f"the retriever {type(retriever).__name__} cannot be given entries: benchmark TokenRetriever"
+                )
             store = retriever.datastore
             if store.directory not in made:
                 unit = store.section.projection is not None

@@ -13,9 +13,8 @@ from fairseq.sequence_generator import EnsembleModel
 
 from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.phrase_continuation import PhraseState
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.speed.machine import synchronise
 from fairseq_ccpr.search import ExactIndex, FaissIndex, TorchIvfIndex
 
@@ -27,14 +26,12 @@ METHODS: dict[tuple[Any, str], str] = {
     (ExactIndex, "search"): SEARCH,
     (FaissIndex, "search"): SEARCH,
     (TorchIvfIndex, "search"): SEARCH,
-    (TokenRetriever, "look_up"): MERGE,  # less what it calls of the above: values, probabilities, lambda
+    (TokenMemory, "retrieve"): MERGE,  # less what it calls of the above: values, probabilities, lambda
     (RetrievalEnsemble, "mix"): MERGE,
-    (PhraseMemory, "ask"): FINDING,
-    (PhraseMemory, "take"): FINDING,
-    (PhraseMemory, "begin"): PHRASES,
-    (PhraseMemory, "step"): PHRASES,
-    (PhraseState, "advance"): PHRASES,
-    (PhraseState, "reorder"): PHRASES,
+    (PhraseMemory, "start"): FINDING,
+    (PhraseMemory, "_batch"): FINDING,
+    (PhraseBatch, "vote"): PHRASES,
+    (PhraseBatch, "reorder"): PHRASES,
 }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, retrieval_confidence, target_log_probabilities
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
+from fairseq_ccpr.decoding.interpolation import interpolate_references, target_log_probabilities
+from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.token_memory import WeightPolicy, token_weight
 
 NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
 FEW = 16
@@ -20,42 +22,73 @@ TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
 UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
+class CachedView(NamedTuple):
+    """A `ModelView` of N reference tokens, kept from the teacher-forced pass."""
+
+    neighbours: Tensor  # fp32 [N, K], log p_NMT of the neighbours' tokens
+    best: Tensor  # fp32 [N], of the likeliest token
+
+
 @dataclass
 class TokenCache:
-    """What a teacher-forced pass leaves behind, enough to score any setting: a row for each of N reference tokens."""
+    """What a teacher-forced pass leaves behind, enough to score any setting: a row for each of N reference tokens.
 
-    log_probs: Tensor  # fp32 [N], log p_NMT of the reference token
-    scores: Tensor  # fp32 [N, K], nearest first; -inf where a neighbour is missing
-    matches: Tensor  # bool [N, K], whether there is a neighbour and its value is the reference token
+    Args:
+        policy: how much the neighbours weigh, the decoder's own.
+        targets: int64 [N], the reference tokens.
+        log_probs: fp32 [N], log p_NMT of them.
+        neighbours: [N, K], nearest first.
+        model: what the model says of them.
+    """
 
-    def log_likelihood(
-        self, k: int, temperature: float, lambdas: Tensor, confidence: bool, min_similarity: float = 0.0
-    ) -> Tensor:
-        """Mean log p of the reference tokens (equations 2, 4 and 8 of the CLKNN paper) for each lambda, fp32 [lambdas]."""
-        retrieved, factor = self.opinion(k, temperature, confidence, min_similarity)
-        share = (lambdas.unsqueeze(1) * factor).clamp_max(ALMOST_ALL)  # [lambdas, N]
-        mixed = torch.logaddexp(torch.log1p(-share) + self.log_probs, share.log() + retrieved)
-        return mixed.mean(dim=1)
+    policy: WeightPolicy
+    targets: Tensor
+    log_probs: Tensor
+    neighbours: Neighbours
+    model: CachedView
 
-    def opinion(self, k: int, temperature: float, confidence: bool, min_similarity: float) -> tuple[Tensor, Tensor]:
-        """log p_tok of the reference tokens, and what lambda is multiplied by, fp32 [N] each."""
-        scores = self.scores[:, :k]
-        retrieved = target_log_probabilities(scores, self.matches[:, :k], temperature)
-        factor = retrieval_confidence(scores, min_similarity) if confidence else (scores[:, 0] > float("-inf")).float()
-        return retrieved, factor
+    def first(self, k: int) -> TokenCache:
+        """The same with the k nearest neighbours only."""
+        neighbours = Neighbours(*(part[:, :k] for part in self.neighbours))
+        return replace(self, neighbours=neighbours, model=CachedView(self.model.neighbours[:, :k], self.model.best))
+
+    def retrieved(self, temperature: float) -> Tensor:
+        """log p_tok of the reference tokens, fp32 [N]."""
+        matches = (self.neighbours.values == self.targets.unsqueeze(1)) & (self.neighbours.ids >= 0)
+        return target_log_probabilities(self.neighbours.scores, matches, temperature)
+
+    def weight(self, settings: TokenRetrievalSettings) -> Tensor:
+        """lambda_tok* at the reference tokens, fp32 [N], as the decoder weighs them."""
+        return token_weight(self.policy, self.neighbours, self.model, settings)
 
 
 def score_grid(
-    cache: TokenCache, temperatures: tuple[float, ...], confidences: tuple[bool, ...], min_similarity: float = 0.0
+    cache: TokenCache, temperatures: tuple[float, ...], confidences: tuple[bool, ...], given: TokenRetrievalSettings
 ) -> dict[TokenRetrievalSettings, float]:
-    """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*."""
+    """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*.
+
+    Args:
+        given: whatever has no grid is as in it.
+    """
     grid = {}
-    for k, temperature, confidence in product(NEIGHBOURS, temperatures, confidences):
-        least = min_similarity if confidence else 0.0
-        values = cache.log_likelihood(k, temperature, torch.tensor(LAMBDAS), confidence, least)
-        for lambda_, value in zip(LAMBDAS, values.tolist()):
-            grid[TokenRetrievalSettings(k, lambda_, temperature, confidence, min_similarity=least)] = value
+    for k in NEIGHBOURS:
+        nearest = cache.first(k)
+        for temperature in temperatures:
+            retrieved = nearest.retrieved(temperature)
+            for confidence, lambda_ in product(confidences, LAMBDAS):
+                settings = _point(given, k, lambda_, temperature, confidence)
+                mixed = interpolate_references(cache.log_probs, (retrieved, nearest.weight(settings)))
+                grid[settings] = float(mixed.mean())
     return grid
+
+
+def _point(
+    given: TokenRetrievalSettings, k: int, lambda_: float, temperature: float, confidence: bool
+) -> TokenRetrievalSettings:
+    """Settings of the grid; what is for lambda* alone is as given there, and off elsewhere."""
+    if confidence:
+        return replace(given, k=k, lambda_=lambda_, temperature=temperature, confidence=True)
+    return TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
 
 
 def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
@@ -67,18 +100,3 @@ def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[To
     for settings in sorted(grid, key=lambda s: -grid[s]):
         best.setdefault((settings.lambda_, settings.confidence, settings.k <= FEW), settings)
     return list(best.values())[:count]
-
-
-def as_options(settings: TokenRetrievalSettings, unit: bool = False) -> str:
-    """Settings in the form of fairseq-generate's options.
-
-    Args:
-        unit: whether they are for an adapter's keys, for which lambda* is on unless one says otherwise.
-
-    >>> as_options(TokenRetrievalSettings(8, 0.6, 10.0))
-    '--knn-k 8 --knn-lambda 0.6 --knn-temperature 10'
-    """
-    options = f"--knn-k {settings.k} --knn-lambda {settings.lambda_:g} --knn-temperature {settings.temperature:g}"
-    kind = "--knn-confidence" if settings.confidence else "--no-knn-confidence"
-    least = f" --knn-min-similarity {settings.min_similarity:g}" if settings.min_similarity else ""
-    return f"{options} {kind}{least}" if unit else options

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, TokenMemory
-from fairseq_ccpr.decoding.interpolation import ALMOST_ALL
-from fairseq_ccpr.decoding.options import TranslationRetrievalConfig
-from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, SentencePhrases
-from fairseq_ccpr.decoding.phrase_memory import PhraseSettings
-from fairseq_ccpr.decoding.token_retriever import TokenRetrievalSettings
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
+from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.scores import Scores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
@@ -24,7 +21,6 @@ from fairseq_ccpr.evaluation.tuning.phrase_grid import (
     TOKENS,
     PhraseCache,
     References,
-    as_phrase_options,
     phrase_candidates,
     score_phrase_grid,
 )
@@ -32,11 +28,16 @@ from fairseq_ccpr.evaluation.tuning.token_grid import (
     NEIGHBOURS,
     TEMPERATURES,
     UNIT_TEMPERATURES,
+    CachedView,
     TokenCache,
-    as_options,
     candidates,
     score_grid,
 )
+from fairseq_ccpr.settings import as_options
+
+# Fields that the grids have: written into FILE even where they are at their default.
+TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
+TUNED_OF_PHRASES = ("k", "lambda_", "temperature", "min_similarity", "enter")
 
 
 @dataclass
@@ -56,27 +57,25 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep.
 
     1. One teacher-forced pass keeps what model, neighbours and phrases say of each reference token.
-    2. The token memory's grid is scored, then the phrase memory's beside the likeliest token settings.
+    2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
     3. The best settings of the one with the best of the other are decoded with.
 
     Raises:
-        ConfigurationError: a limit of lambda*, or a reward, which the grid does not have.
+        ConfigurationError: a reward, which the grid does not have.
     """
     if cfg.task.phrase_reward:
         raise ConfigurationError(
             "--phrase-reward is not tuned: leave it out here, or compare some with compare_decoding.py"
         )
-    if cfg.task.knn_lambda_max != 1:
-        raise ConfigurationError(
-            "--knn-lambda-max is not tuned: leave it out here, and add it to what comes out if need be"
-        )
     generators = {"base": task.build_base_generator(models, cfg.generation)}
-    ensemble = with_all_phrases(task.build_ensemble(models, generators["base"].beam_size))
+    ensemble = task.build_ensemble(models)
+    if ensemble.phrases is not None:  # one search serves all settings
+        ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(max(PHRASES)))
     start = time.perf_counter()
     tokens, phrases, log_probs = fill_caches(cfg, task, models, ensemble, max(NEIGHBOURS))
     token_grid = _score_tokens(cfg, ensemble, tokens)
     best_tokens: list[TokenRetrievalSettings | None] = [*candidates(token_grid, count)] or [None]
-    references = _references(tokens, best_tokens[0], log_probs, ensemble.share_max)
+    references = _references(tokens, best_tokens[0], log_probs, ensemble.settings.lambda_max)
     phrase_grid = {}
     best_phrases: list[PhraseSettings | None] = [None]
     if ensemble.phrases is not None:
@@ -91,7 +90,7 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
     scores = {name: decodings.scores(name) for name in generators}
     best = max(chosen, key=lambda name: scores[name].bleu)
     base_seconds = decodings.systems["base"].seconds
-    options = " ".join([best, *_untuned_options(cfg.task)])
+    options = f"{best} {as_options(ensemble.settings)}".strip()
     return Tuned(options, chosen[best].signature(), scores, token_grid, phrase_grid, grid_seconds, base_seconds)
 
 
@@ -107,58 +106,30 @@ def fill_caches(
     """
     rows: list[tuple[Tensor, ...]] = []
     phrases = PhraseCache()
-    of_model = []
+    of_model: list[Tensor] = []
     every = max(1, int(task.dataset(cfg.dataset.gen_subset).tgt_sizes.sum()) // TOKENS)
     for number, sample in enumerate(batches(cfg, task, models)):
         real = sample["target"].ne(task.target_dictionary.pad())
         targets = sample["target"][real]
         log_probs, queries, attention = ensemble.force_decode_models(sample)
-        of_model.append(log_probs.gather(2, sample["target"].unsqueeze(2)).squeeze(2)[real].cpu())
+        of_tokens = log_probs[real]  # [n, V]
+        first = sum(map(len, of_model))
+        of_model.append(of_tokens.gather(1, targets.unsqueeze(1)).squeeze(1).cpu())
         if ensemble.tokens is not None:
-            retriever = ensemble.tokens.retriever
-            scores, ids = retriever.search(queries[real], k)
-            matches = (retriever.values[ids] == targets.unsqueeze(1)) & (ids >= 0)
-            rows.append((scores.cpu(), matches.cpu()))
+            neighbours = ensemble.tokens.retriever.search(queries[real], k)
+            says = DistributionView(of_tokens, neighbours.values)
+            rows.append(tuple(part.cpu() for part in (targets, *neighbours, says.neighbours, says.best)))
         if ensemble.phrases is not None and number % every == 0:
-            memory = ensemble.phrases
-            memory.start(sample["net_input"]["src_tokens"])
+            batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
             previous = sample["net_input"]["prev_output_tokens"]
-            first = sum(map(len, of_model)) - len(targets)
-            phrases.add(memory.table, *memory.force_outlook(previous, log_probs, attention, real), targets, first)
-    tokens = TokenCache(torch.cat(of_model), *(torch.cat(column) for column in zip(*rows))) if rows else None
+            phrases.add(batch.table, *batch.force_proposals(previous, log_probs, attention, real), targets, first)
+    tokens = None
+    if ensemble.tokens is not None:
+        targets, ids, scores, values, of_neighbours, best = (torch.cat(column) for column in zip(*rows))
+        view = CachedView(of_neighbours, best)
+        neighbours = Neighbours(ids, scores, values)
+        tokens = TokenCache(ensemble.tokens.policy, targets, torch.cat(of_model), neighbours, view)
     return tokens, phrases, torch.cat(of_model)
-
-
-def with_all_phrases(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
-    """The ensemble with the most phrases that the grid has, retrieved once for all settings."""
-    memory = ensemble.phrases
-    if memory is None:
-        return ensemble
-    memory.candidates.retriever.k = max(PHRASES)
-    return ensemble.with_memories(ensemble.tokens, memory.with_settings(memory.settings, remember(memory.candidates)))
-
-
-def remember(candidates: PhraseCandidates) -> Callable[[Tensor], list[SentencePhrases]]:
-    """The same candidates, but those of a batch that was asked for before are not retrieved again."""
-    known: dict[bytes, list[SentencePhrases]] = {}
-
-    def find(src_tokens: Tensor) -> list[SentencePhrases]:
-        key = src_tokens.cpu().numpy().tobytes()
-        if key not in known:
-            known[key] = candidates(src_tokens)
-        return known[key]
-
-    return find
-
-
-def _untuned_options(given: TranslationRetrievalConfig) -> list[str]:
-    """Of the options that are not tuned, those that differ from their defaults and shaped what was."""
-    defaults, shaping = (
-        TranslationRetrievalConfig(),
-        ("phrase_threshold", "phrase_segmentation", "retrieval_lambda_max"),
-    )
-    values = {name: getattr(given, name) for name in shaping if getattr(given, name) != getattr(defaults, name)}
-    return [f"--{name.replace('_', '-')} {value}" for name, value in values.items()]
 
 
 def _score_tokens(
@@ -166,22 +137,22 @@ def _score_tokens(
 ) -> dict[TokenRetrievalSettings, float]:
     if ensemble.tokens is None or cache is None:
         return {}
-    retriever = ensemble.tokens.retriever
-    unit = retriever.projection is not None
-    kinds = (True, False) if unit and not cfg.task.knn_confidence else (retriever.settings.confidence,)
+    given = ensemble.tokens.settings
+    unit = ensemble.tokens.retriever.datastore.section.projection is not None
+    kinds = (True, False) if unit and not cfg.task.knn_confidence else (given.confidence,)
     if cfg.task.no_knn_confidence:
         kinds = (False,)
-    return score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds, cfg.task.knn_min_similarity)
+    return score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds, given)
 
 
 def _references(
-    cache: TokenCache | None, settings: TokenRetrievalSettings | None, log_probs: Tensor, share_max: float
+    cache: TokenCache | None, settings: TokenRetrievalSettings | None, log_probs: Tensor, weight_max: float
 ) -> References:
     """The reference tokens with the token memory at these settings."""
     if cache is None or settings is None:
-        return References(log_probs, torch.full_like(log_probs, float("-inf")), torch.zeros_like(log_probs), share_max)
-    retrieved, factor = cache.opinion(settings.k, settings.temperature, settings.confidence, settings.min_similarity)
-    return References(log_probs, retrieved, (settings.lambda_ * factor).clamp_max(ALMOST_ALL), share_max)
+        return References(log_probs, torch.full_like(log_probs, float("-inf")), torch.zeros_like(log_probs), weight_max)
+    nearest = cache.first(settings.k)
+    return References(log_probs, nearest.retrieved(settings.temperature), nearest.weight(settings), weight_max)
 
 
 def _crossed(tokens: list[Any], phrases: list[Any], count: int) -> list[tuple[Any, Any]]:
@@ -196,9 +167,11 @@ def _system(
     """The options of these settings, and the ensemble with them."""
     tokens, phrases, options = ensemble.tokens, ensemble.phrases, []
     if tokens is not None and token_settings is not None:
-        options.append(as_options(token_settings, tokens.retriever.projection is not None))
-        tokens = TokenMemory(tokens.capture, tokens.retriever.with_settings(token_settings))
+        automatic = automatic_token_settings(tokens.retriever.datastore)
+        kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
+        options.append(as_options(token_settings, (*TUNED_OF_TOKENS, *kind), automatic))
+        tokens = replace(tokens, settings=token_settings)
     if phrases is not None and phrase_settings is not None:
-        options.append(as_phrase_options(phrase_settings))
-        phrases = phrases.with_settings(phrase_settings)
+        options.append(as_options(phrase_settings, TUNED_OF_PHRASES))
+        phrases = replace(phrases, settings=phrase_settings)
     return " ".join(options), ensemble.with_memories(tokens, phrases)

@@ -1,0 +1,218 @@
+"""The crash-safe life of a datastore part, tokens or phrases: prepared, filled by its owner, indexed, published."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_ccpr.datastore import phrase, token
+from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.token import KEYS
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.search import Index, build_index, open_index
+from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
+from fairseq_ccpr.search.recall import recall_of_sample
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import check_space, open_array
+from fairseq_ccpr.storage.files import MANIFEST, PLAN, check_sizes, describe_files, write_json
+
+RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders beside the token part while an adapter is trained
+# Names in plans and manifests that users know by another one.
+KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
+
+Section = TypeVar("Section", TokenSection, PhraseSection)
+
+
+@dataclass(frozen=True)
+class PartKind(Generic[Section]):
+    """What differs between token and phrase parts once they are filled."""
+
+    name: str  # of the folder, and of the section in the manifest
+    files: Callable[[Section], list[str]]
+    effort: Effort  # of an approximate search
+    depth: int  # neighbours that a search asks for, at least
+
+
+TOKENS: PartKind[TokenSection] = PartKind(token.TOKEN, token.part_files, TOKEN_EFFORT, 0)
+PHRASES: PartKind[PhraseSection] = PartKind(phrase.PHRASE, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
+
+
+class FolderKeys(Generic[Section]):
+    """Keys that are searched where they were written: in the part's folder, their index beside them.
+
+    Args:
+        show: whether to draw a progress bar.
+    """
+
+    def __init__(self, show: bool) -> None:
+        self.show = show
+
+    def make_index(self, section: Section, published: Section | None, folder: Path) -> None:
+        """Make the keys in `folder` searchable as `section.index` says, unless an earlier run did.
+
+        Args:
+            section: what is to be published.
+            published: what the manifest says now, if anything.
+            folder: the part, under whichever name it has now.
+        """
+        description, path = section.index, folder / section.index.file
+        if not description.file or path.exists():
+            return
+        check_space(folder, index_bytes(description, section.size, section.dimension))
+        with self.progress(f"index {description.factory}", section.size) as bar:
+            build_index(open_keys(section, folder), description, path, bar.update)
+
+    def open_index(self, section: Section, folder: Path) -> Index:
+        """Open what `make_index` has made."""
+        return open_index(section.index, open_keys(section, folder), folder)
+
+    def progress(self, what: str, total: int) -> tqdm:
+        """A bar that counts keys."""
+        return tqdm(desc=what, total=total, unit="key", unit_scale=True, disable=not self.show)
+
+
+class Part(Generic[Section]):
+    """A part of the datastore at `output`: what exists of it, and the stages to come, each of which survives a kill.
+
+    While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing renames the
+    folder and then writes the manifest; a folder that has its final name and still its plan was killed in between.
+
+    Args:
+        output: the datastore's folder.
+        kind: tokens or phrases.
+        keys: where the keys are searched.
+        identity: what makes two parts the same, named as in the manifest; not needed in a new folder.
+
+    Attributes:
+        published: its section of the manifest; None until the part is complete.
+
+    Raises:
+        DatastoreError: the folder holds a part built from something else, or a damaged one.
+    """
+
+    def __init__(
+        self, output: Path, kind: PartKind[Section], keys: FolderKeys[Section], identity: dict[str, Any] | None = None
+    ) -> None:
+        self.output, self.identity = output, identity or {}
+        self.kind: PartKind[Section] = kind
+        self.keys: FolderKeys[Section] = keys
+        self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
+        self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
+        self.published: Section | None = getattr(self.manifest, kind.name)
+        if self.published is not None:
+            refuse_differences(output, asdict(self.published), self.identity)
+            check_sizes(output, self.published.files)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are now."""
+        return self.partial if self.published is None else self.final
+
+    def prepare(self, settings: dict[str, Any], lay_out: Callable[[], object], needed: int = 0) -> None:
+        """Begin the part, unless an earlier run did.
+
+        Args:
+            settings: what else must stay the same until the part is full.
+            lay_out: prepares the folder.
+            needed: bytes that the part will take.
+
+        Raises:
+            DatastoreError: the output holds something else, or an earlier run had another plan, or the disk is too full.
+        """
+        if (self.final / PLAN).exists():  # killed while publishing
+            self.final.rename(self.partial)
+        plan, path = self.identity | settings, self.partial / PLAN
+        if path.exists():
+            refuse_differences(self.partial, json.loads(path.read_text(encoding="utf-8")), plan)
+            return
+        refuse_foreign(self.output)
+        check_space(self.output, needed)
+        existed = self.output.exists()
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            lay_out()
+            write_json(path, plan)
+        except OSError:
+            rmtree(self.partial if existed else self.output, ignore_errors=True)
+            raise
+
+    def discard(self) -> None:
+        """Remove what was begun, and the output if nothing else is in it."""
+        rmtree(self.partial)
+        with contextlib.suppress(OSError):  # not empty
+            self.output.rmdir()
+
+    def publish(self, section: Section) -> None:
+        """Complete the part; at every moment readers see the old one, an unfinished one, or the new one.
+
+        1. Index the keys, unless that was done, and give the folder its final name.
+        2. Describe the files and measure the index; what was published before keeps its checksum, since a new one would
+           vouch for whatever has happened to the file since.
+        3. Write the manifest, if anything is new.
+        4. Remove everything that it does not name: the plan, marks of progress, an index that was replaced.
+
+        Args:
+            section: what the manifest is to say; learns its files and recall.
+        """
+        self.keys.make_index(section, self.published, self.folder)
+        if self.published is None:
+            self.partial.rename(self.final)
+        names = self.kind.files(section)
+        paths = [f"{self.kind.name}/{name}" for name in names]
+        old = {} if self.published is None else self.published.files
+        new = describe_files(self.output, [path for path in paths if path not in old])
+        section.files = {path: old.get(path) or new[path] for path in paths}
+        section.index_recall = self._recall(section)
+        if section != self.published:
+            setattr(self.manifest, self.kind.name, section)
+            self.manifest.write(self.output)
+            self.published = section
+        for path in [path for path in self.final.iterdir() if path.name not in names]:
+            rmtree(path) if path.is_dir() else path.unlink()
+
+    def _recall(self, section: Section) -> float | None:
+        """Measure what approximate search finds; an index that was published before is not measured again."""
+        if self.published is not None and self.published.index == section.index:
+            return self.published.index_recall
+        index = self.keys.open_index(section, self.final)
+        return recall_of_sample(index, open_keys(section, self.final), self.kind.depth)
+
+
+def open_keys(section: TokenSection | PhraseSection, folder: Path) -> np.ndarray:
+    """Memory-map the keys of a part, fp16 [N, d]."""
+    return open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
+
+
+def refuse_differences(where: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to mix a new build with an old one that was made from something else."""
+    # The digest of keys that moved elsewhere follows from the others.
+    old, new = ({k: v for k, v in plan["fingerprints"].items() if k != KEYS} for plan in (found, wanted))
+    compared = [(name, old.get(name), digest) for name, digest in new.items()]
+    compared += [(name, found.get(name), value) for name, value in wanted.items() if name != "fingerprints"]
+    compared += [(name, digest, None) for name, digest in old.items() if name not in new]
+    for name, there, now in compared:
+        if there != now:
+            both = [fingerprint.short(value) if name in old | new and value else value for value in (there, now)]
+            raise DatastoreError(
+                f"{where} was built with another {KNOWN_AS.get(name, name).replace('_', ' ')}: {both[0]} there, "
+                f"{both[1]} now; give the same options, or another --output, or delete it"
+            )
+
+
+def refuse_foreign(output: Path) -> None:
+    """Refuse an output that exists and is neither empty, nor a datastore, nor the beginning of one."""
+    if not output.exists() or (output / MANIFEST).exists():
+        return
+    parts = (TOKENS.name, PHRASES.name)
+    ours = {*(f"{part}.partial" for part in parts), RAW, VALID, ADAPTER}
+    ours |= {part for part in parts if (output / part / PLAN).exists()}  # killed while publishing
+    if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
+        raise DatastoreError(f"--output {output} exists and is no datastore: give a new or an empty folder")

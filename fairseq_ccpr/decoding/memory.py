@@ -1,0 +1,93 @@
+"""What a retriever and a memory must offer: the two interfaces that decoding is written against.
+
+A retriever searches a token datastore. A memory turns what was retrieved for a batch into votes, step by step.
+Letters: B sentences, H hypotheses, N tokens, S source subwords, d decoder width, k neighbours, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.interpolation import Vote
+
+
+class Neighbours(NamedTuple):
+    """The nearest entries of N queries, best first."""
+
+    ids: Tensor  # int64 [N, k], entries; -1 where one is missing
+    scores: Tensor  # fp32 [N, k], inner products or minus squared distances; -inf where one is missing
+    values: Tensor  # int64 [N, k], their tokens; any token where one is missing
+
+
+class Retriever(Protocol):
+    """Searches a token datastore. `TranslationRetrievalTask.retriever_class` names the class.
+
+    It is called with an opened datastore and the model's device, and must not keep anything of one search for the next:
+    several generators, or threads, may share it.
+    """
+
+    datastore: TokenDatastore
+
+    def search(self, queries: Tensor, k: int) -> Neighbours:
+        """The k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """All that decides what is retrieved, by name: the retrieval signature prints it."""
+        ...
+
+
+class ModelView(Protocol):
+    """What the model says at N tokens, as far as an interpolation weight may need it; looked up when it is asked for."""
+
+    @property
+    def neighbours(self) -> Tensor:
+        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
+        ...
+
+    @property
+    def best(self) -> Tensor:
+        """log p_NMT of the likeliest token, fp32 [N]."""
+        ...
+
+
+class Batch(Protocol):
+    """What a memory knows of one batch while its hypotheses grow. Nothing of it outlives the batch."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """A context in which the models compute a step: what their layers say may be read meanwhile."""
+        ...
+
+    def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
+        """The memory's vote for the next token, once a step.
+
+        Args:
+            tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
+            log_probs: fp32 [H, V], log p_NMT.
+            attention: [H, S], of the decoder to the source, where the models tell it.
+        """
+        ...
+
+    def reorder(self, order: Tensor) -> Batch:
+        """The same for other hypotheses: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
+        ...
+
+
+class Memory(Protocol):
+    """A datastore beside the decoder, with the settings that say how it counts. Immutable."""
+
+    def start(self, sources: Tensor) -> Callable[[], Batch]:
+        """Start retrieval for the sentences of a batch, int64 [B, S]; returns a function that waits for the result.
+
+        The batch begins with one hypothesis a sentence; `Batch.reorder` makes more of them.
+        """
+        ...
+
+    def signature(self) -> str:
+        """All that decides what is retrieved and how it counts, in one line to be printed with results."""
+        ...

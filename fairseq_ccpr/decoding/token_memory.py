@@ -1,0 +1,151 @@
+"""The token memory: neighbours of the decoder's states, what they say of the next token, and how much that weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, neighbour_log_probabilities, retrieval_confidence
+from fairseq_ccpr.decoding.memory import ModelView, Neighbours, Retriever
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.settings import signature, signed
+
+# How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and values, [N, k] each
+# (-inf and any token where one is missing), of what the model says, and of the settings. Decoder, tuner and explanation call
+# it; `TranslationRetrievalTask.token_weight` names it.
+WeightPolicy = Callable[[Tensor, Tensor, ModelView, TokenRetrievalSettings], Tensor]
+
+
+def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
+    """lambda, or with `confidence` the lambda* of equation 8 of the CLKNN paper, fp32 [N]."""
+    if settings.confidence:
+        confidence = retrieval_confidence(scores, settings.min_similarity)
+        return (settings.lambda_ * confidence).clamp_max(settings.lambda_max)
+    return scores.new_full((len(scores),), settings.lambda_)
+
+
+def token_weight(
+    policy: WeightPolicy, neighbours: Neighbours, model: ModelView, settings: TokenRetrievalSettings
+) -> Tensor:
+    """A policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
+    scores = neighbours.scores
+    weight = policy(scores, neighbours.values, model, settings)
+    return weight.clamp(0, ALMOST_ALL).masked_fill(scores[:, 0] == float("-inf"), 0.0)
+
+
+@dataclass
+class DistributionView:
+    """A `ModelView` of a whole distribution.
+
+    Args:
+        log_probs: fp32 [N, V], log p_NMT.
+        values: int64 [N, k], the neighbours' tokens.
+    """
+
+    log_probs: Tensor
+    values: Tensor
+
+    @cached_property
+    def neighbours(self) -> Tensor:
+        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
+        return self.log_probs.gather(1, self.values)
+
+    @cached_property
+    def best(self) -> Tensor:
+        """log p_NMT of the likeliest token, fp32 [N]."""
+        return self.log_probs.amax(dim=1)
+
+
+@dataclass(frozen=True)
+class TokenMemory:
+    """A token datastore beside the decoder.
+
+    Args:
+        capture: reads the queries, from the one model the datastore belongs to.
+        retriever: searches.
+        settings: k, lambda, T.
+        policy: how much the neighbours weigh.
+    """
+
+    capture: KeyCapture
+    retriever: Retriever
+    settings: TokenRetrievalSettings
+    policy: WeightPolicy = confidence_weight
+
+    def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
+        """Wait for the first step: only the decoder has queries."""
+        return lambda: TokenBatch(self, len(sources))
+
+    def retrieve(self, queries: Tensor) -> tuple[Neighbours, Tensor]:
+        """Search for queries [N, d]: the neighbours, and log p_r of their values, fp32 [N, k]."""
+        neighbours = self.retriever.search(queries, self.settings.k)
+        return neighbours, neighbour_log_probabilities(neighbours.scores, neighbours.values, self.settings.temperature)
+
+    def vote(self, neighbours: Neighbours, retrieved: Tensor, log_probs: Tensor) -> Vote:
+        """Weigh what `retrieve` gave for N tokens against the model's log p, fp32 [N, V]."""
+        model = DistributionView(log_probs, neighbours.values)
+        return Vote(neighbours.values, retrieved, token_weight(self.policy, neighbours, model, self.settings))
+
+    def signature(self) -> str:
+        """All that decides what is retrieved and how it counts, in one line to be printed with results."""
+        name = getattr(self.policy, "__name__", type(self.policy).__name__)
+        return signature({**self.retriever.describe(), **signed(self.settings), "weight": name})
+
+
+@dataclass
+class TokenBatch:
+    """The token memory during one batch: a search each step, started while the models still compute.
+
+    On a GPU the search runs on a second CUDA stream, beside the projection to the vocabulary.
+    """
+
+    memory: TokenMemory
+    sentences: int  # B
+    _stream: torch.cuda.Stream | None = None
+    _first: bool = True
+    _retrieved: list[tuple[Neighbours, Tensor]] = field(default_factory=list)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Search as soon as the decoder has computed its states."""
+        with self.memory.capture.telling(self._search):
+            yield
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def _search(self) -> None:
+        queries = self.memory.capture.read()[:, -1]  # [H, T, d] -> [H, d]
+        # All hypotheses of a sentence are alike at the first step: one search serves them.
+        copies, self._first = len(queries) // self.sentences if self._first else 1, False
+        with self._on_second_stream(queries):
+            neighbours, retrieved = self.memory.retrieve(queries[::copies])
+            if copies > 1:
+                neighbours = Neighbours(*(part.repeat_interleave(copies, dim=0) for part in neighbours))
+                retrieved = retrieved.repeat_interleave(copies, dim=0)
+        self._retrieved.append((neighbours, retrieved))
+
+    @contextmanager
+    def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
+        """Queue GPU work on a second CUDA stream, after all that `queries` depends on."""
+        if not queries.is_cuda:
+            yield
+            return
+        self._stream = self._stream or torch.cuda.Stream(queries.device)
+        self._stream.wait_stream(torch.cuda.current_stream(queries.device))
+        queries.record_stream(self._stream)  # the allocator must not reuse its memory before that stream has read it
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
+        """The neighbours' vote for the next token of each hypothesis; see `Batch.vote`."""
+        return self.memory.vote(*self._retrieved.pop(), log_probs)
+
+    def reorder(self, order: Tensor) -> TokenBatch:
+        """Nothing is kept of a hypothesis: the batch itself."""
+        return self

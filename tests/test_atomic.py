@@ -1,0 +1,52 @@
+"""Tests of files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.storage.atomic import atomic_directory, atomic_file, partial_path, scratch_directory
+from fairseq_ccpr.storage.files import write_text
+
+
+def test_a_file_is_the_old_one_until_it_is_the_whole_new_one(tmp_path: Path):
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with atomic_file(path) as partial:
+        partial.write_text("n")
+        assert path.read_text() == "old"
+        partial.write_text("new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_stays_of_a_file_that_cannot_be_written(tmp_path: Path):
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with pytest.raises(KeyboardInterrupt), atomic_file(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    with pytest.raises(FileNotFoundError), atomic_file(path):
+        pass  # nothing was written
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path):
+    output = tmp_path / "inner" / "folder"
+    (partial_path(output) / "of-a-killed-run").mkdir(parents=True)
+    with atomic_directory(output) as partial:
+        (partial / "file").touch()
+        assert not output.exists()
+    assert [path.name for path in output.iterdir()] == ["file"] and not partial.exists()
+    with pytest.raises(ConfigurationError, match="exists: give a new folder, or delete it"), atomic_directory(output):
+        pass
+    with pytest.raises(ValueError, match="fails"), atomic_directory(tmp_path / "other") as partial:
+        raise ValueError("fails")
+    assert not partial.exists() and not (tmp_path / "other").exists()
+
+
+def test_a_scratch_folder_goes_in_the_end(tmp_path: Path):
+    with scratch_directory(tmp_path / "work") as folder:
+        (folder / "file").touch()
+    assert list(tmp_path.iterdir()) == []
