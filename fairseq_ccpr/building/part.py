@@ -180,6 +180,8 @@ class Part(Generic[Section]):
 
     def _recall(self, section: Section) -> float | None:
         """Measure what approximate search finds; an index that was published before is not measured again."""
+        if section.index.backend == "exact":
+            return None
         if self.published is not None and self.published.index == section.index:
             return self.published.index_recall
         index = self.keys.open_index(section, self.final)

@@ -30,7 +30,7 @@ SAMPLE_SEED = 1
 
 
 def part_files(section: PhraseSection) -> list[str]:
-    """The names of all files of a phrase part, as its manifest lists them."""
+    """Return the names of all files of a phrase part, as its manifest lists them."""
     keys = [f"{KEYS}.npy"] if section.store is None else []
     sources = [f"{SOURCES}.npy"] if section.sources else []
     return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *sources, *section.index.files]
@@ -40,7 +40,7 @@ class PhraseDatastore:
     """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
 
     Attributes:
-        keys: fp16 [N, o]; None where they are in Milvus.
+        keys: fp16 [N, o]; None where a database has them.
         spans: int32 [N, 3]: sentence, start, end in characters.
 
     Raises:
@@ -64,12 +64,12 @@ class PhraseDatastore:
 
     @property
     def keys_fingerprint(self) -> str:
-        """Digest of the keys' file, or of what it would be where they are in Milvus."""
+        """Digest of the keys' file, or of what it would be where a database has them."""
         section = self.section
         return section.fingerprints[KEYS] if self.keys is None else section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]
 
     def sentence(self, number: int) -> str:
-        """A sentence as it stood in the text."""
+        """Return a sentence as it stood in the text."""
         return self._sentences[number]
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ class PhraseDatastore:
         return hash_strings(self.spans[entries], self._sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """An entry's string, its sentence, and the characters of the sentence where it begins and ends."""
+        """Return an entry's string, its sentence, and the characters of the sentence where it begins and ends."""
         number, start, end = self.spans[entry].tolist()
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
@@ -92,19 +92,19 @@ class PhraseDatastore:
         return open_index(self.section.index, keys, self.directory / PHRASE)
 
     def open_sources(self) -> np.ndarray:
-        """Of which texts each sentence is, bool [S, n], by the order of `section.sources`, or of the one text there is."""
+        """Map which of n texts have each sentence, bool [S, n], in the order of `section.sources`; n is 1 without them."""
         if not self.section.sources:
             return np.broadcast_to(np.True_, (self.section.sentences, 1))
         shape = (self.section.sentences, len(self.section.sources))
         return open_array(self.directory / PHRASE / f"{SOURCES}.npy", shape, "bool")
 
     def sample(self, size: int) -> PhraseDatastore:
-        """This datastore as if it had only `size` entries, always the same ones, searched exactly.
+        """Return this datastore reduced to `size` entries, always the same ones, searched exactly.
 
-        They are those of sentences drawn by chance: all of each, but for the last one, of which they may be the first.
+        Sentences are drawn at random, with all entries of each; of the last sentence they may be the first ones only.
 
         Raises:
-            ConfigurationError: there are not so many entries, or their keys are in Milvus.
+            ConfigurationError: there are fewer entries, or a database has their keys.
         """
         if self.keys is None:
             raise ConfigurationError(
@@ -136,7 +136,7 @@ class PhraseDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """The full check, reading every byte: what is wrong, a sentence each; an empty list means healthy.
+        """Read every byte; returns a sentence for each fault, none if the part is healthy.
 
         Raises:
             DatastoreError: the index cannot be opened.
@@ -154,16 +154,16 @@ class PhraseDatastore:
             rows = f"rows {start:,} to {start + block_rows:,}"
             if self.keys is not None and not np.isfinite(self.keys[start : start + block_rows]).all():
                 faults.append(f"phrase keys: NaN or infinite numbers in {rows}")
-            number, first, end = self.spans[start : start + block_rows].T
-            if number.min() < 0 or number.max() >= self.section.sentences:
+            sentence, first, end = self.spans[start : start + block_rows].T
+            if sentence.min() < 0 or sentence.max() >= self.section.sentences:
                 faults.append(f"phrase spans: sentences that are not there in {rows}")
-            elif (first < 0).any() or (first >= end).any() or (end >= lengths[number]).any():
+            elif (first < 0).any() or (first >= end).any() or (end >= lengths[sentence]).any():
                 faults.append(f"phrase spans: places outside their sentences in {rows}")
         return faults
 
 
 def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:
-    """Digest of the file that keys fp16 [N, o], which come block by block, have in a folder.
+    """Digest the file that keys fp16 [N, o], which come block by block, have in a folder.
 
     >>> keys = np.zeros((2, 3), np.float16)
     >>> np.save(file := io.BytesIO(), keys)
@@ -179,7 +179,7 @@ def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:
 
 
 def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
-    """What an entry takes on disk, on average, by part: its key, its span, its share of the sentences, and of an index.
+    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index.
 
     Args:
         section: of the manifest.

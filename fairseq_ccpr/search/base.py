@@ -1,4 +1,4 @@
-"""What every search backend offers, what it is planned from, and what must be stored of it."""
+"""The interface of search backends, and the descriptions that they are planned and opened from."""
 
 from __future__ import annotations
 

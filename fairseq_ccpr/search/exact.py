@@ -67,7 +67,7 @@ class ExactIndex(Index):
 
     @cached_property
     def half_norms(self) -> Tensor:
-        """|x|^2 / 2 of each key, fp32 [N]."""
+        """|x|^2 / 2 of each key, fp32 [N]; computed once."""
         return half_norms(self.keys)
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class ExactIndex(Index):
         return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k nearest keys of a block of queries, k being N at most."""
+        """Find the k nearest keys of a block of queries, k being N at most."""
         rows = self.steps.BUCKET * max(1, MAXIMA_NUMBERS // len(queries))  # of keys at a time
         scores, ids = self._nearest_of(slice(0, rows), queries, k)
         for start in range(rows, self.size, rows):
@@ -88,7 +88,7 @@ class ExactIndex(Index):
         return scores, ids
 
     def _nearest_of(self, rows: slice, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k nearest keys of a block of them, or all where they are fewer."""
+        """Find the k nearest keys in a block of keys, or all where they are fewer."""
         keys = self.keys[rows]
         norms = self._half_norms_of(rows) if self.metric == "l2" else None
         buckets = best_rows(self.steps.bucket_maxima(keys, queries, norms), min(k, len(keys)))  # [H, n]
@@ -99,17 +99,17 @@ class ExactIndex(Index):
         return scores, ids + rows.start
 
     def _half_norms_of(self, rows: slice) -> Tensor:
-        """Those of a block of keys: kept, unless there are too many for a CPU, whose keys may be on disk."""
+        """Return |x|^2 / 2 of a block of keys: cached, unless there are too many for a CPU, whose keys may be on disk."""
         kept = self.keys.is_cuda or self.size <= MAXIMA_NUMBERS
         return self.half_norms[rows] if kept else half_norms(self.keys[rows])
 
     def to(self, device: torch.device) -> ExactIndex:
-        """A copy on `device`."""
+        """Copy to `device`."""
         return self if self.keys.device == device else ExactIndex(self.keys.to(device), self.metric)
 
 
 def half_norms(keys: Tensor) -> Tensor:
-    """|x|^2 / 2 of each key [N, d], fp32 [N]."""
+    """Compute |x|^2 / 2 of each key, [N, d] -> fp32 [N]."""
     norms = torch.empty(len(keys), device=keys.device)
     rows = max(1, tiled.TILE_NUMBERS // keys.size(1))
     for start in range(0, len(keys), rows):
@@ -118,6 +118,6 @@ def half_norms(keys: Tensor) -> Tensor:
 
 
 def can_fuse(keys: Tensor) -> bool:
-    """Whether Triton can search these keys: in half precision, on a GPU, and Triton is installed."""
+    """Return whether Triton can search these keys: in half precision, on a GPU, and Triton is installed."""
     half = keys.dtype in (torch.float16, torch.bfloat16)
     return half and keys.is_cuda and importlib.util.find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""Building an index of FAISS: in memory, or with inverted lists that never are."""
+"""Building a FAISS index, in memory or with inverted lists on disk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build_faiss(
 
 
 def trained_index(keys: np.ndarray, description: IndexDescription, seed: int) -> tuple[Any, int]:
-    """An index that is ready to take keys, and how many it is trained on where there are as many."""
+    """Return an index that is ready to take keys, and how many keys at most it is trained on."""
     index = make_index(keys.shape[1], description.factory, description.metric)
     ivf = inverted_lists(index)
     wanted = max(TRAIN_ROWS, TRAIN_ROWS_PER_CENTROID * (ivf.nlist if ivf is not None else 0))
@@ -94,7 +94,7 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
 
 
 def _add(index: Any, keys: np.ndarray, progress: Callable[[int], object], first_id: int | None = None) -> None:
-    """Add keys [N, d] in blocks, numbered from `first_id` where the index is to be told."""
+    """Add keys [N, d] in blocks, numbered from `first_id` if given."""
     for start in range(0, len(keys), ADD_ROWS):
         block = torch.from_numpy(keys[start : start + ADD_ROWS].astype(np.float32))
         if first_id is None:

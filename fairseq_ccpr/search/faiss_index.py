@@ -31,7 +31,7 @@ GPU_NEIGHBOURS = 2048  # more, a search on the GPU refuses to give
 
 
 class FaissIndex(Index):
-    """A FAISS index. Which keys it finds, and how exact its scores are, is as its factory string says.
+    """A FAISS index; its factory string decides which keys it finds and how exact its scores are.
 
     Args:
         index: of FAISS.
@@ -112,13 +112,13 @@ class FaissIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """N, or on a GPU FAISS's own limit."""
+        """The k beyond which a search gives no more: N, or on a GPU FAISS's own limit."""
         return min(self.size, GPU_NEIGHBOURS) if self.on_gpu else self.size
 
     def to(self, device: torch.device) -> FaissIndex:
-        """On a GPU where FAISS was built for one, or shared among all of them where it is too large for that one.
+        """Copy to a GPU if FAISS was built for one, or share among all of them if it is too large for that one.
 
-        An index that FAISS has for the CPU only, or whose lists stay on disk, is this one, searched on the CPU.
+        An index that FAISS has for the CPU only, or whose lists stay on disk, stays as it is and is searched on the CPU.
         """
         faiss = import_faiss()
         gpus = getattr(faiss, "get_num_gpus", lambda: 0)() if device.type == "cuda" else 0

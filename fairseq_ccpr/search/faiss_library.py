@@ -1,4 +1,4 @@
-"""FAISS's own objects: imported where they are needed, made of factory strings, looked into."""
+"""Helpers around FAISS's own objects: lazy import, factory strings, search parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ NARROW = 128  # dimensions, each of which then has a code of its own
 
 
 def import_faiss() -> Any:
-    """FAISS, or a `ConfigurationError` that says how to get it."""
+    """Import FAISS.
+
+    Raises:
+        ConfigurationError: says how to install it.
+    """
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it reports which instruction sets it tried
     try:
         import faiss
@@ -43,7 +47,7 @@ def set_parameters(index: Any, parameters: str) -> None:
 
 
 def default_parameters(index: Any, effort: Effort) -> str:
-    """Search parameters that give good recall, where FAISS's own defaults favour speed above all."""
+    """Choose search parameters that give good recall, where FAISS's own defaults favour speed above all."""
     faiss = import_faiss()
     parameters = []
     if (ivf := inverted_lists(index)) is not None:
@@ -58,19 +62,19 @@ def default_parameters(index: Any, effort: Effort) -> str:
 
 
 def inverted_lists(index: Any) -> Any | None:
-    """The inverted-list index inside `index`, if there is one."""
+    """Return the inverted-list index inside `index`, if there is one."""
     return import_faiss().try_extract_index_ivf(index)
 
 
 def can_stay_on_disk(index: Any) -> bool:
-    """Whether all that grows with the entries of an empty index is in inverted lists of plain codes."""
+    """Return whether all that grows with the entries of an empty index is in inverted lists of plain codes."""
     faiss = import_faiss()
     ivf = None if isinstance(index, faiss.IndexRefine) else inverted_lists(index)
     return ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
 
 
 def make_index(dimension: int, factory: str, metric: str) -> Any:
-    """An empty index.
+    """Create an empty index.
 
     Raises:
         ConfigurationError: FAISS cannot make sense of `factory` at this width.
@@ -87,7 +91,7 @@ def make_index(dimension: int, factory: str, metric: str) -> Any:
 
 
 def automatic_factory(size: int, dimension: int) -> str:
-    """Inverted lists of 4-bit codes that registers scan, the best few scored again from fp16 keys.
+    """Choose inverted lists of 4-bit codes that registers scan, the best few scored again from fp16 keys.
 
     There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are narrow.
 
@@ -100,7 +104,7 @@ def automatic_factory(size: int, dimension: int) -> str:
 
 
 def disk_factory(size: int) -> str:
-    """Inverted lists of a byte for a dimension: nearly exact, with nothing to score again, which would be in memory.
+    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing to score again, which would be in memory.
 
     >>> disk_factory(1_000_000)
     'IVF1024,SQ8'
@@ -109,13 +113,13 @@ def disk_factory(size: int) -> str:
 
 
 def list_count(size: int) -> int:
-    """About as many as keys in each."""
+    """Choose about as many lists as keys in each, a power of 2."""
     return 1 << round(math.log2(math.sqrt(size)))
 
 
 @contextmanager
 def silence(silent: bool = True) -> Iterator[None]:
-    """Keep from stdout, which is for results, what FAISS writes there about lists on disk."""
+    """Silence what FAISS writes about lists on disk to stdout, which is for results."""
     if not silent:
         yield
         return

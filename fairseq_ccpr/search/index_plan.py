@@ -1,4 +1,4 @@
-"""Choosing an index: what `--index` may say, and what it comes to for so many keys."""
+"""Choosing an index: what `--index` means for so many keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_index(
 
 
 def _backend_of(request: IndexRequest) -> type[Index]:
-    """The database's, or the one whose name `--index` begins with; FAISS takes all else for a factory string."""
+    """Return the database's backend, or the one whose name `--index` begins with; FAISS takes all else as a factory."""
     if request.store is not None:
         return BACKENDS[request.store.backend]
     return next((BACKENDS[name] for name in BACKENDS if request.choice.startswith(name)), BACKENDS["faiss"])

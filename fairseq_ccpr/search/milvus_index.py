@@ -66,7 +66,7 @@ class MilvusIndex(Index):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a type of Milvus's, see `plan_milvus_index`."""
+        """Take a type of index that Milvus has, with its parameters."""
         if request.store is None:
             raise ConfigurationError(
                 f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another index"
@@ -82,7 +82,7 @@ class MilvusIndex(Index):
         progress: Callable[[int], object],
         remote: RemoteKeys | None = None,
     ) -> None:
-        """Write those keys that are not there yet, and wait until they can be searched."""
+        """Write the keys that the collection lacks, and wait until they can be searched."""
         assert remote is not None  # Milvus has no file
         cls.open(description, remote, path).fill(keys, progress)
 
@@ -122,7 +122,7 @@ class MilvusIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """N, or Milvus's own limit."""
+        """The k beyond which a search gives no more: N, or Milvus's own limit."""
         return min(self.size, DEEPEST)
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class MilvusIndex(Index):
         self.checked = True
 
     def exists(self) -> bool:
-        """Whether there is a collection of this name."""
+        """Return whether there is a collection of this name."""
         if self.address.embedded and not Path(self.address.uri).exists():
             return False  # asking would make the file
         return self._ask("has_collection")
@@ -173,7 +173,7 @@ class MilvusIndex(Index):
                 )
 
     def create(self) -> int:
-        """Make the collection and its index, as far as they are not there.
+        """Create the collection and its index, unless they exist.
 
         Returns:
             The keys that need not be written again: the first ones.
@@ -201,7 +201,7 @@ class MilvusIndex(Index):
         return self.count() // BLOCK_ROWS * BLOCK_ROWS
 
     def fill(self, keys: np.ndarray, progress: Callable[[int], object]) -> None:
-        """Write those of the keys [N, d] that are not there yet, and wait until they can be searched.
+        """Write the keys [N, d] that the collection lacks, and wait until they can be searched.
 
         Args:
             progress: told how many keys are there now.
@@ -219,12 +219,12 @@ class MilvusIndex(Index):
         self._ask("drop_collection", slow=True)
 
     def write(self, first: int, keys: np.ndarray) -> None:
-        """Write keys [n, d] of the entries from `first` on; those that are there already are overwritten."""
+        """Write keys [n, d] of the entries from `first` on; earlier ones are overwritten."""
         rows = [{ID: first + row, KEY: key} for row, key in enumerate(keys.astype(np.float32))]
         self._ask("upsert", rows, slow=True)
 
     def finish(self) -> None:
-        """Wait until all that was written is searched by the index; then check.
+        """Wait until the index covers all that was written, then check.
 
         Raises:
             DatastoreError: Milvus fails to make its index, or does not go on with it.
@@ -244,7 +244,7 @@ class MilvusIndex(Index):
         self.check()
 
     def read(self) -> Iterator[np.ndarray]:
-        """The keys as fp16 [n, d], block by block, in their order; an entry that is missing is left out."""
+        """Read the keys, fp16 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
             rows = self._ask("query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, slow=True)
@@ -252,12 +252,12 @@ class MilvusIndex(Index):
             yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
 
     def count(self) -> int:
-        """How many keys there are."""
+        """Count the keys."""
         counted = self._ask("query", output_fields=["count(*)"], consistency_level="Strong", slow=True)
         return int(counted[0]["count(*)"])
 
     def _index_type(self) -> dict[str, Any]:
-        """What Milvus says of the index over the keys; nothing where there is none."""
+        """Return Milvus's description of the index over the keys; empty if there is none."""
         names = self._ask("list_indexes", field_name=KEY)
         return self._ask("describe_index", index_name=names[0]) if names else {}
 
@@ -270,7 +270,7 @@ class MilvusIndex(Index):
 
 
 def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -> IndexDescription:
-    """What `--index` and `--index-parameters` mean for `size` keys in Milvus, compared by inner product.
+    """Decide what `--index` and `--index-parameters` mean for `size` keys in Milvus, compared by inner product.
 
     Args:
         choice: `exact`, a type of Milvus's with its parameters, or `auto`: exact for small stores and the embedded Milvus,
@@ -298,7 +298,7 @@ def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -
 
 
 def _parameters(text: str) -> dict[str, float]:
-    """Numbers by name.
+    """Parse numbers by name.
 
     >>> _parameters("M=16,drop=.5")
     {'M': 16, 'drop': 0.5}
@@ -308,6 +308,6 @@ def _parameters(text: str) -> dict[str, float]:
 
 
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Fingerprints, shortened, beside all else."""
+    """Put shortened fingerprints beside all else."""
     rest = {name: value for name, value in identity.items() if name != "fingerprints"}
     return {name: value[:12] for name, value in identity.get("fingerprints", {}).items()} | rest

@@ -1,4 +1,4 @@
-"""Inverted lists in torch: keys in clusters, of which a query is compared with the nearest; on the CPU and on a GPU.
+"""Inverted lists in torch: a query is compared with the keys of the nearest clusters, on the CPU or a GPU.
 
 Lists lie one after another, each from a multiple of `ALIGN` on, so that they are made of runs of keys and the second half of
 exact search can score them. Letters: L lists, P places for keys, p lists that are searched, R runs that those have at most.
@@ -136,7 +136,7 @@ class TorchIvfIndex(Index):
         return search_by_blocks(self._nearest, queries, rows, depth, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k nearest keys of a block of queries.
+        """Find the k nearest keys of a block of queries.
 
         1. Choose the lists;
         2. line up their runs, the nearest list's first: as many for every query, the last of which may be none;
@@ -160,7 +160,7 @@ class TorchIvfIndex(Index):
         return best, ids.masked_fill(best == float("-inf"), -1)
 
     def to(self, device: torch.device) -> TorchIvfIndex:
-        """A copy on `device`."""
+        """Copy to `device`."""
         if self.lists.keys.device == device:
             return self
         moved = {name: tensor.to(device) for name, tensor in vars(self.lists).items()}
@@ -168,13 +168,13 @@ class TorchIvfIndex(Index):
 
 
 def nearness(queries: Tensor, centroids: Tensor, metric: str) -> Tensor:
-    """How near centroids are to queries, fp32 [H, L]: what ranks them as the metric does."""
+    """Score how near centroids are to queries, fp32 [H, L], in an order that is the metric's."""
     products = queries.float() @ centroids.T
     return products if metric == "ip" else products - centroids.square().sum(dim=1) / 2
 
 
 def first_places(sizes: Tensor) -> Tensor:
-    """Where lists of so many keys begin, int64 [L].
+    """Find where lists of these sizes begin, int64 [L].
 
     >>> first_places(torch.tensor([200, 128, 1]))
     tensor([  0, 256, 384])
@@ -186,7 +186,7 @@ def first_places(sizes: Tensor) -> Tensor:
 def build_torch_ivf(
     keys: np.ndarray, description: IndexDescription, path: Path, progress: Callable[[int], object], seed: int = 1
 ) -> None:
-    """Find centroids by a random sample of `keys`, put all of them into lists, and write these to `path`.
+    """Cluster a random sample of `keys`, put all of them into lists, and write these to `path`.
 
     Args:
         keys: [N, d], may be memory-mapped; read in blocks.
@@ -213,12 +213,12 @@ def build_torch_ivf(
 
 
 def number_of_lists(factory: str) -> int:
-    """What a factory string as `torch-ivf1024` says."""
+    """Parse a factory string such as `torch-ivf1024`."""
     return int(factory.removeprefix(TORCH_IVF))
 
 
 def find_centroids(rows: np.ndarray, count: int, metric: str, seed: int) -> Tensor:
-    """Centroids fp32 [count, d] of rows fp32 [n, d]: by inner product of their directions, each of length 1.
+    """Cluster rows fp32 [n, d] and return centroids fp32 [count, d]; for inner product, of directions, each of length 1.
 
     The largest cluster is cut in two until there are enough of them. Plain k-means finds a few more neighbours in as many
     lists, but its lists are less alike in length, and all queries wait for the longest.
@@ -235,7 +235,7 @@ def find_centroids(rows: np.ndarray, count: int, metric: str, seed: int) -> Tens
 
 
 def lay_out(list_of: Tensor, centroids: Tensor) -> tuple[Lists, Tensor]:
-    """Lists that have their ids but no keys yet.
+    """Lay out lists with ids, but without keys yet.
 
     A list without keys is left out. One longer than `LONGEST` times the mean becomes several with the same centroid.
 

@@ -1,4 +1,4 @@
-"""Equal strings: told by digests of 8 bytes, found among more than memory holds, or hashed where they stand in text."""
+"""Finding equal strings: by digests of 8 bytes, among more strings than memory holds, or by hashes of places in text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INVERSE = pow(BASE, -1, 1 << 64)
 
 
 def digest(string: str) -> bytes:
-    """Return 8 bytes of BLAKE2 that stand for a string, the same everywhere; by them, strings are as good as shuffled."""
+    """Return 8 bytes of BLAKE2 that stand for a string, the same everywhere; sorting by them shuffles strings."""
     return hashlib.blake2b(string.encode(), digest_size=8).digest()
 
 
@@ -38,13 +38,13 @@ def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
 
     Args:
         strings: N of them, read once.
-        folder: where the result goes, as `first.npy`, and what is needed until then.
+        folder: for the result, `first.npy`, and temporary files.
 
     Returns:
         int64 [N], the number of that string, memory-mapped; may be written to.
     """
     spilled, first = folder / "buckets", folder / "first.npy"
-    shutil.rmtree(spilled, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(spilled, ignore_errors=True)  # left by a run that was killed
     spilled.mkdir()
     count, strings = 0, iter(strings)
     numbers = GrowingArray(first, (), "int64")
@@ -95,7 +95,7 @@ def _hash_block(spans: np.ndarray, lines: TextLines) -> np.ndarray:
 
 @cache
 def _powers(base: int, bits: int) -> np.ndarray:
-    """1, b, b^2, ... modulo 2^64, uint64 [2^bits]."""
+    """Return 1, b, b^2, ... modulo 2^64, uint64 [2^bits]."""
     powers = np.full(1 << bits, base, np.uint64)
     powers[0] = 1
     return np.cumprod(powers, out=powers)

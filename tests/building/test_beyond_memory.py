@@ -121,7 +121,7 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     arrays = {name: np.concatenate([getattr(store, name)] * times) for name in array_shapes(0, 0)}
     writer = ArrayWriter(output / TOKEN, array_shapes(section.size, section.dimension))
     writer.create()
-    writer.write_shard(0, 0, arrays)
+    writer.write_chunk(0, 0, arrays)
     shutil.rmtree(output / TOKEN / "done")
     shutil.copy(store.directory / TOKEN / "symbols.txt", output / TOKEN)
     section.files = describe_files(output, list(section.files))
