@@ -288,7 +288,7 @@ def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> Non
         return found
 
     with patch.object(made.index, "search", telling):
-        answer = made.ask(sources(ccpr, 1))
+        answer = made.start(sources(ccpr, 1))
         assert done.wait(LONG)  # nobody waits for the answer, and it is there
         assert (answer().entries >= 0).any()
 
