@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from fairseq_ccpr.text.samples import digest_of
+from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.words import word_spans
 
 SHARES = {"train": 3, "valid": 1, "test": 1}
@@ -50,7 +50,7 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
         groups[of_string.find(pair[0].casefold())].append(pair)
     lacking = {name: len(pairs) * share / sum(SHARES.values()) for name, share in SHARES.items()}
     parts: dict[str, list[Pair]] = {name: [] for name in SHARES}
-    for group in sorted(groups.values(), key=lambda group: (-len(group), digest_of("\t".join(group[0])))):
+    for group in sorted(groups.values(), key=lambda group: (-len(group), digest("\t".join(group[0])))):
         name = max(lacking, key=lambda split: lacking[split])
         lacking[name] -= len(group)
         parts[name] += group
