@@ -1,28 +1,24 @@
 """Packaging of fairseq-ccpr; `constraints.txt` pins the versions that were tested together."""
 
-import re
+import ast
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-COMMANDS = [
-    "build_datastore", "merge_datastores", "inspect_datastore", "prepare_data", "compare_decoding", "tune_retrieval",
-    "evaluate_retrieval",
-    "compare_systems", "convert_encoder", "extract_phrases", "evaluate_alignments", "retrieve_phrases",
-    "build_lexicon_dataset", "evaluate_phrases", "evaluate_retrieved_phrases", "benchmark", "benchmark_phrases",
-    "explain_translation", "run_experiment", "report", "mine_bitext", "evaluate_mining",
-]  # fmt: skip
+PACKAGE = HERE / "fairseq_ccpr"
 
 
-def read_version() -> str:
-    text = (HERE / "fairseq_ccpr" / "version.py").read_text(encoding="utf-8")
-    return re.search(r'__version__ = "(.+)"', text).group(1)
+def read_constant(path: str, name: str) -> Any:
+    """The value of a constant in a module of the package, which is not imported: that would need all it depends on."""
+    assignments = [node for node in ast.parse((PACKAGE / path).read_text("utf-8")).body if isinstance(node, ast.Assign)]
+    return next(ast.literal_eval(node.value) for node in assignments if ast.unparse(node.targets[0]) == name)
 
 
 setup(
     name="fairseq-ccpr",
-    version=read_version(),
+    version=read_constant("version.py", "__version__"),
     description="Retrieval-augmented machine translation as a fairseq plug-in",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -80,7 +76,8 @@ setup(
     },
     entry_points={
         "console_scripts": [
-            f"fairseq-ccpr-{name.replace('_', '-')} = fairseq_ccpr.cli.{name}:main" for name in COMMANDS
+            f"fairseq-ccpr-{name.replace('_', '-')} = fairseq_ccpr.cli.{name}:main"
+            for name in read_constant("cli/__init__.py", "COMMANDS")
         ]
     },
 )

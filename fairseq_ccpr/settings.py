@@ -73,14 +73,16 @@ def check(settings: Any) -> None:
         ConfigurationError: names the option, what was given, and what is needed.
     """
     for one in _options_of(type(settings)):
-        value, metadata = getattr(settings, one.name), one.metadata
-        if value is None:
-            continue
-        if metadata["within"] and not _inside(value, metadata["within"]):
-            raise ConfigurationError(f"{option_name(type(settings), one)} is {value}: {metadata['needs']} is needed")
-        if metadata["choices"] and value not in metadata["choices"]:
-            choices = ", ".join(metadata["choices"])
-            raise ConfigurationError(f"{option_name(type(settings), one)} is {value}: choose one of {choices}")
+        given, metadata = getattr(settings, one.name), one.metadata
+        several = isinstance(given, (list, tuple))
+        name = f"{option_name(type(settings), one)} {'has' if several else 'is'}"
+        for value in given if several else [given]:
+            if value is None:
+                continue
+            if metadata["within"] and not _inside(value, metadata["within"]):
+                raise ConfigurationError(f"{name} {value}: {metadata['needs']} is needed")
+            if metadata["choices"] and value not in metadata["choices"]:
+                raise ConfigurationError(f"{name} {value}: choose one of {', '.join(metadata['choices'])}")
 
 
 def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tuple[str, ...] = ()) -> None:
@@ -92,7 +94,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
         metadata, hint = one.metadata, _bare(hints[one.name])
         if metadata["positional"]:
             given = {name: metadata[name] for name in ("nargs", "metavar", "help")}
-            parser.add_argument(one.name, type=_item(hint), **given)
+            parser.add_argument(one.name, type=_item(hint), default=_default(one), **given)
             continue
         names = sorted((option_name(kind, one), *metadata["flags"]), key=lambda name: name.startswith("--"))
         given = {"dest": _dest(kind, one), "help": metadata["help"], "default": _default(one)}

@@ -1,11 +1,11 @@
-"""Choose k, lambda and T on a held-out subset: python scripts/tune_retrieval.py --help"""
+"""A command of fairseq-ccpr: fairseq_ccpr/cli/__init__.py lists them all, `--help` explains this one."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fairseq_ccpr.cli.tune_retrieval import main
+from fairseq_ccpr.cli import run_script
 
 if __name__ == "__main__":
-    main()
+    run_script(__file__)

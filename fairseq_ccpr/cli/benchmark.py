@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
-import sys
-from dataclasses import asdict
-from datetime import datetime, timezone
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.cli.command import HelpFormatter, check_folder, markdown_table, named, own_arguments, run
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.common_options import count_option, counts_option, quiet_option
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.task import find_parts
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.plots import draw_costs
-from fairseq_ccpr.evaluation.speed.benchmark_report import decoding_table, search_table
-from fairseq_ccpr.evaluation.speed.decoding_speed import DecodingSpeed, SpeedTest
+from fairseq_ccpr.evaluation.speed.decoding_speed import REST, DecodingSpeed, SpeedTest
 from fairseq_ccpr.evaluation.speed.machine import (
     Limits,
-    machine_name,
+    describe_run,
+    gigabytes,
     measure_limits,
-    versions,
 )
+from fairseq_ccpr.evaluation.speed.part_timer import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
 from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.settings import option
 
 HELP = """\
 Speed with token datastores of any size: of decoding, beside plain fairseq in the same process, and of search alone.
@@ -50,42 +49,35 @@ The floor is what exact search cannot beat: 2Nd bytes to be read or 2HNd operati
 bandwidth and the operations a second that are measured first. Peak memory is what tensors held on the GPU in each
 measurement; on a CPU, what the process held so far.
 """
+PARTS = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's own options."""
-    parser = argparse.ArgumentParser(
-        prog="benchmark.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("data_bin", metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
-    add("--systems", nargs="+", required=True, metavar="NAME=DIR", help="systems beside the base model")
-    add("--sizes", nargs="+", type=int, default=[10_000, 100_000, 1_000_000], metavar="N", help="keys of a datastore")
-    add("--index", nargs="+", default=["auto"], metavar="exact|auto|torch-ivf|FACTORY", help="what is searched")
-    add("--batches", nargs="+", type=int, default=[1, 800, 12_800], metavar="N", help="target tokens of a batch")
-    add("--queries", nargs="+", type=int, default=[5, 160, 800], metavar="H", help="hypotheses that search at once")
-    add("--k", nargs="+", type=int, default=[8, 1, 64], metavar="K", help="neighbours that are searched for")
-    add("--repeats", type=int, default=5, metavar="N", help="measurements of each thing")
-    add("--only", choices=["decoding", "search"], help="measure one of the two")
-    add("--json", type=Path, metavar="FILE", help="where the figures go")
-    add("--markdown", type=Path, metavar="FILE", help="where the tables go, beside stdout")
-    add("--plot", type=Path, metavar="FILE", help="where a picture of the searches goes, as PNG")
-    add("--quiet", action="store_true", help="no progress bars")
-    return parser
+
+    data_bin: str = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    systems: list[str] = option(help="systems beside the base model", nargs="+", metavar="NAME=DIR")
+    sizes: list[int] = counts_option([10_000, 100_000, 1_000_000], "keys of a datastore")
+    index: list[str] = option(["auto"], "what is searched", nargs="+", metavar="exact|auto|torch-ivf|FACTORY")
+    batches: list[int] = counts_option([1, 800, 12_800], "target tokens of a batch")
+    queries: list[int] = counts_option([5, 160, 800], "hypotheses that search at once", metavar="H")
+    k: list[int] = counts_option([8, 1, 64], "neighbours that are searched for", metavar="K")
+    repeats: int = count_option(5, "measurements of each thing")
+    only: Optional[str] = option(None, "measure one of the two", choices=("decoding", "search"))
+    json: Optional[Path] = option(None, "where the figures go", metavar="FILE")
+    markdown: Optional[Path] = option(None, "where the tables go, beside stdout", metavar="FILE")
+    plot: Optional[Path] = option(None, "where a picture of the searches goes, as PNG", metavar="FILE")
+    quiet: bool = quiet_option()
 
 
-def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
+def benchmark(options: Options, rest: list[str]) -> int:
     """Measure, print, write."""
     systems = _check(options)
     cfg = parse_generation([options.data_bin, *rest])
     cfg.common.no_progress_bar = True
-    device = torch.device("cuda" if torch.cuda.is_available() and not cfg.common.cpu else "cpu")
-    machine = {
-        "device": machine_name(device),
-        **versions(),
-        "command": shlex.join(["benchmark.py", *sys.argv[1:]]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
+    device = choose_device(cfg.common.cpu)
+    machine = describe_run(device)
     limits = measure_limits(device)
     searches = [] if options.only == "decoding" else _search(options, systems, device, limits)
     decoding, signatures = ([], {}) if options.only == "search" else _decode(options, cfg, systems, limits)
@@ -109,14 +101,10 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> dict[str, str]:
+def _check(options: Options) -> dict[str, str]:
     """The systems by name; errors of the command line show before any work is done."""
-    for name in ("sizes", "batches", "queries", "k", "repeats"):
-        value = getattr(options, name)
-        if min(value if isinstance(value, list) else [value]) < 1:
-            raise ConfigurationError(f"--{name} has {value}: give at least 1")
-    for option in ("json", "markdown", "plot"):
-        check_folder(f"--{option}", getattr(options, option))
+    for name in ("json", "markdown", "plot"):
+        check_folder(f"--{name}", getattr(options, name))
     if options.plot and options.only == "decoding":
         raise ConfigurationError("--plot draws searches, and --only decoding leaves them out: give one of the two")
     systems = named(options.systems, "systems")
@@ -141,9 +129,7 @@ def _stores(systems: dict[str, str]) -> dict[str, TokenDatastore]:
     return dict(found.values())
 
 
-def _search(
-    options: argparse.Namespace, systems: dict[str, str], device: torch.device, limits: Limits
-) -> list[SearchCost]:
+def _search(options: Options, systems: dict[str, str], device: torch.device, limits: Limits) -> list[SearchCost]:
     sweep = Sweep(options.sizes, options.index, options.queries, options.k, options.repeats)
     stores = _stores(systems)
     with tqdm(desc="searches", total=len(sweep) * len(stores), unit="search", disable=options.quiet) as bar:
@@ -156,7 +142,7 @@ def _search(
 
 
 def _decode(
-    options: argparse.Namespace, cfg: Any, systems: dict[str, str], limits: Limits
+    options: Options, cfg: Any, systems: dict[str, str], limits: Limits
 ) -> tuple[list[DecodingSpeed], dict[str, str]]:
     test = SpeedTest(cfg, *load(cfg), systems)
     rows = []
@@ -171,11 +157,35 @@ def _decode(
     return rows, test.signatures
 
 
-def main() -> None:
-    """Parse, measure, print."""
-    options, rest = make_parser().parse_known_args(own_arguments())
-    run("benchmark.py", lambda: benchmark(options, rest))
+def decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
+    """Speed, and where the time of a step goes, a row a system and load."""
+    head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed"]
+    head += [f"{part}, ms a step" for part in PARTS]
+    table: list[list[Any]] = [[*head, "search ÷ floor", "peak memory"]]
+    for row in rows:
+        around = f"{row.slowest:,.0f}–{row.fastest:,.0f}"
+        what = [f"{row.entries:,}" if row.entries else "", f"{row.batch:,}", row.hypotheses, row.system]
+        parts = [f"{row.parts[part]:.2f}" if part in row.parts else "" for part in PARTS]
+        floor = f"{row.parts[SEARCH] / row.floor:.1f}" if row.floor else ""
+        speeds = [f"{row.tokens_per_second:,.0f}", around, f"{row.speed:.0%}"]
+        table.append([*what, *speeds, *parts, floor, gigabytes(row.peak_bytes)])
+    return table
 
+
+def search_table(rows: list[SearchCost]) -> list[list[Any]]:
+    """The cost of a search, a row for each combination."""
+    head = ["keys of", "width", "keys", "index", "H", "k", "ms", "fastest–slowest", "floor, ms", "÷ floor", "recall"]
+    table: list[list[Any]] = [[*head, "bytes a key", "built in, s", "peak memory"]]
+    for row in rows:
+        table.append([
+            row.store, row.dimension, f"{row.keys:,}", row.index, row.queries, row.k, f"{row.milliseconds:.2f}",
+            f"{row.fastest:.2f}–{row.slowest:.2f}", f"{row.floor:.3f}", f"{row.milliseconds / row.floor:.1f}",
+            f"{row.recall:.1%}", f"{row.bytes_per_key:.0f}", f"{row.build_seconds:.1f}", gigabytes(row.peak_bytes),
+        ])  # fmt: skip
+    return table
+
+
+main = command(HELP, benchmark, Options, rest=True)
 
 if __name__ == "__main__":
     main()

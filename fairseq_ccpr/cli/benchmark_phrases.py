@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import shlex
-import sys
-from dataclasses import asdict
-from datetime import datetime, timezone
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.cli.command import (
-    HelpFormatter,
-    add_evaluation_options,
-    check_folder,
-    markdown_table,
-    own_arguments,
-    run,
-)
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table
+from fairseq_ccpr.common_options import counts_option, cpu_option, json_option, quiet_option
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.plots import draw_speed
-from fairseq_ccpr.evaluation.speed.machine import machine_name, versions
+from fairseq_ccpr.evaluation.speed.machine import describe_run, gigabytes
 from fairseq_ccpr.evaluation.speed.phrase_speed import (
     BuildingSpeed,
     SearchSettings,
@@ -33,6 +24,7 @@ from fairseq_ccpr.evaluation.speed.phrase_speed import (
     measure_search,
 )
 from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.samples import sample_sentences
 
 HELP = """\
@@ -50,57 +42,40 @@ Peak memory is what tensors held on the GPU in each measurement; on a CPU, what 
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="benchmark_phrases.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+@dataclass
+class Options:
+    """The command's options beside `SearchSettings`."""
+
+    text: list[Path] = option([], "files of one sentence a line, to build datastores of", nargs="+", metavar="TEXT")
+    encoder: Optional[Path] = option(None, "the phrase encoder to build them with", metavar="CKPT")
+    sentences: list[int] = counts_option([1000, 10_000], "of each datastore built")
+    sizes: list[int] = counts_option([10_000, 100_000, 1_000_000, 10_000_000], "phrases of each index searched")
+    index: list[str] = option(["exact"], "exact search, FAISS factory strings", nargs="+", metavar="exact|FACTORY")
+    store: Optional[str] = option(
+        None, "search the same keys in this Milvus too, by exact search", metavar="URI|FILE.db"
     )
-    default = SearchSettings
-    add = parser.add_argument
-    add("--text", nargs="+", type=Path, metavar="TEXT", help="files of one sentence a line, to build datastores of")
-    add("--encoder", type=Path, metavar="CKPT", help="the phrase encoder to build them with")
-    add("--sentences", nargs="+", type=int, default=[1000, 10_000], metavar="N", help="of each datastore built")
-    add(
-        "--sizes", nargs="+", type=int, default=[10_000, 100_000, 1_000_000, 10_000_000], metavar="N",
-        help="phrases of each index searched",
-    )  # fmt: skip
-    add("--index", nargs="+", default=["exact"], metavar="exact|FACTORY", help="exact search, FAISS factory strings")
-    add("--store", metavar="URI|FILE.db", help="search the same keys in this Milvus too, by exact search")
-    add("--dimension", type=int, default=default.dimension, metavar="N", help="width of a random key")
-    add("--queries", type=int, default=default.queries, metavar="N", help="in a batch: the phrases of some sentences")
-    add("--k", type=int, default=default.k, metavar="N", help="entries found for each; retrieval begins with as many")
-    add("--repeats", type=int, default=default.repeats, metavar="N", help="searches that are measured")
-    add("--plot", type=Path, metavar="FILE", help="where a picture of the searches goes, as PNG")
-    add_evaluation_options(parser)
-    return parser
+    plot: Optional[Path] = option(None, "where a picture of the searches goes, as PNG", metavar="FILE")
+    json: Optional[Path] = json_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
 
 
-def benchmark(options: argparse.Namespace) -> int:
+def benchmark(options: Options, settings: SearchSettings) -> int:
     """Build, search, print."""
-    for name in ("sentences", "sizes", "dimension", "queries", "k", "repeats"):
-        value = getattr(options, name)
-        if min(value if isinstance(value, list) else [value]) < 1:
-            raise ConfigurationError(f"--{name} has {value}: give at least 1")
-    for option in ("json", "plot"):
-        check_folder(f"--{option}", getattr(options, option))
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    check_folder("--json", options.json)
+    check_folder("--plot", options.plot)
+    device = choose_device(options.cpu)
     # The most that a process held only grows: the small ones first.
     runs = [(choice, size) for size in sorted(set(options.sizes)) for choice in options.index]
     for choice, size in runs:
-        plan_index(choice, "ip", "", size, options.dimension)  # a typing error shows now
+        plan_index(choice, "ip", "", size, settings.dimension)  # a typing error shows now
     building = _build(options, device)
-    settings = SearchSettings(options.dimension, options.queries, options.k, options.repeats)
     stores = [("exact", size, options.store) for size in sorted(set(options.sizes)) if options.store]
     bar = tqdm(
         [*((choice, size, None) for choice, size in runs), *stores], "searches", unit="index", disable=options.quiet
     )
     searches = [measure_search(choice, size, settings, device, store) for choice, size, store in bar]
-    machine = {
-        "device": machine_name(device),
-        **versions(),
-        "command": shlex.join(["benchmark_phrases.py", *sys.argv[1:]]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
+    machine = describe_run(device)
     if building:
         print(markdown_table(building_table(building)) + "\n")
     print(markdown_table(search_table(searches)) + "\n")
@@ -111,11 +86,11 @@ def benchmark(options: argparse.Namespace) -> int:
         results = {"machine": machine, "settings": asdict(settings), **rows}
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        draw_speed(searches, options.plot, f"{options.queries} queries a batch, k = {options.k}, {machine['device']}")
+        draw_speed(searches, options.plot, f"{settings.queries} queries a batch, k = {settings.k}, {machine['device']}")
     return 0
 
 
-def _build(options: argparse.Namespace, device: torch.device) -> list[BuildingSpeed]:
+def _build(options: Options, device: torch.device) -> list[BuildingSpeed]:
     """Datastores of more and more sentences."""
     if not options.text and not options.encoder:
         return []
@@ -148,7 +123,7 @@ def building_table(building: list[BuildingSpeed]) -> list[list[Any]]:
             f"{row.seconds:.1f}",
             f"{sum(row.bytes_per_phrase.values()):.0f}",
             *(f"{row.bytes_per_phrase[part]:.0f}" for part in parts),
-            _gigabytes(row.peak_bytes),
+            gigabytes(row.peak_bytes),
         ]
         for row in building
     ]
@@ -161,19 +136,11 @@ def search_table(searches: list[SearchSpeed]) -> list[list[Any]]:
     rows = []
     for row in searches:
         speeds = (f"{speed:,.0f}" for speed in (row.queries_per_second, row.slowest, row.fastest))
-        rows.append([row.index, f"{row.phrases:,}", *speeds, _gigabytes(row.peak_bytes)])
+        rows.append([row.index, f"{row.phrases:,}", *speeds, gigabytes(row.peak_bytes)])
     return [head, *rows]
 
 
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("benchmark_phrases.py", lambda: benchmark(options))
-
+main = command(HELP, benchmark, Options, SearchSettings)
 
 if __name__ == "__main__":
     main()

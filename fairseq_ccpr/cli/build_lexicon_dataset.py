@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, run
+from fairseq_ccpr.cli.command import command, markdown_table
+from fairseq_ccpr.common_options import source_language_option, target_language_option
 from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, LexiconSettings, SplitCoverage, build_lexicon
+from fairseq_ccpr.settings import option
 
 HELP = """\
 Find example sentences of the phrases of a dictionary in text of either language: what XPR is trained and tested on. The
@@ -22,34 +24,20 @@ datastores/README.md.
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="build_lexicon_dataset.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    add, default = parser.add_argument, LexiconSettings
-    add("--pairs", required=True, type=Path, metavar="TSV", help="phrase pairs: source, tab, target")
-    add("--source-text", required=True, nargs="+", type=Path, metavar="TEXT", help="source language, a sentence a line")
-    add("--target-text", required=True, nargs="+", type=Path, metavar="TEXT", help="target language, a sentence a line")
-    add("-s", "--source-lang", default="source", metavar="LANG", help="name of the source language")
-    add("-t", "--target-lang", default="target", metavar="LANG", help="name of the target language")
-    add("--output", required=True, type=Path, metavar="DIR", help="folder to write; must not exist")
-    add("--examples", type=int, default=default.examples, metavar="N", help="example sentences of a phrase, at most")
-    add(
-        "--keep-phrases-alone",
-        action="store_true",
-        help="keep phrases that no sentence has; they are encoded without one (they are left out, and counted)",
-    )
-    add(
-        "--limit", type=int, metavar="N",
-        help="take N of the pairs, always the same ones, and all others between their phrases (all)",
-    )  # fmt: skip
-    return parser
+@dataclass
+class Options:
+    """The command's options beside `LexiconSettings`."""
+
+    pairs: Path = option(help="phrase pairs: source, tab, target", metavar="TSV")
+    source_text: list[Path] = option(help="source language, a sentence a line", nargs="+", metavar="TEXT")
+    target_text: list[Path] = option(help="target language, a sentence a line", nargs="+", metavar="TEXT")
+    output: Path = option(help="folder to write; must not exist", metavar="DIR")
+    source_lang: str = source_language_option("source", "name of the source language")
+    target_lang: str = target_language_option("target", "name of the target language")
 
 
-def build(options: argparse.Namespace) -> int:
+def build(options: Options, settings: LexiconSettings) -> int:
     """Build, and say what came of it."""
-    settings = LexiconSettings(options.examples, options.keep_phrases_alone, options.limit)
     counts, coverage = build_lexicon(
         options.pairs,
         (options.source_text, options.target_text),
@@ -58,7 +46,7 @@ def build(options: argparse.Namespace) -> int:
         settings,
     )
     print(_describe(counts, settings) + "\n")
-    print(markdown_table(_table(options, coverage)))
+    print(markdown_table(_table(options, settings.examples, coverage)))
     return 0
 
 
@@ -71,10 +59,10 @@ def _describe(counts: LexiconCounts, settings: LexiconSettings) -> str:
     )
 
 
-def _table(options: argparse.Namespace, coverage: dict[str, SplitCoverage]) -> list[list[object]]:
+def _table(options: Options, most: int, coverage: dict[str, SplitCoverage]) -> list[list[object]]:
     rows: list[list[object]] = [["set", "pairs"]]
     for language in (options.source_lang, options.target_lang):
-        rows[0] += [f"{language} phrases", "examples each", f"with {options.examples}"]
+        rows[0] += [f"{language} phrases", "examples each", f"with {most}"]
     for name, part in coverage.items():
         sides = zip(part.phrases, part.examples, part.full)
         rows.append(
@@ -84,11 +72,7 @@ def _table(options: argparse.Namespace, coverage: dict[str, SplitCoverage]) -> l
     return rows
 
 
-def main() -> None:
-    """Parse, build, print."""
-    options = make_parser().parse_args()
-    run("build_lexicon_dataset.py", lambda: build(options))
-
+main = command(HELP, build, Options, LexiconSettings)
 
 if __name__ == "__main__":
     main()

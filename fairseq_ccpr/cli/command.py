@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import sys
 import warnings
@@ -11,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.errors import ConfigurationError, describe
+from fairseq_ccpr.settings import add_options, check, read_options
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and keeps the line breaks of descriptions, which hold examples."""
+    """Shows defaults, where there are any, and keeps the line breaks of descriptions, which hold examples."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        empty = action.default is None or action.default is False or action.default in ("", [])
+        return action.help if empty else super()._get_help_string(action)
 
 
 def own_arguments() -> list[str]:
@@ -29,11 +35,35 @@ def own_arguments() -> list[str]:
     return sys.argv[1:]
 
 
-def add_evaluation_options(parser: argparse.ArgumentParser) -> None:
-    """What every command that evaluates phrases has."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the same goes as JSON")
-    parser.add_argument("--cpu", action="store_true", help="use the CPU even where there is a GPU")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+def command(text: str, work: Callable[..., int], *kinds: type, rest: bool = False) -> Callable[[], None]:
+    """Make the `main` of a command, which is called as the file that `work` is in.
+
+    Args:
+        text: what `--help` says before the options.
+        work: the command; takes the options of each kind, and with `rest` the words that are no options of its own; returns
+            the exit code.
+        kinds: dataclasses of options, see `settings.option`.
+    """
+    name = Path(inspect.getfile(work)).name
+
+    def main() -> None:
+        parser = argparse.ArgumentParser(
+            prog=name, description=text, formatter_class=HelpFormatter, allow_abbrev=not rest
+        )
+        for kind in kinds:
+            add_options(parser, kind)
+        words = own_arguments()
+        given, *others = parser.parse_known_args(words) if rest else [parser.parse_args(words)]
+
+        def checked() -> int:
+            options: list[Any] = [read_options(kind, given) for kind in kinds]
+            for one in options:
+                check(one)
+            return work(*options, *others)
+
+        run(name, checked)
+
+    return main
 
 
 def named(words: list[str], what: str) -> dict[str, str]:

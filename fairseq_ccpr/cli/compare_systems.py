@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
+from fairseq_ccpr.cli.command import command, markdown_table
+from fairseq_ccpr.common_options import count_option, json_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.significance import SystemsComparison, compare_systems
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_lines
 
 HELP = """\
@@ -23,24 +25,17 @@ Files are detokenised text, a sentence a line, plain, .gz or .xz, such as compar
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="compare_systems.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+
+    reference: Path = option(help="reference translation", positional=True, metavar="REFERENCE")
+    systems: list[str] = option(
+        help="translations; the first is the baseline", positional=True, nargs="+", metavar="[NAME=]FILE"
     )
-    parser.add_argument("reference", type=Path, metavar="REFERENCE", help="reference translation")
-    parser.add_argument("systems", nargs="+", metavar="[NAME=]FILE", help="translations; the first is the baseline")
-    parser.add_argument(
-        "--more-references",
-        nargs="+",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="further references of the same sentences",
-    )
-    parser.add_argument("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the same goes as JSON")
-    return parser
+    more_references: list[Path] = option([], "further references of the same sentences", nargs="+", metavar="FILE")
+    samples: int = count_option(1000, "bootstrap samples")
+    json: Optional[Path] = json_option()
 
 
 def read_text(path: Path) -> list[str]:
@@ -67,10 +62,8 @@ def as_markdown(comparison: SystemsComparison) -> str:
     return markdown_table(table)
 
 
-def compare(options: argparse.Namespace) -> int:
+def compare(options: Options) -> int:
     """Read, score, print."""
-    if options.samples < 1:
-        raise ConfigurationError(f"--samples is {options.samples}: give at least 1")
     references = [read_text(path) for path in [options.reference, *options.more_references]]
     systems: dict[str, list[str]] = {}
     for word in options.systems:
@@ -95,11 +88,7 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> None:
-    """Parse, compare, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("compare_systems.py", lambda: compare(options))
-
+main = command(HELP, compare, Options)
 
 if __name__ == "__main__":
     main()

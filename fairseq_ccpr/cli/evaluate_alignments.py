@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, run
+from fairseq_ccpr.cli.command import command, markdown_table
+from fairseq_ccpr.common_options import count_option, quiet_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.alignment_error import measure, read_gold
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
 from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import TextPairs
 from fairseq_ccpr.text.words import word_spans
 
@@ -31,50 +34,32 @@ encoder learns from nothing.
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate_alignments.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("text", type=Path, metavar="GOLD_TEXT", help="sentence pairs")
-    parser.add_argument("links", type=Path, metavar="GOLD_LINKS", help="links, line by line")
-    parser.add_argument("--train", type=Path, metavar="TSV", help="sentence pairs to learn from")
-    parser.add_argument("--train-count", type=int, metavar="N", help="only the first N of them (all)")
-    parser.add_argument("--swap", action="store_true", help="--train has the gold set's target language first")
-    learning = [name for name in ALIGNERS if name != ENCODER]
-    parser.add_argument(
-        "--aligners",
-        nargs="+",
-        choices=ALIGNERS,
-        default=learning,
-        metavar="NAME",
-        help=f"any of {', '.join(ALIGNERS)}",
-    )
-    parser.add_argument(
-        "--symmetrizations", nargs="+", choices=SYMMETRIZATIONS, default=[ExtractionSettings.symmetrization], metavar="NAME",
-        help=f"any of {', '.join(SYMMETRIZATIONS)}",
+
+    text: Path = option(help="sentence pairs", positional=True, metavar="GOLD_TEXT")
+    links: Path = option(help="links, line by line", positional=True, metavar="GOLD_LINKS")
+    train: Optional[Path] = option(None, "sentence pairs to learn from", metavar="TSV")
+    train_count: Optional[int] = count_option(None, "only the first N of them (all)")
+    swap: bool = option(False, "--train has the gold set's target language first")
+    aligners: list[str] = option(
+        [name for name in ALIGNERS if name != ENCODER], f"any of {', '.join(ALIGNERS)}",
+        choices=tuple(ALIGNERS), nargs="+", metavar="NAME",
     )  # fmt: skip
-    parser.add_argument(
-        "--encoder", type=Path, metavar="DIR", help="of the aligner encoder, made by convert_encoder.py"
-    )
-    parser.add_argument(
-        "--encoder-layers",
-        nargs="+",
-        type=int,
-        default=[None],
-        metavar="N",
-        help="layers to compare (the one it takes)",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    return parser
+    symmetrizations: list[str] = option(
+        [ExtractionSettings.symmetrization], f"any of {', '.join(SYMMETRIZATIONS)}",
+        choices=tuple(SYMMETRIZATIONS), nargs="+", metavar="NAME",
+    )  # fmt: skip
+    encoder: Optional[Path] = option(None, "of the aligner encoder, made by convert_encoder.py", metavar="DIR")
+    encoder_layers: list[int] = option([], "layers to compare (the one it takes)", nargs="+", metavar="N")
+    quiet: bool = quiet_option()
 
 
-def evaluate(options: argparse.Namespace) -> int:
+def evaluate(options: Options) -> int:
     """Train, align, print."""
-    if ENCODER not in options.aligners and (options.encoder or options.encoder_layers != [None]):
+    if ENCODER not in options.aligners and (options.encoder or options.encoder_layers):
         raise ConfigurationError("--encoder and --encoder-layers need --aligners encoder: add it, or leave them out")
-    if options.train_count is not None and options.train_count < 1:
-        raise ConfigurationError(f"--train-count is {options.train_count}: give at least 1, or leave it out")
     gold = read_gold(options.text, options.links)
     training = read_training(options)
     rows = [["aligner", "symmetrisation", "AER", "precision", "recall", "seconds of training"]]
@@ -92,7 +77,7 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_training(options: argparse.Namespace) -> list[SentencePair]:
+def read_training(options: Options) -> list[SentencePair]:
     """The sentence pairs that the aligners learn from."""
     if options.train is None:
         if set(options.aligners) != {ENCODER}:
@@ -110,19 +95,16 @@ def read_training(options: argparse.Namespace) -> list[SentencePair]:
     return training
 
 
-def make_aligners(options: argparse.Namespace) -> Iterator[tuple[str, Aligner]]:
+def make_aligners(options: Options) -> Iterator[tuple[str, Aligner]]:
     """The aligners asked for, each with its name in the table."""
     for name in options.aligners:
-        for layer in options.encoder_layers if name == ENCODER else [None]:
+        layers: list[int | None] = [*options.encoder_layers] if name == ENCODER else []
+        for layer in layers or [None]:
             aligner = ALIGNERS[name](AlignerOptions(options.symmetrizations[0], options.encoder, layer))
             yield name if layer is None else f"{name}, layer {layer}", aligner
 
 
-def main() -> None:
-    """Parse, evaluate, print."""
-    options = make_parser().parse_args()
-    run("evaluate_alignments.py", lambda: evaluate(options))
-
+main = command(HELP, evaluate, Options)
 
 if __name__ == "__main__":
     main()

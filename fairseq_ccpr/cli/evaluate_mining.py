@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Optional
 
-import torch
-
-from fairseq_ccpr.cli.command import (
-    HelpFormatter,
-    add_evaluation_options,
-    check_folder,
-    markdown_table,
-    named,
-    own_arguments,
-    run,
-)
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, quiet_option
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.plots import draw_f1
 from fairseq_ccpr.mining.benchmark import (
@@ -44,8 +36,8 @@ from fairseq_ccpr.models.pretrained.sentence_encoders import (
     SentenceEncoder,
     load_sentence_encoder,
 )
+from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.version import __version__
 
 HELP = f"""\
 F1 of sentence retrieval: sources and as many targets, of which a share has no partner on the other side. RFR (fragments)
@@ -63,64 +55,50 @@ sources are answered rightly, "none" included.
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate_mining.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    default = MiningBenchmarkSettings
-    add = parser.add_argument
-    add("--pairs", required=True, nargs="+", metavar="[NAME=]TSV", help="sets of sentence pairs, plain, .gz or .xz")
-    add(
-        "--encoder", required=True, nargs="+", metavar="[NAME=]ENCODER",
+@dataclass
+class Options:
+    """The command's options beside those of the tests; see `MiningBenchmarkSettings`."""
+
+    pairs: list[str] = option(help="sets of sentence pairs, plain, .gz or .xz", nargs="+", metavar="[NAME=]TSV")
+    encoder: list[str] = option(
         help=f"{MUSE}, {E5}, encoder directories, or folders of vectors; see mine_bitext.py",
+        nargs="+", metavar="[NAME=]ENCODER",
     )  # fmt: skip
-    add("--size", type=int, default=default.size, metavar="N", help="sentences on either side of a test")
-    add("--non-pairing", type=float, default=default.non_pairing, metavar="SHARE", help="of them without a partner")
-    add("--shares", type=float, nargs="+", default=[], metavar="SHARE", help="a curve: tests with these shares as well")
-    add(
-        "--tuning-size", type=int, default=default.tuning_size, metavar="N", help="sentences that settings are tuned on"
-    )
-    add("--tuning-sets", type=int, default=default.tuning_sets, metavar="N", help="how many times, on others each time")
-    add("--ablations", action="store_true", help="RFR without the sentence half, and without the entropy filter, too")
-    add("--questions", type=Path, metavar="TSV", help="questions, for --paragraphs")
-    add("--paragraphs", type=Path, metavar="TSV", help="paragraphs that answer --questions")
-    add("--seed", type=int, default=default.seed, metavar="N", help="of the draw of sentences")
-    add("--bf16", action="store_true", help="run Transformers in bfloat16, faster where the processor has it")
-    add("--plot", type=Path, metavar="PNG", help="where the curve of --shares goes")
-    add_evaluation_options(parser)
-    return parser
+    questions: Optional[Path] = option(None, "questions, for --paragraphs", metavar="TSV")
+    paragraphs: Optional[Path] = option(None, "paragraphs that answer --questions", metavar="TSV")
+    plot: Optional[Path] = option(None, "where the curve of --shares goes", metavar="PNG")
+    bf16: bool = bf16_option()
+    json: Optional[Path] = json_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
 
 
-def evaluate(options: argparse.Namespace) -> int:
+def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
     """Draw, encode, tune, test, print."""
-    settings = MiningBenchmarkSettings(
-        options.size, options.non_pairing, tuple(options.shares), options.tuning_size, options.tuning_sets,
-        options.ablations, options.seed,
-    )  # fmt: skip
     check_folder("--json", options.json)
     check_folder("--plot", options.plot)
-    if options.plot and not options.shares:
+    if options.plot and not settings.shares:
         raise ConfigurationError("--plot draws a curve over --shares: give some, such as 0 .25 .5 .75 .9")
     if (options.questions is None) != (options.paragraphs is None):
         raise ConfigurationError("--questions and --paragraphs belong together: give both or neither")
-    questions = read_questions(options.questions, options.paragraphs) if options.questions else None
+    questions = None
     files = {name: Path(path) for name, path in named(options.pairs, "sets").items()}
+    inputs = {f"set {name}": path for name, path in files.items()}
+    if options.questions is not None and options.paragraphs is not None:
+        questions = read_questions(options.questions, options.paragraphs)
+        inputs |= {"questions": options.questions, "paragraphs": options.paragraphs}
     samples = {name: PairSample.draw(path, settings) for name, path in files.items()}
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    device = choose_device(options.cpu)
     words = named(options.encoder, "encoders")
     encoders = {name: load_sentence_encoder(word, device, options.bf16) for name, word in words.items()}
     results = list(_evaluate_all(samples, encoders, questions, options.quiet))
-    asked = {"questions": options.questions, "paragraphs": options.paragraphs} if options.questions else {}
-    signature = _signature(
-        settings, {**{f"set {name}": path for name, path in files.items()}, **asked}, encoders, options.bf16
-    )
+    line = _signature(settings, inputs, encoders, options.bf16)
     _print(results, settings, questions is not None)
-    print(signature)
+    print(line)
     if options.plot:
         draw_f1(curves(results), options.plot, f"{settings.size:,} sentences on either side")
     if options.json:
-        done = {"signature": signature, "results": [asdict(result) for result in results]}
+        done = {"signature": line, "results": [asdict(result) for result in results]}
         options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     return 0
 
@@ -139,7 +117,7 @@ def _signature(
     settings: MiningBenchmarkSettings, files: dict[str, Path], encoders: dict[str, SentenceEncoder], bf16: bool
 ) -> str:
     """All that decides the numbers."""
-    parts = {
+    return signature({
         **{name: fingerprint.short(fingerprint.of_file(path)) for name, path in files.items()},
         "size": settings.size,
         "non-pairing": ",".join(f"{share:g}" for share in (settings.non_pairing, *settings.shares)),
@@ -147,9 +125,7 @@ def _signature(
         "tuning": f"{settings.tuning_sets}x{settings.tuning_size}",
         "seed": settings.seed,
         **{f"encoder {name}": fingerprint.short(encoder.fingerprint) for name, encoder in encoders.items()},
-        "v": __version__,
-    }
-    return "|".join(f"{name}:{value}" for name, value in parts.items())
+    })  # fmt: skip
 
 
 def _print(results: list[Result], settings: MiningBenchmarkSettings, asked: bool) -> None:
@@ -171,11 +147,7 @@ def _print(results: list[Result], settings: MiningBenchmarkSettings, asked: bool
         print(markdown_table(main_table([result for result in results if result.set == QUESTIONS], 0.0)) + "\n")
 
 
-def main() -> None:
-    """Parse, evaluate, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("evaluate_mining.py", lambda: evaluate(options))
-
+main = command(HELP, evaluate, MiningBenchmarkSettings, Options)
 
 if __name__ == "__main__":
     main()

@@ -1,28 +1,28 @@
-"""`evaluate_phrases.py --task xpr`: how often a phrase of a dictionary finds its translation among the others."""
+"""`evaluate_phrase_types.py`: how often a phrase of a dictionary finds its translation among the others."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
-import torch
-
-from fairseq_ccpr.cli.command import HelpFormatter, add_evaluation_options, check_folder, markdown_table, named
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, quiet_option
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import MUSE
 from fairseq_ccpr.evaluation.accuracy.type_accuracy import accuracy_rows, evaluate_types
 from fairseq_ccpr.evaluation.accuracy.type_systems import ORTHOGONAL, TypeSystem, load_type_system
 from fairseq_ccpr.evaluation.plots import draw_types
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
+from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage.fingerprint import of_strings, short
-from fairseq_ccpr.version import __version__
 
 HELP = f"""\
 acc@1 of phrases of a dictionary: how many have a translation as the nearest of all phrases of the other language, both ways.
 Any of several translations counts, and ties count against the system.
 
-  evaluate_phrases.py --task xpr --data de-en=lexicon/de-en/test --sentences 0 1 4 32 \\
+  evaluate_phrase_types.py --data de-en=lexicon/de-en/test --sentences 0 1 4 32 \\
     --encoder raw=encoder map={ORTHOGONAL}encoder {MUSE} xpr=xpr/phrase-encoder/xpr.pt --train lexicon/de-en/train
 
 --encoder takes any number of systems; what each is decides what a phrase's vector is:
@@ -38,77 +38,71 @@ multilingual (this one and others); other, where it learnt from something else.
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate_phrases.py --task xpr", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--task", choices=("ccpr", "xpr"), default="xpr", help="phrases in their sentences, or of a dictionary")
-    add(
-        "--data", required=True, nargs="+", metavar="[NAME=]DIR", help="parts of build_lexicon_dataset.py, such as test"
-    )
-    add("--encoder", required=True, nargs="+", metavar="[NAME=]SYSTEM", help=f"CKPT, DIR, {ORTHOGONAL}DIR or {MUSE}")
-    add("--train", nargs="+", default=[], metavar="DIR", help=f"parts that {ORTHOGONAL}DIR learns from")
-    add(
-        "--sentences", nargs="+", type=int, default=[32], metavar="M",
-        help="example sentences of a phrase, at most; 0 is the phrase alone",
+
+    data: list[str] = option(help="parts of build_lexicon_dataset.py, such as test", nargs="+", metavar="[NAME=]DIR")
+    encoder: list[str] = option(help=f"CKPT, DIR, {ORTHOGONAL}DIR or {MUSE}", nargs="+", metavar="[NAME=]SYSTEM")
+    train: list[Path] = option([], f"parts that {ORTHOGONAL}DIR learns from", nargs="+", metavar="DIR")
+    sentences: list[int] = option(
+        [32], "example sentences of a phrase, at most; 0 is the phrase alone", nargs="+", metavar="M",
+        within="[0, inf)", needs="a number from 0, such as 0 1 4 32,",
     )  # fmt: skip
-    add(
-        "--layers",
-        nargs="+",
-        type=int,
-        metavar="L",
-        help="layers of Transformers (the last, or that of the checkpoint)",
+    layers: Optional[list[int]] = option(
+        None, "layers of Transformers (the last, or that of the checkpoint)", nargs="+", metavar="L"
     )
-    add("--plot", type=Path, metavar="PNG", help="where a picture goes: acc@1 by sentences and by layers")
-    add("--bf16", action="store_true", help="run Transformers in bfloat16, faster where the processor has it")
-    add_evaluation_options(parser)
-    return parser
+    plot: Optional[Path] = option(None, "where a picture goes: acc@1 by sentences and by layers", metavar="PNG")
+    bf16: bool = bf16_option()
+    json: Optional[Path] = json_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
 
 
-def evaluate(options: argparse.Namespace) -> int:
+def evaluate(options: Options) -> int:
     """Load, ask, print."""
     counts = sorted(set(options.sentences))
-    if counts[0] < 0:
-        raise ConfigurationError(f"--sentences has {counts[0]}: give numbers from 0, such as 0 1 4 32")
-    for option, path in (("--json", options.json), ("--plot", options.plot)):
-        check_folder(option, path)
+    check_folder("--json", options.json)
+    check_folder("--plot", options.plot)
     data = {name: Lexicon(word) for name, word in named(options.data, "lexicons").items()}
     train = [Lexicon(word) for word in options.train]
     layers = sorted(set(options.layers)) if options.layers else None
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    device = choose_device(options.cpu)
     systems = {
         name: load_type_system(word, layers, train, device, options.bf16)
         for name, word in named(options.encoder, "systems").items()
     }
     results = evaluate_types(systems, data, counts, not options.quiet)
-    signature = _signature(options, data, systems)
+    line = _signature(options, data, systems)
     print("acc@1, per cent\n")
     print(markdown_table(accuracy_rows(results)) + "\n")
     for name, lexicon in data.items():
         phrases = " and ".join(f"{count:,}" for count in lexicon.manifest.phrases)
         print(f"{name}: {lexicon.manifest.pairs:,} pairs of {phrases} phrases")
-    print(signature)
+    print(line)
     if options.json:
-        found = {"results": [one.as_json() for one in results], "signature": signature}
+        found = {"results": [one.as_json() for one in results], "signature": line}
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.plot:
         draw_types(results, options.plot)
     return 0
 
 
-def _signature(options: argparse.Namespace, data: dict[str, Lexicon], systems: dict[str, TypeSystem]) -> str:
+def _signature(options: Options, data: dict[str, Lexicon], systems: dict[str, TypeSystem]) -> str:
     """All that decides the numbers."""
-    parts = {
+    return signature({
         **{f"data {name}": short(_digest(lexicon)) for name, lexicon in data.items()},
         "bf16": "yes" if options.bf16 else "no",
         **{f"encoder {name}": short(system.fingerprint) for name, system in systems.items()},
-        "v": __version__,
-    }
-    return "|".join(f"{name}:{value}" for name, value in parts.items())
+    })  # fmt: skip
 
 
 def _digest(lexicon: Lexicon) -> str:
     """Of all files of a lexicon."""
     return of_strings(file["sha256"] for _, file in sorted(lexicon.manifest.files.items()))
+
+
+main = command(HELP, evaluate, Options)
+
+if __name__ == "__main__":
+    main()

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Optional
 
 import torch
 
 from fairseq_ccpr.cli import evaluate_phrase_types
-from fairseq_ccpr.cli.command import (
-    HelpFormatter,
-    add_evaluation_options,
-    check_folder,
-    markdown_table,
-    named,
-    own_arguments,
-    run,
-)
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.common_options import bf16_option, count_option, cpu_option, json_option, quiet_option
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import score_system
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
@@ -32,8 +28,10 @@ from fairseq_ccpr.evaluation.accuracy.phrase_systems import PhraseSystem, load_s
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED
 from fairseq_ccpr.models.pretrained.sentence_encoders import MUSE
-from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.version import __version__
+from fairseq_ccpr.settings import option, signature
+from fairseq_ccpr.storage.fingerprint import of_files, short
+
+CCPR, XPR = "ccpr", "xpr"  # tasks
 
 HELP = """\
 acc@1 of phrase retrieval: of gold phrases, each in its sentence, how many have their translation, in its sentence, as the
@@ -56,7 +54,7 @@ does, in whichever sentence. Ties count against the system; "tied" says how ofte
 Under the average of the sets stand its 95% interval and p, the chance of a difference to the first system as large as
 this one between equal systems (paired bootstrap).
 
-Phrases of a dictionary, which have no sentence of their own, are another task: see evaluate_phrases.py --task xpr --help.
+Phrases of a dictionary, which have no sentence of their own, are another task: see evaluate_phrase_types.py.
 
 --same-string 0 4 16 asks whether context tells the same words apart: the index then has, of each gold target, that many
 other occurrences in the distractor text, and otherwise only phrases with other strings.
@@ -66,122 +64,75 @@ A gold line has seven columns with tabs between them: set, source sentence, targ
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate_phrases.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+@dataclass
+class Options:
+    """The command's options beside those of the index."""
+
+    encoder: list[str] = option(
+        help=f"CKPT, DIR or {MUSE}; the first is the baseline", nargs="+", metavar="[NAME=]SYSTEM"
     )
-    default = PhraseBenchmarkSettings
-    add = parser.add_argument
-    add("--task", choices=("ccpr", "xpr"), default="ccpr", help="phrases in their sentences, or of a dictionary")
-    add("--gold", required=True, type=Path, metavar="TSV", help="phrase pairs in their sentences, plain, .gz or .xz")
-    add(
-        "--distractors", required=True, nargs="+", type=Path, metavar="TEXT",
-        help="target-language text, a sentence a line; the same sentence counts once, those of gold targets not at all",
-    )  # fmt: skip
-    add(
-        "--encoder",
-        required=True,
-        nargs="+",
-        metavar="[NAME=]SYSTEM",
-        help=f"CKPT, DIR or {MUSE}; the first is the baseline",
+    segmenter: Optional[Path] = option(None, "phrase encoder for learned (the first of --encoder)", metavar="CKPT")
+    task: str = option(
+        CCPR,
+        "phrases in their sentences, or those of a dictionary: then as evaluate_phrase_types.py",
+        choices=(CCPR, XPR),
     )
-    add("--sets", nargs="+", metavar="NAME", help="sets of the gold file, a row each (all)")
-    add("--per-set", type=int, default=default.per_set, metavar="N", help="queries of a set, at most; always the same")
-    add("--multi-word", action="store_true", help="only gold pairs of which one side has several words")
-    add(
-        "--distractor-phrases", type=int, default=default.distractor_phrases, metavar="N",
-        help="phrases of random sentences in the index, at most",
-    )  # fmt: skip
-    add(
-        "--segmentation", default=default.segmentation, metavar="all|ngram:N|learned",
-        help="which spans of words of the distractor text are phrases: all, those of N words, or what a phrase encoder finds",
-    )  # fmt: skip
-    add("--max-words", type=int, default=default.max_words, metavar="N", help="words of such a phrase, at most")
-    add("--segmenter", type=Path, metavar="CKPT", help="phrase encoder for learned (the first of --encoder)")
-    add(
-        "--threshold",
-        type=float,
-        default=default.threshold,
-        metavar="P",
-        help="probability above which it finds a phrase",
-    )
-    add(
-        "--same-string", nargs="+", type=int, default=default.same_string, metavar="C",
-        help="a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16",
-    )  # fmt: skip
-    add(
-        "--whole-sentences", action="store_true",
-        help="put all other phrases of the answers' sentences into the index, as a datastore of them would have it",
-    )  # fmt: skip
-    add("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
-    add("--bf16", action="store_true", help="run the encoders in bfloat16, faster where the processor has it")
-    add_evaluation_options(parser)
-    return parser
+    samples: int = count_option(1000, "bootstrap samples")
+    bf16: bool = bf16_option()
+    json: Optional[Path] = json_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
 
 
-def evaluate(options: argparse.Namespace) -> int:
-    """Load, ask, print."""
-    if options.samples < 1:
-        raise ConfigurationError(f"--samples is {options.samples}: give at least 1")
-    settings = PhraseBenchmarkSettings(
-        options.gold, options.distractors, options.sets, options.per_set, options.multi_word, options.distractor_phrases,
-        options.segmentation, options.threshold, options.max_words, tuple(options.same_string), options.whole_sentences,
-    )  # fmt: skip
+def evaluate(options: Options, settings: PhraseBenchmarkSettings) -> int:
+    """Load systems, score them, print."""
     settings.check()
     check_folder("--json", options.json)
     words = named(options.encoder, "systems")
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    segmenter = _load_segmenter(options, list(words.values()), device)
+    device = choose_device(options.cpu)
+    segmenter = _load_segmenter(options.segmenter, settings.segmentation, list(words.values()), device)
     systems = {name: load_system(word, device, options.bf16) for name, word in words.items()}
     benchmark = make_benchmark(settings, list(systems.values()), segmenter, options.quiet)
     scores = {name: score_system(system, benchmark, name, options.quiet) for name, system in systems.items()}
     done = report(benchmark, scores, settings.same_string, options.samples)
-    signature = _signature(options, settings, done, segmenter, systems)
-    _print(done, signature)
+    line = _signature(settings, done, segmenter, systems, options.bf16)
+    _print(done, line)
     if options.json:
-        options.json.write_text(json.dumps(asdict(done) | {"signature": signature}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(asdict(done) | {"signature": line}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _load_segmenter(options: argparse.Namespace, systems: list[str], device: torch.device) -> PhraseEncoder | None:
-    """The phrase encoder that finds phrases, where one does."""
-    if options.segmentation != LEARNED:
-        if options.segmenter:
-            raise ConfigurationError(
-                f"--segmenter has no work with --segmentation {options.segmentation}: give learned"
-            )
+def _load_segmenter(
+    path: Path | None, segmentation: str, systems: list[str], device: torch.device
+) -> PhraseEncoder | None:
+    """Load the phrase encoder that finds phrases, where one does: the one given, or the first of the systems."""
+    if segmentation != LEARNED:
+        if path:
+            raise ConfigurationError(f"--segmenter is not used with --segmentation {segmentation}: give learned")
         return None
-    path = options.segmenter or next((Path(system) for system in systems if Path(system).is_file()), None)
+    path = path or next((Path(system) for system in systems if Path(system).is_file()), None)
     if path is None:
         raise ConfigurationError("--segmentation learned needs a phrase encoder: give --segmenter CKPT")
     return PhraseEncoder.load(path).to(device)
 
 
 def _signature(
-    options: argparse.Namespace,
     settings: PhraseBenchmarkSettings,
     done: PhraseReport,
     segmenter: PhraseEncoder | None,
     systems: dict[str, PhraseSystem],
+    bf16: bool,
 ) -> str:
     """All that decides the numbers."""
-    kind = settings.segmentation + (f":{fingerprint.short(segmenter.fingerprint())}" if segmenter else "")
-    parts = {
-        "gold": fingerprint.short(fingerprint.of_files([settings.gold])),
-        "sets": ",".join(done.queries),
-        "multi-word": "yes" if settings.multi_word else "no",
-        "queries": sum(done.queries.values()),
-        "text": fingerprint.short(fingerprint.of_files(settings.distractors)),
-        "segmentation": kind + (f">{settings.threshold}" if segmenter else ""),
-        "max-words": settings.max_words,
-        "whole-sentences": "yes" if settings.whole_sentences else "no",
-        "entries": done.entries,
-        "bf16": "yes" if options.bf16 else "no",
-        **{f"encoder {name}": fingerprint.short(system.fingerprint) for name, system in systems.items()},
-        "v": __version__,
-    }
-    return "|".join(f"{name}:{value}" for name, value in parts.items())
+    kind = settings.segmentation
+    kind += f":{short(segmenter.fingerprint())}>{settings.threshold}" if segmenter else ""
+    return signature({
+        "gold": short(of_files([settings.gold])), "sets": ",".join(done.queries),
+        "multi-word": "yes" if settings.multi_word else "no", "queries": sum(done.queries.values()),
+        "text": short(of_files(settings.distractors)), "segmentation": kind, "max-words": settings.max_words,
+        "whole-sentences": "yes" if settings.whole_sentences else "no", "entries": done.entries,
+        "bf16": "yes" if bf16 else "no", **{f"encoder {name}": short(one.fingerprint) for name, one in systems.items()},
+    })  # fmt: skip
 
 
 def _print(done: PhraseReport, signature: str) -> None:
@@ -199,14 +150,18 @@ def _print(done: PhraseReport, signature: str) -> None:
     print(signature)
 
 
+main_of_task = command(HELP, evaluate, PhraseBenchmarkSettings, Options)
+
+
 def main() -> None:
-    """Parse, evaluate, print."""
-    words = own_arguments()
-    task = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    task.add_argument("--task")
-    of_types = task.parse_known_args(words)[0].task == "xpr"
-    options = (evaluate_phrase_types.make_parser() if of_types else make_parser()).parse_args(words)
-    run("evaluate_phrases.py", lambda: (evaluate_phrase_types.evaluate if of_types else evaluate)(options))
+    """Evaluate phrases in their sentences; `--task xpr` hands over to the command for those of a dictionary."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--task")
+    given, words = parser.parse_known_args()
+    if given.task == XPR:
+        sys.argv[1:] = words
+        evaluate_phrase_types.main()
+    main_of_task()
 
 
 if __name__ == "__main__":

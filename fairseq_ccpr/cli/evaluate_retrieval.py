@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, own_arguments, run
+from fairseq_ccpr.cli.command import command, markdown_table
+from fairseq_ccpr.common_options import count_option, quiet_option
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.retrieval_accuracy import (
@@ -20,6 +21,7 @@ from fairseq_ccpr.evaluation.accuracy.retrieval_accuracy import (
     key_sets,
 )
 from fairseq_ccpr.evaluation.plots import draw_clusters, draw_precision
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.fingerprint import short
 
 HELP = """\
@@ -36,29 +38,26 @@ that occur less than 10 times are in none but the first. All search is exact.
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate_retrieval.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+
+    raw: Path = option(help="datastore of --adapter none", positional=True, metavar="RAW")
+    projected: list[str] = option(
+        [], "datastores of --adapter clknn or FILE", positional=True, nargs="*", metavar="[NAME=]DIR"
     )
-    parser.add_argument("raw", type=Path, metavar="RAW", help="datastore of --adapter none")
-    parser.add_argument("projected", nargs="*", metavar="[NAME=]DIR", help="datastores of --adapter clknn or FILE")
-    parser.add_argument(
-        "--queries", type=Path, metavar="DIR", help="raw datastore of held-out text (build_datastore.py --subset valid)"
+    queries: Optional[Path] = option(
+        None, "raw datastore of held-out text (build_datastore.py --subset valid)", metavar="DIR"
     )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where accuracy.json and the pictures go")
-    parser.add_argument("--count", type=int, default=1000, metavar="N", help="queries in a band, at most")
-    parser.add_argument("--k", type=int, default=64, metavar="N", help="the most neighbours")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all that is random")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    return parser
+    output: Optional[Path] = option(None, "where accuracy.json and the pictures go", metavar="DIR")
+    count: int = count_option(1000, "queries in a band, at most")
+    k: int = count_option(64, "the most neighbours")
+    seed: int = option(1, "of all that is random", metavar="N")
+    quiet: bool = quiet_option()
 
 
-def evaluate(options: argparse.Namespace) -> int:
+def evaluate(options: Options) -> int:
     """Evaluate, print, draw."""
-    for name in ("count", "k"):
-        if (value := getattr(options, name)) < 1:
-            raise ConfigurationError(f"--{name} is {value}: give at least 1")
     raw = TokenDatastore(options.raw)
     projected = {}
     for word in options.projected:
@@ -88,11 +87,7 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> None:
-    """Parse, evaluate, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("evaluate_retrieval.py", lambda: evaluate(options))
-
+main = command(HELP, evaluate, Options)
 
 if __name__ == "__main__":
     main()

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Optional
 
-import torch
-
-from fairseq_ccpr.cli.command import (
-    HelpFormatter,
-    add_evaluation_options,
-    check_folder,
-    markdown_table,
-    named,
-    own_arguments,
-    run,
-)
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.common_options import count_option, cpu_option, json_option, quiet_option
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import (
     count_held,
     count_retrieved,
@@ -35,6 +26,7 @@ from fairseq_ccpr.evaluation.accuracy.retrieved_report import (
 )
 from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 
 HELP = """\
@@ -61,36 +53,37 @@ equal datastores (paired bootstrap over sentences).
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="evaluate_retrieved_phrases.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+
+    source: Path = option(help="sentences, one a line, plain, .gz or .xz", metavar="F")
+    target: Path = option(help="their reference translations, line by line", metavar="F")
+    datastore: list[str] = option(
+        help="datastores with a phrase part; the first is the baseline", nargs="+", metavar="[NAME=]DIR"
     )
-    add = parser.add_argument
-    add("--source", required=True, type=Path, metavar="F", help="sentences, one a line, plain, .gz or .xz")
-    add("--target", required=True, type=Path, metavar="F", help="their reference translations, line by line")
-    add(
-        "--datastore", required=True, nargs="+", metavar="[NAME=]DIR",
-        help="datastores with a phrase part; the first is the baseline",
-    )  # fmt: skip
-    add("--encoder", type=Path, metavar="CKPT", help="the phrase encoder that all were built with (the first one's)")
-    add("--phrase-k", type=int, default=8, metavar="N", help="different strings retrieved for each phrase, at most")
-    add("--min-similarity", type=float, default=0.0, metavar="S", help="leave out what scores less")
-    add(
-        "--segmentation", metavar=KINDS,
-        help="which spans of words are asked for (of the kind that the datastore has)",
-    )  # fmt: skip
-    add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")
-    add("--reference-threshold", type=float, default=0.7, metavar="P", help="the same, in the references")
-    add("--entries", type=int, metavar="N", help="use so many entries of each datastore (all)")
-    add("--samples", type=int, default=1000, metavar="N", help="bootstrap samples")
-    add_evaluation_options(parser)
-    return parser
+    encoder: Optional[Path] = option(
+        None, "the phrase encoder that all were built with (the first one's)", metavar="CKPT"
+    )
+    phrase_k: int = count_option(8, "different strings retrieved for each phrase, at most")
+    min_similarity: float = option(0.0, "leave out what scores less", metavar="S")
+    segmentation: Optional[str] = option(
+        None, "which spans of words are queries (of the kind that the datastore has)", metavar=KINDS
+    )
+    threshold: float = option(0.9, "probability above which a span is a phrase", metavar="P")
+    reference_threshold: float = option(
+        0.7, "the same, in the references", within="[0, 1)", needs="a probability from 0 up to, but not, 1", metavar="P"
+    )
+    entries: Optional[int] = option(None, "use so many entries of each datastore (all)", metavar="N")
+    samples: int = count_option(1000, "bootstrap samples")
+    json: Optional[Path] = json_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
 
 
-def evaluate(options: argparse.Namespace) -> int:
+def evaluate(options: Options) -> int:
     """Read, retrieve, print."""
-    _check(options)
+    check_folder("--json", options.json)
     stores = {name: PhraseDatastore(word) for name, word in named(options.datastore, "datastores").items()}
     used = {name: store.sample(n) if (n := options.entries) is not None else store for name, store in stores.items()}
     queries = {
@@ -100,7 +93,7 @@ def evaluate(options: argparse.Namespace) -> int:
     for store in stores.values():
         store.check_encoder(encoder.fingerprint())  # before any work is done
     pairs, skipped = read_text(options.source, options.target)
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    device = choose_device(options.cpu)
     finder = PhraseFinder(
         encoder.to(device), Segmentation(choose_segmentation(None, encoder), options.reference_threshold)
     )
@@ -119,26 +112,14 @@ def evaluate(options: argparse.Namespace) -> int:
         )
 
     done = report({name: ask(name) for name in stores}, tops, skipped, too_long, options.samples)
-    signature = _signature(options, finder.segmentation)
-    _print(done, signature)
+    line = _signature(options, finder.segmentation)
+    _print(done, line)
     if options.json:
-        options.json.write_text(json.dumps(asdict(done) | {"signature": signature}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(asdict(done) | {"signature": line}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Raise a ConfigurationError where an option is out of its range."""
-    for option in ("phrase_k", "samples"):
-        if (value := getattr(options, option)) < 1:
-            raise ConfigurationError(f"--{option.replace('_', '-')} is {value}: give at least 1")
-    if not 0 <= options.reference_threshold < 1:
-        raise ConfigurationError(
-            f"--reference-threshold is {options.reference_threshold}: give a probability from 0 up to, but not, 1"
-        )
-    check_folder("--json", options.json)
-
-
-def _signature(options: argparse.Namespace, segmentation: Segmentation) -> str:
+def _signature(options: Options, segmentation: Segmentation) -> str:
     """What decides the numbers beside the retrieval of each datastore."""
     text = fingerprint.short(fingerprint.of_files([options.source, options.target]))
     phrases = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
@@ -159,11 +140,7 @@ def _print(done: RetrievedReport, signature: str) -> None:
         print(f"{store['store']} {store['signature']}")
 
 
-def main() -> None:
-    """Parse, evaluate, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("evaluate_retrieved_phrases.py", lambda: evaluate(options))
-
+main = command(HELP, evaluate, Options)
 
 if __name__ == "__main__":
     main()

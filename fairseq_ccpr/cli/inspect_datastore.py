@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, run
+from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.cli.phrase_prompt import marked
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import KEYS, TokenDatastore
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
-from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.planning import (
     describe_room,
@@ -23,6 +23,7 @@ from fairseq_ccpr.evaluation.speed.planning import (
     parse_speeds,
 )
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
+from fairseq_ccpr.settings import option
 
 SEARCHED = {
     "disk": "from disk, mapped",
@@ -44,58 +45,47 @@ least that a step can take, by the bytes it reads and the speed of a copy, which
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(prog="inspect_datastore.py", description=HELP, formatter_class=HelpFormatter)
-    parser.add_argument("datastore", metavar="DIR", type=Path, help="the datastore")
-    parser.add_argument(
-        "--top",
-        type=int,
-        default=10,
-        metavar="N",
-        help="how many of the most frequent tokens, and of the phrases, to show",
+
+    datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
+    top: int = option(10, "how many of the most frequent tokens, and of the phrases, to show", metavar="N")
+    plan: bool = option(False, "say what it needs, and read nothing")
+    size: Optional[int] = count_option(None, "entries to plan for (those it has)")
+    queries: int = option(
+        160, "looked up together: hypotheses of a batch, or phrases",
+        within="[1, inf)", needs="at least 1", metavar="H",
+    )  # fmt: skip
+    speeds: list[str] = option(
+        [], "of host, device or disk, in the place of measured ones", nargs="+", metavar="PLACE=GB/S"
     )
-    parser.add_argument("--plan", action="store_true", help="say what it needs, and read nothing")
-    parser.add_argument("--size", type=int, metavar="N", help="entries to plan for (those it has)")
-    parser.add_argument(
-        "--queries", type=int, default=160, metavar="H", help="looked up together: hypotheses of a batch, or phrases"
-    )
-    parser.add_argument(
-        "--speeds",
-        nargs="+",
-        default=[],
-        metavar="PLACE=GB/S",
-        help="of host, device or disk, in the place of measured ones",
-    )
-    parser.add_argument(
-        "--index",
-        nargs="+",
-        default=[],
-        metavar="FACTORY",
-        help="to plan for beside the usual: FACTORY or disk:FACTORY",
-    )
-    return parser
+    index: list[str] = option([], "to plan for beside the usual: FACTORY or disk:FACTORY", nargs="+", metavar="FACTORY")
 
 
-def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, float], others: tuple[str, ...]) -> int:
+def inspect_or_plan(options: Options) -> int:
+    """Show what the datastore holds, or what it needs."""
+    return plan(options) if options.plan else inspect(options.datastore, options.top)
+
+
+def plan(options: Options) -> int:
     """Print what each way to search needs."""
-    for name, value in (("--size", size), ("--queries", queries)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name} is {value}: give at least 1")
+    directory, speeds = options.datastore, parse_speeds(options.speeds)
     manifest = Manifest.read(directory)
     sections = {"token": manifest.token, "phrase": manifest.phrase}
     for part, section in sections.items():
         if section is None:
             continue
         known = measure_speeds(directory / part / f"{KEYS}.npy", speeds)
-        entries = size or section.size
+        entries = options.size or section.size
         print(
-            f"{part} entries: {entries:,} of width {section.dimension}; {queries:,} queries a step; speeds: {_said(known)}"
+            f"{part} entries: {entries:,} of width {section.dimension}; {options.queries:,} queries a step; "
+            f"speeds: {_as_text(known)}"
         )
         rows: list[list[Any]] = [
             ["index", "searched", "on disk", "in memory", "on GPUs", "read a step", "a step, at least"]
         ]
-        for need in needs(section, entries, queries, known, others):
+        for need in needs(section, entries, options.queries, known, tuple(options.index)):
             counts = [_gigabytes(n) for n in (need.disk, need.host, need.device, need.read)]
             rows.append([need.index, SEARCHED[need.place], *counts, _seconds(need.seconds)])
         print(markdown_table(rows))
@@ -103,7 +93,7 @@ def plan(directory: Path, size: int | None, queries: int, speeds: dict[str, floa
     return 0
 
 
-def _said(speeds: dict[str, Limits]) -> str:
+def _as_text(speeds: dict[str, Limits]) -> str:
     return ", ".join(f"{place} {limits.bytes_per_second / 1e9:,.3g} GB/s" for place, limits in speeds.items())
 
 
@@ -187,14 +177,7 @@ def _print_damage(faults: list[str]) -> bool:
     return bool(faults)
 
 
-def main() -> None:
-    """Parse, read, print."""
-    options = make_parser().parse_args()
-    if options.plan:
-        planned, others = (options.size, options.queries), tuple(options.index)
-        run("inspect_datastore.py", lambda: plan(options.datastore, *planned, parse_speeds(options.speeds), others))
-    run("inspect_datastore.py", lambda: inspect(options.datastore, options.top))
-
+main = command(HELP, inspect_or_plan, Options)
 
 if __name__ == "__main__":
     main()

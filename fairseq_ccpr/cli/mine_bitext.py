@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Optional
 
 import torch
 
-from fairseq_ccpr.cli.command import HelpFormatter, check_folder, own_arguments, run
+from fairseq_ccpr.cli.command import check_folder, command
+from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import peak_bytes
 from fairseq_ccpr.mining.fragments import WINDOW, fragments
@@ -35,6 +38,7 @@ from fairseq_ccpr.models.pretrained.sentence_encoders import (
     SentenceEncoder,
     load_sentence_encoder,
 )
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import bring_to_disk
 
@@ -62,52 +66,64 @@ Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximat
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="mine_bitext.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--source", required=True, type=Path, metavar="TEXT", help="a sentence a line, plain, .gz or .xz")
-    add("--target", required=True, type=Path, metavar="TEXT", help="likewise; the same sentence counts once")
-    add("--encoder", metavar="ENCODER", help=f"{MUSE}, {E5} or DIR, see above")
-    add("--settings", type=Path, metavar="JSON", help="tuned settings, read, or with --tune written")
-    add("--output", type=Path, metavar="TSV", help="where the pairs go")
-    add("--tune", type=Path, metavar="TSV", help="labelled pairs to choose the settings by")
-    add("--method", choices=METHODS, help=f"what to tune ({RFR}); otherwise the settings say")
-    add(
-        "--entropy-over", choices=ENTROPIES,
-        help="what a fragment must be sure of to count: which sentence it is in, or which neighbour is its own; for --tune "
+
+    source: Path = option(help="a sentence a line, plain, .gz or .xz", metavar="TEXT")
+    target: Path = option(help="likewise; the same sentence counts once", metavar="TEXT")
+    encoder: Optional[str] = option(None, f"{MUSE}, {E5} or DIR, see above", metavar="ENCODER")
+    settings: Optional[Path] = option(None, "tuned settings, read, or with --tune written", metavar="JSON")
+    output: Optional[Path] = option(None, "where the pairs go", metavar="TSV")
+    tune: Optional[Path] = option(None, "labelled pairs to choose the settings by", metavar="TSV")
+    method: Optional[str] = option(None, f"what to tune ({RFR}); otherwise the settings say", choices=tuple(METHODS))
+    entropy_over: Optional[str] = option(
+        None,
+        "what a fragment must be sure of to count: which sentence it is in, or which neighbour is its own; for --tune "
         f"({OVER_SENTENCES})",
-    )  # fmt: skip
-    add("--index", default="auto", metavar="auto|exact|FACTORY", help="auto, exact, or a FAISS factory string")
-    add("--list-texts", type=Path, metavar="FILE", help="write the texts that need a vector, and do no more")
-    add("--bf16", action="store_true", help="run a Transformer in bfloat16, faster where the processor has it")
-    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
-    add("--quiet", action="store_true", help="no progress bars")
-    return parser
+        choices=tuple(ENTROPIES),
+    )
+    index: str = option("auto", "auto, exact, or a FAISS factory string", metavar="auto|exact|FACTORY")
+    list_texts: Optional[Path] = option(None, "write the texts that need a vector, and do no more", metavar="FILE")
+    bf16: bool = bf16_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
 
 
-def mine(options: argparse.Namespace) -> int:
+def mine(options: Options) -> int:
     """Read, tune or read the settings, mine, say what was found."""
     _check(options)
     sources, targets = read_sentences(options.source), read_sentences(options.target)
     if options.list_texts:
-        return _list_texts(options, [*sources, *targets])
+        sentences = [*sources, *targets]
+        if options.tune:
+            labelled = read_labelled(options.tune)
+            sentences += [*labelled.sources, *labelled.targets]
+        return _list_texts(options.list_texts, sentences)
     if not (options.encoder and options.settings and options.output):
         raise ConfigurationError("give --encoder, --settings and --output, or --list-texts")
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    encoder = load_sentence_encoder(options.encoder, device, options.bf16)
-    labelled = read_labelled(options.tune, {*targets}) if options.tune else None
-    tuned = TunedSettings(_untuned(options), encoder.fingerprint) if labelled else _read_settings(options, encoder)
+    encoder = load_sentence_encoder(options.encoder, choose_device(options.cpu), options.bf16)
+    if options.tune:
+        labelled = read_labelled(options.tune, {*targets})
+        tuned = TunedSettings(_untuned(options), encoder.fingerprint)
+    else:
+        tuned = _read_settings(options.settings, options.encoder, encoder)
     start = time.monotonic()
     work = options.output.with_name(options.output.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     work.mkdir()
     try:
         miner = Miner(sources, targets, encoder, tuned.settings, work, options.index, options.quiet)
-        if labelled:
-            tuned = _tune(options, miner, labelled)
+        if options.tune:
+            f1 = miner.tune(labelled, Grid())
+            tuned = TunedSettings(
+                miner.settings, encoder.fingerprint, _describe_tuning(options.tune, labelled, miner, f1)
+            )
+            tuned.write(options.settings)
+            print(
+                f"{options.settings}: F1 {100 * f1:.1f} on {len(labelled.sources):,} sources, {labelled.paired:,} of them "
+                f"paired, among {len(labelled.targets):,} targets and those of {options.target}"
+            )
         found = _write(miner, work / "pairs.tsv")
         (work / "pairs.tsv").replace(options.output)
     finally:
@@ -121,7 +137,7 @@ def mine(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: Options) -> None:
     """Refuse options that do not go together, before any work."""
     for name in ("output", "settings", "list_texts"):
         check_folder(f"--{name.replace('_', '-')}", getattr(options, name))
@@ -147,56 +163,42 @@ def _write(miner: Miner, path: Path) -> int:
     return count
 
 
-def _untuned(options: argparse.Namespace) -> Settings:
+def _untuned(options: Options) -> Settings:
     if options.method == MARGIN:
         return MarginSettings()
     return RfrSettings(entropy_over=options.entropy_over or OVER_SENTENCES)
 
 
-def _tune(options: argparse.Namespace, miner: Miner, labelled: LabelledText) -> TunedSettings:
-    """Choose settings, and write them to their file."""
-    f1 = miner.tune(labelled, Grid())
-    about = {
-        "pairs": fingerprint.of_file(options.tune), "sources": len(labelled.sources), "targets": len(labelled.targets),
+def _describe_tuning(path: Path, labelled: LabelledText, miner: Miner, f1: float) -> dict[str, Any]:
+    """What the settings were chosen by."""
+    return {
+        "pairs": fingerprint.of_file(path), "sources": len(labelled.sources), "targets": len(labelled.targets),
         "paired": labelled.paired, "among": len(miner.targets), "f1": round(f1, 4),
     }  # fmt: skip
-    tuned = TunedSettings(miner.settings, miner.encoder.fingerprint, about)
-    tuned.write(options.settings)
-    print(
-        f"{options.settings}: F1 {100 * f1:.1f} on {len(labelled.sources):,} sources, {labelled.paired:,} of them paired, "
-        f"among {len(labelled.targets):,} targets and those of {options.target}"
-    )
-    return tuned
 
 
-def _read_settings(options: argparse.Namespace, encoder: SentenceEncoder) -> TunedSettings:
-    tuned = TunedSettings.read(options.settings)
+def _read_settings(path: Path, name: str, encoder: SentenceEncoder) -> TunedSettings:
+    """Read tuned settings, which must be those of the encoder of this name."""
+    tuned = TunedSettings.read(path)
     if tuned.encoder != encoder.fingerprint:
         raise ConfigurationError(
-            f"{options.settings} was tuned with the encoder {fingerprint.short(tuned.encoder)}, and --encoder "
-            f"{options.encoder} is {fingerprint.short(encoder.fingerprint)}: give that one, or --tune anew"
+            f"{path} was tuned with the encoder {fingerprint.short(tuned.encoder)}, and --encoder {name} is "
+            f"{fingerprint.short(encoder.fingerprint)}: give that one, or --tune again"
         )
     return tuned
 
 
-def _list_texts(options: argparse.Namespace, sentences: list[str]) -> int:
+def _list_texts(path: Path, sentences: list[str]) -> int:
     """Write all sentences and fragments, each once."""
-    if options.tune:
-        labelled = read_labelled(options.tune)
-        sentences = [*sentences, *labelled.sources, *labelled.targets]
     texts = dict.fromkeys(text for sentence in sentences if sentence for text in (sentence, *fragments(sentence)))
-    partial = options.list_texts.with_name(options.list_texts.name + ".partial")
+    partial = path.with_name(path.name + ".partial")
     partial.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
-    partial.replace(options.list_texts)
-    print(f"{options.list_texts}: {len(texts):,} texts")
+    partial.replace(path)
+    print(f"{path}: {len(texts):,} texts")
     return 0
 
 
-def main() -> None:
-    """Parse, mine, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("mine_bitext.py", lambda: mine(options))
-
+main = command(HELP, mine, Options)
 
 if __name__ == "__main__":
     main()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 from fairseq_ccpr.building.data_bin import (
     binarise,
@@ -12,8 +13,10 @@ from fairseq_ccpr.building.data_bin import (
     train_sentencepiece,
     write_dictionary,
 )
-from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.common_options import source_language_option, target_language_option
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.settings import option
 
 HELP = """\
 Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.
@@ -29,25 +32,24 @@ Give the subwords and the dictionary of your translation model: --spm for Senten
 SUBSETS = ("train", "valid", "test")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="prepare_data.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
+@dataclass
+class Options:
+    """The command's own options."""
+
+    source_lang: str = source_language_option(help="language of the first column")
+    target_lang: str = target_language_option(help="language of the second column")
+    output: Path = option(help="folder to write", metavar="DATA_BIN")
+    train: Optional[Path] = option(None, "pairs of the subset 'train'", metavar="TSV|PREFIX")
+    valid: Optional[Path] = option(None, "pairs of the subset 'valid'", metavar="TSV|PREFIX")
+    test: Optional[Path] = option(None, "pairs of the subset 'test'", metavar="TSV|PREFIX")
+    spm: Optional[Path] = option(None, "SentencePiece model", metavar="MODEL")
+    dict: list[Path] = option(
+        [], "the translation model's joint dictionary, or both of them", nargs="+", metavar="FILE"
     )
-    for name in SUBSETS:
-        parser.add_argument(f"--{name}", type=Path, metavar="TSV|PREFIX", help=f"pairs of the subset '{name}'")
-    parser.add_argument("-s", "--source-lang", required=True, metavar="LANG", help="language of the first column")
-    parser.add_argument("-t", "--target-lang", required=True, metavar="LANG", help="language of the second column")
-    parser.add_argument("--output", required=True, type=Path, metavar="DATA_BIN", help="folder to write")
-    parser.add_argument("--spm", type=Path, metavar="MODEL", help="SentencePiece model")
-    parser.add_argument(
-        "--dict", type=Path, nargs="+", metavar="FILE", help="the translation model's joint dictionary, or both of them"
-    )
-    parser.add_argument("--pieces", type=int, default=10000, help="size of a new SentencePiece model")
-    return parser
+    pieces: int = option(10000, "size of a new SentencePiece model", metavar="N")
 
 
-def prepare(options: argparse.Namespace, subwords: list[str]) -> int:
+def prepare(options: Options, subwords: list[str]) -> int:
     """Make the DATA_BIN and say where.
 
     Args:
@@ -57,7 +59,7 @@ def prepare(options: argparse.Namespace, subwords: list[str]) -> int:
     if not subsets:
         raise ConfigurationError("there is nothing to prepare: give --train, --valid or --test")
     languages = options.source_lang, options.target_lang
-    dictionaries = options.dict or []
+    dictionaries = options.dict
     if options.spm is not None:
         subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(options.spm), *subwords]
     if bool(subwords) != bool(dictionaries):
@@ -83,6 +85,7 @@ def prepare(options: argparse.Namespace, subwords: list[str]) -> int:
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     partial.mkdir(parents=True)
     if not subwords:
+        assert options.train is not None  # see above
         train_sentencepiece(options.train, languages, partial / "spm", options.pieces)
         model, dictionaries = partial / "spm.model", [partial / "dict.txt"]
         write_dictionary(model, dictionaries[0])
@@ -97,11 +100,7 @@ def prepare(options: argparse.Namespace, subwords: list[str]) -> int:
     return 0
 
 
-def main() -> None:
-    """Parse, prepare, print."""
-    options, subwords = make_parser().parse_known_args(own_arguments())
-    run("prepare_data.py", lambda: prepare(options, subwords))
-
+main = command(HELP, prepare, Options, rest=True)
 
 if __name__ == "__main__":
     main()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, markdown_table, run
+from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.experiments.report_page import Report, as_page
 from fairseq_ccpr.experiments.results import RESULTS
 from fairseq_ccpr.experiments.tables import HEAD, check_of_base, circumstances, rows_against_others, rows_of
+from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 
 HELP = """\
@@ -24,17 +25,15 @@ Both are one file each that needs nothing else. Files of these names are overwri
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="report.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("experiments", nargs="+", type=Path, metavar="DIR", help="outputs of run_experiment.py")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where the files go (the first of those)")
-    return parser
+
+    experiments: list[Path] = option(help="outputs of run_experiment.py", positional=True, nargs="+", metavar="DIR")
+    output: Optional[Path] = option(None, "where the files go (the first of those)", metavar="DIR")
 
 
-def report(options: argparse.Namespace) -> int:
+def report(options: Options) -> int:
     """Read, write, say where."""
     output = options.output or options.experiments[0]
     reports = [Report(folder, read_results(folder)) for folder in options.experiments]
@@ -95,11 +94,7 @@ def as_markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Parse, read, write."""
-    options = make_parser().parse_args()
-    run("report.py", lambda: report(options))
-
+main = command(HELP, report, Options)
 
 if __name__ == "__main__":
     main()

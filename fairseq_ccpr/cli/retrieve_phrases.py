@@ -10,13 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-import torch
-
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.options import HOW_PHRASES_COUNT, PhraseSettings, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import add_options, option, read_options
@@ -60,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def retrieve(options: argparse.Namespace) -> int:
     """Read, retrieve, print."""
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    device = choose_device(options.cpu)
     settings, datastore = read_options(ShownPhrases, options), PhraseDatastore(options.datastore)
     encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder))
     encoder.context.bf16 = settings.bf16

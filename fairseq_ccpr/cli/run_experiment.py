@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, run
+from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.cli.report import as_markdown
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.experiments.commands import locked
@@ -15,6 +16,7 @@ from fairseq_ccpr.experiments.config import read_config
 from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.results import choose, goals, write_results
 from fairseq_ccpr.experiments.stages import Runner, Stage, with_needs
+from fairseq_ccpr.settings import option
 
 HELP = """\
 Run an experiment that a YAML file describes: prepare the data of each domain, train a phrase encoder, build datastores, tune,
@@ -30,23 +32,17 @@ any moment; the same command goes on. Datastores may be deleted once their syste
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's options."""
-    parser = argparse.ArgumentParser(
-        prog="run_experiment.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file; its paths are relative to it")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="(datastores/NAME.experiment, CONFIG being NAME.yaml)"
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="SYSTEM", help="these systems, and those they are compared with"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="show the stages and which of them would run")
-    return parser
+
+    config: Path = option(help="the YAML file; its paths are relative to it", positional=True, metavar="CONFIG")
+    output: Optional[Path] = option(None, "(datastores/NAME.experiment, CONFIG being NAME.yaml)", metavar="DIR")
+    only: list[str] = option([], "these systems, and those they are compared with", nargs="+", metavar="SYSTEM")
+    dry_run: bool = option(False, "show the stages and which of them would run")
 
 
-def run_experiment(options: argparse.Namespace) -> int:
+def run_experiment(options: Options) -> int:
     """Run what is to be done, and show the results."""
     config = read_config(options.config)
     output = options.output or Path("datastores") / f"{options.config.stem}.experiment"
@@ -89,11 +85,7 @@ def show(runner: Runner, stages: list[Stage], todo: list[Stage]) -> None:
         print(f"\n# {stage.name}: {state}\npython {' '.join(words)}")
 
 
-def main() -> None:
-    """Parse, run, print."""
-    options = make_parser().parse_args()
-    run("run_experiment.py", lambda: run_experiment(options))
-
+main = command(HELP, run_experiment, Options)
 
 if __name__ == "__main__":
     main()

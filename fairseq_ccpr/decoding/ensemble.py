@@ -23,6 +23,7 @@ from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.settings import signed
+from fairseq_ccpr.timing import DECODER, MERGE, phase
 
 
 class EncodedBatch(list[Any]):
@@ -116,11 +117,13 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             for batch in batches:
                 if batch is not None:
                     listening.enter_context(batch.listening())
-            log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+            with phase(DECODER):
+                log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         log_probs = log_probs.float()
         votes = [batch.vote(tokens, log_probs, attention) if batch is not None else None for batch in batches]
         return self.mix(log_probs, *votes), attention
 
+    @phase(MERGE)
     def mix(self, log_probs: Tensor, token_vote: Vote | None, phrase_vote: Vote | None) -> Tensor:
         """Interpolate log p_NMT [H, V] in place with the memories' votes."""
         mixed = interpolate_(log_probs, *self.limited(token_vote, phrase_vote))

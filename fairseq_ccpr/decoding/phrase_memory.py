@@ -17,6 +17,7 @@ from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, Remembered
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals, Weights
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import signed
+from fairseq_ccpr.timing import FINDING, PHRASES, phase
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class PhraseMemory:
     settings: PhraseSettings
     device: torch.device
 
+    @phase(FINDING, whole=True)
     def start(self, sources: Tensor) -> Callable[[], PhraseBatch]:
         """Start retrieval for the sentences of a batch, int64 [B, S]; returns a function that waits for the result.
 
@@ -54,6 +56,7 @@ class PhraseMemory:
             return lambda: self._batch(answer, sources.size(1))
         return lambda: self._batch(lambda: self.candidates.start(sources, self.settings.k)(), sources.size(1))
 
+    @phase(FINDING, whole=True)
     def _batch(self, answer: Callable[[], list[SentencePhrases]], source_length: int) -> PhraseBatch:
         with _without_collections():
             phrases = answer()
@@ -91,10 +94,12 @@ class PhraseBatch:
         """Phrases need nothing of the model's layers."""
         return nullcontext()
 
+    @phase(PHRASES, whole=True)
     def reorder(self, order: Tensor) -> PhraseBatch:
         """The same phrases for other hypotheses: hypothesis i continues what hypothesis order[i] was."""
         return replace(self, state=self.state.reorder(order))
 
+    @phase(PHRASES, whole=True)
     def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
         """The phrases' vote for the next token of each hypothesis; see `Batch.vote`.
 

@@ -15,6 +15,7 @@ from fairseq_ccpr.decoding.memory import ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.settings import signature, signed
+from fairseq_ccpr.timing import MERGE, phase
 
 # How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and values, [N, k] each
 # (-inf and any token where one is missing), of what the model says, and of the settings. Decoder, tuner and explanation call
@@ -82,6 +83,7 @@ class TokenMemory:
         """Wait for the first step: only the decoder has queries."""
         return lambda: TokenBatch(self, len(sources))
 
+    @phase(MERGE)
     def retrieve(self, queries: Tensor) -> tuple[Neighbours, Tensor]:
         """Search for queries [N, d]: the neighbours, and log p_r of their values, fp32 [N, k]."""
         neighbours = self.retriever.search(queries, self.settings.k)

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import machine_name, versions
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
@@ -69,7 +68,7 @@ def write_results(
         "command": command,
         "date": max((stamp["finished"] for stamp in known.values()), default=None),
         "versions": versions(),
-        "machine": machine_name(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "machine": machine_name(choose_device(cpu=False)),
         "domains": domains,
         "stages": known,
         "config": asdict(config),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.f1 import decide, mcnemar, score
@@ -18,6 +20,7 @@ from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part
 from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
 from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
+from fairseq_ccpr.settings import check, option
 
 BASELINE, RFR, NO_SENTENCE, NO_FILTER = "margin", "RFR", "RFR, fragment alone", "RFR, no entropy filter"
 QUESTIONS = "questions"
@@ -26,33 +29,29 @@ BASES: dict[str, Settings] = {BASELINE: MarginSettings(), NO_SENTENCE: RfrSettin
 HALF = 0.5  # of the sentences that settings are tuned on have no partner
 
 
+share_option = partial(
+    option, within="[0, 1)", needs="a share of sentences, from 0 up to, but not, 1,", metavar="SHARE"
+)
+
+
 @dataclass(frozen=True)
 class MiningBenchmarkSettings:
-    """How large the tests are.
+    """How large the tests are; options of `evaluate_mining.py`.
 
     Raises:
         ConfigurationError: a number out of its range.
     """
 
-    size: int = 1000  # sentences on either side of a test
-    non_pairing: float = HALF  # the share of them that has no partner
-    shares: tuple[float, ...] = ()  # further such shares, for a curve
-    tuning_size: int = 100  # sentences on either side of what settings are tuned on
-    tuning_sets: int = 1
-    ablations: bool = False
-    seed: int = 1
+    size: int = count_option(1000, "sentences on either side of a test")
+    non_pairing: float = share_option(HALF, "of them without a partner")
+    shares: list[float] = share_option([], "a curve: tests with these shares as well", nargs="+")  # noqa: RUF009
+    tuning_size: int = count_option(100, "sentences that settings are tuned on")
+    tuning_sets: int = count_option(1, "how many times, on others each time")
+    ablations: bool = option(False, "RFR without the sentence half, and without the entropy filter, too")
+    seed: int = option(1, "of the draw of sentences", metavar="N")
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("--size", self.size),
-            ("--tuning-size", self.tuning_size),
-            ("--tuning-sets", self.tuning_sets),
-        ):
-            if value < 1:
-                raise ConfigurationError(f"{name} is {value}: give at least 1")
-        for share in (self.non_pairing, *self.shares):
-            if not 0 <= share < 1:
-                raise ConfigurationError(f"a share of non-pairing sentences is {share}: give 0 up to, but not, 1")
+        check(self)
 
     @property
     def systems(self) -> tuple[str, ...]:

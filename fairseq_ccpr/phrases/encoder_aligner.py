@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans
@@ -38,7 +39,7 @@ class EncoderAligner(Aligner):
         super().__init__(MUTUAL)
         if options.encoder is None:
             raise ConfigurationError("--aligner encoder needs --encoder DIR: make one with convert_encoder.py")
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = choose_device(cpu=False)
         self.encoder = ContextEncoder.load(options.encoder).to(device)
         layers = self.encoder.layers
         self.layer = default_layer(layers) if options.encoder_layer is None else options.encoder_layer

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.lexicon_split import Pair, is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import LexiconManifest, Place, write_lexicon
+from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.storage.equal_strings import digest
@@ -23,17 +26,15 @@ LONGER_BY = 10  # characters that an example sentence has more than its phrase
 
 @dataclass(frozen=True)
 class LexiconSettings:
-    """How a lexicon is built. The command's options have these names and defaults."""
+    """How a lexicon is built; options of `build_lexicon_dataset.py`."""
 
-    examples: int = 32
-    keep_phrases_alone: bool = False
-    limit: int | None = None
-
-    def check(self) -> None:
-        """Raise a ConfigurationError where an option is out of its range."""
-        for name in ("examples", "limit"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigurationError(f"--{name} is {value}: give at least 1")
+    examples: int = count_option(32, "example sentences of a phrase, at most")
+    keep_phrases_alone: bool = option(
+        False, "keep phrases that no sentence has; they are encoded without one (they are left out, and counted)"
+    )
+    limit: Optional[int] = count_option(
+        None, "take N of the pairs, always the same ones, and all others between their phrases (all)"
+    )
 
 
 @dataclass
@@ -82,7 +83,7 @@ def build_lexicon(
     Raises:
         ConfigurationError: bad files, or nothing left.
     """
-    settings.check()
+    check(settings)
     for path in (pairs, *texts[0], *texts[1]):
         if not path.is_file():
             raise ConfigurationError(f"there is no file {path}")

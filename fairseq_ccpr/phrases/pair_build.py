@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 from tqdm import tqdm
 
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans, parse_links
 from fairseq_ccpr.phrases.pair_extraction import character_spans, consistent_pairs
 from fairseq_ccpr.phrases.pair_filters import FilterCounts, PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
+from fairseq_ccpr.phrases.statistical_aligners import MAX_WORDS, SYMMETRIZATIONS
+from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.text.pairs import TextPairs
@@ -33,35 +37,41 @@ BATCH = 1000  # sentence pairs
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """What decides which phrase pairs come out of a text."""
+    """What decides which phrase pairs come out of a text; options of `extract_phrases.py`."""
 
-    aligner: str = "eflomal"
-    symmetrization: str = AlignerOptions.symmetrization
-    encoder: Path | None = None
-    encoder_layer: int | None = None
-    max_words: int = 100
-    max_phrase_words: int = 7
-    max_edge_share: float = 0.003
-    punctuation_edges: bool = False
+    aligner: str = option(
+        "eflomal", "a model trained on the text itself; or encoder, pretrained, which a small text suits as well",
+        choices=tuple(ALIGNERS),
+    )  # fmt: skip
+    symmetrization: str = option(
+        AlignerOptions.symmetrization, "how the alignments of both directions become one", choices=SYMMETRIZATIONS
+    )
+    encoder: Optional[Path] = option(None, "of --aligner encoder, made by convert_encoder.py", metavar="DIR")
+    encoder_layer: Optional[int] = option(None, "whose states are compared (half of the way up)", metavar="N")
+    max_words: int = option(
+        100, "skip longer sentences, and count them",
+        within=f"[1, {MAX_WORDS}]", needs=f"1 to {MAX_WORDS}, the most that aligners take,", metavar="N",
+    )  # fmt: skip
+    max_phrase_words: int = count_option(7, "longest phrase, on either side")
+    max_edge_share: float = option(
+        0.003,
+        "no phrase begins or ends with a word that makes up more than this share of all words; 1 allows every word",
+        within="(0, 1]", needs="a share of all words above 0 (1 drops none)", metavar="X",
+    )  # fmt: skip
+    punctuation_edges: bool = option(False, "phrases may begin and end with punctuation")
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Check that all values are in range and go together.
 
         Raises:
-            ConfigurationError: a number out of its range.
+            ConfigurationError: names the option.
         """
-        for name in ("max_words", "max_phrase_words"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        check(self)
         for name in ("encoder", "encoder_layer"):
             if self.aligner != ENCODER and getattr(self, name) is not None:
                 raise ConfigurationError(
                     f"--{name.replace('_', '-')} is for --aligner {ENCODER}: leave it out, or give that"
                 )
-        if not 0 < self.max_edge_share <= 1:
-            raise ConfigurationError(
-                f"--max-edge-share is {self.max_edge_share}: give a share of all words above 0; 1 drops none"
-            )
 
 
 @dataclass

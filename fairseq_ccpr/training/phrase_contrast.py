@@ -12,6 +12,7 @@ from fairseq.data import FairseqDataset
 from fairseq.tasks import register_task
 from omegaconf import MISSING
 
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
@@ -92,7 +93,7 @@ class PhraseContrastTask(PhraseTask):
 
     def _samples(self, dataset: FairseqDataset) -> Any:
         """All of a dataset in batches, where the model is."""
-        on_gpu = torch.cuda.is_available() and not self.cfg.cpu
+        on_gpu = choose_device(self.cfg.cpu).type == "cuda"
         for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=INDEX_TOKENS):
             sample = dataset.collater([dataset[int(i)] for i in batch])
             if sample:

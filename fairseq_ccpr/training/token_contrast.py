@@ -14,6 +14,7 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
 from fairseq_ccpr.training.contrast_task import ContrastTask
@@ -121,7 +122,7 @@ class TokenContrastTask(ContrastTask):
     @cached_property
     def sampler(self) -> ContrastSampler:
         """The keys, on the device that trains."""
-        gpu = torch.cuda.is_available() and not self.cfg.cpu
+        gpu = choose_device(self.cfg.cpu).type == "cuda"
         device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         store, other = self.datastore, self.valid_datastore
         other_text = (other.keys, other.values) if other is not None else None

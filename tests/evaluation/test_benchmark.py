@@ -172,7 +172,7 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--sizes", 0], r"--sizes has \[0\]: give at least 1"),
+        (["--sizes", 0], r"--sizes has 0: at least 1"),
         (["--json", "/nowhere/file"], "there is no folder /nowhere"),
         (["--plot", "x.png", "--only", "decoding"], "--plot draws searches"),
         (["--index", "IVF99999,Flat"], "99,999 lists"),

@@ -66,7 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def settings_of(files: tuple[Path, Path], **changes: Any) -> PhraseBenchmarkSettings:
-    values: dict[str, Any] = {"per_set": 20, "distractor_phrases": 900, "same_string": (0, 1, 3)}
+    values: dict[str, Any] = {"per_set": 20, "distractor_phrases": 900, "same_string": [0, 1, 3]}
     return PhraseBenchmarkSettings(files[0], [files[1]], **(values | changes))
 
 
@@ -306,7 +306,7 @@ def test_gold_text_and_systems_that_cannot_work(
     refused(call(*words, "--per-set", 0, check=False), "--per-set is 0")
     refused(call(*words, "--same-string", "-1", check=False), "--same-string has -1")
     refused(call(*words, "--segmentation", "some", check=False), "--segmentation is 'some'")
-    refused(call(*words, "--segmenter", encoders["ccpr"], check=False), "--segmenter has no work .* all")
+    refused(call(*words, "--segmenter", encoders["ccpr"], check=False), "--segmenter is not used with .* all")
     raw = command(encoders, files, "raw")
     refused(call(*raw, "--segmentation", "learned", check=False), "learned needs a phrase encoder: give --segmenter")
     refused(call(*words, "--gold", tmp_path / "no.tsv", check=False), "there is no gold .*no.tsv")

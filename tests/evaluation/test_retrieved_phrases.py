@@ -234,8 +234,8 @@ def test_text_and_datastores_that_cannot_work(
     refused(fails("--entries", 10**6), "--entries is 1,000,000, but the datastore .* has .*: give a number from 1")
     refused(fails("--reference-threshold", 1), "--reference-threshold is 1.0: give a probability")
     refused(fails("--segmentation", "some"), "--segmentation is 'some'")
-    refused(fails("--phrase-k", 0), "--phrase-k is 0: give at least 1")
-    refused(fails("--samples", 0), "--samples is 0: give at least 1")
+    refused(fails("--phrase-k", 0), "--phrase-k is 0: at least 1")
+    refused(fails("--samples", 0), "--samples is 0: at least 1")
     refused(fails("--json", tmp_path / "no" / "r.json"), "--json .*r.json: there is no folder .*no")
     refused(fails("--datastore", stores[0], stores[0]), "two datastores are called 'all': name them, as in NAME=")
     refused(fails("--datastore", tmp_path), "is no datastore")
@@ -280,8 +280,8 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
         assert 0 < row["slowest"] <= row["queries_per_second"] <= row["fastest"] and row["peak_bytes"] > 1e7
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     for extra, pattern in (
-        (["--sizes", 10, 0], r"--sizes has \[10, 0\]: give at least 1"),
-        (["--repeats", 0], "--repeats has 0: give at least 1"),
+        (["--sizes", 10, 0], r"--sizes has 0: at least 1"),
+        (["--repeats", 0], "--repeats is 0: at least 1"),
         (["--plot", tmp_path / "no" / "b.png"], "--plot .*b.png: there is no folder .*no"),
         (["--sentences", 31], "--sentences has 31, and .*text 30 different sentences: give fewer"),
         (["--sizes", 200, 3], "IVF4,Flat has 4 lists"),

@@ -26,8 +26,8 @@ from tests.small_models import Ccpr, Xpr
 
 
 def evaluate(xpr: Xpr, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    words = ["--task", "xpr", "--data", f"mine={xpr.lexicon / 'test'}", "--cpu", "--quiet", *extra]
-    return call("evaluate_phrases", *words, check=check)
+    words = ["--data", f"mine={xpr.lexicon / 'test'}", "--cpu", "--quiet", *extra]
+    return call("evaluate_phrase_types", *words, check=check)
 
 
 def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path) -> None:
@@ -47,6 +47,11 @@ def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path
     assert own["forward"] == pytest.approx(forward_accuracy(encoder, lexicon, 4), abs=0.01)
     again = evaluate(xpr, "--encoder", f"xpr={xpr.checkpoint}", "--sentences", 4)  # the layer it was trained on
     assert f"| {own['forward']:.1f} | {own['backward']:.1f} |" in again.stdout
+
+
+def test_task_xpr_is_the_command_for_types(xpr: Xpr) -> None:
+    words = "--data", xpr.lexicon / "test", "--encoder", xpr.context, "--sentences", 0, "--cpu", "--quiet"
+    assert call("evaluate_phrases", "--task", "xpr", *words).stdout == call("evaluate_phrase_types", *words).stdout
 
 
 @pytest.mark.parametrize(

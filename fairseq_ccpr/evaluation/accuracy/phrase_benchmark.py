@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 from tqdm import tqdm
 
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.gold_phrases import (
     GoldPair,
@@ -19,6 +21,7 @@ from fairseq_ccpr.evaluation.accuracy.gold_phrases import (
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
+from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.text.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.text.words import word_spans
 
@@ -27,28 +30,39 @@ Finder = Callable[[list[str]], np.ndarray]  # texts -> int32 [K, 3], spans in ch
 
 @dataclass
 class PhraseBenchmarkSettings:
-    """What `evaluate_phrases.py` is told about it. The command's options have these names and defaults."""
+    """Gold phrases, and the index they are searched in; options of `evaluate_phrases.py`."""
 
-    gold: Path
-    distractors: list[Path]
-    sets: list[str] | None = None
-    per_set: int = 200
-    multi_word: bool = False
-    distractor_phrases: int = 500_000
-    segmentation: str = ALL
-    threshold: float = 0.7
-    max_words: int = 4
-    same_string: tuple[int, ...] = ()
-    whole_sentences: bool = False
+    gold: Path = option(help="phrase pairs in their sentences, plain, .gz or .xz", metavar="TSV")
+    distractors: list[Path] = option(
+        help="target-language text, a sentence a line; the same sentence counts once, those of gold targets not at all",
+        nargs="+", metavar="TEXT",
+    )  # fmt: skip
+    sets: Optional[list[str]] = option(None, "sets of the gold file, a row each (all)", nargs="+", metavar="NAME")
+    per_set: int = count_option(200, "queries of a set, at most; always the same")
+    multi_word: bool = option(False, "only gold pairs of which one side has several words")
+    distractor_phrases: int = count_option(500_000, "phrases of random sentences in the index, at most")
+    segmentation: str = option(
+        ALL,
+        "which spans of words of the distractor text are phrases: all, those of N words, or what a phrase encoder finds",
+        metavar="all|ngram:N|learned",
+    )
+    threshold: float = option(0.7, "probability above which it finds a phrase", metavar="P")
+    max_words: int = option(4, "words of such a phrase, at most", metavar="N")
+    same_string: list[int] = option(
+        [], "a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16", nargs="+", metavar="C",
+        within="[0, inf)", needs="a number from 0, such as 0 4 16,",
+    )  # fmt: skip
+    whole_sentences: bool = option(
+        False, "put all other phrases of the answers' sentences into the index, as a datastore of them would have it"
+    )
 
     def check(self) -> Segmentation:
-        """The segmentation, or a ConfigurationError where an option is out of its range."""
-        for name, value in (("per-set", self.per_set), ("distractor-phrases", self.distractor_phrases)):
-            if value < 1:
-                raise ConfigurationError(f"--{name} is {value}: give at least 1")
-        for count in self.same_string:
-            if count < 0:
-                raise ConfigurationError(f"--same-string has {count}: give numbers from 0, such as 0 4 16")
+        """Check the settings, and make a segmentation of them.
+
+        Raises:
+            ConfigurationError: an option is out of its range, or a file is missing.
+        """
+        check(self)
         for path in self.distractors:
             if not path.is_file():
                 raise ConfigurationError(f"there is no distractor text {path}: give files of one sentence a line")

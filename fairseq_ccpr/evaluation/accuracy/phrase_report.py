@@ -24,9 +24,7 @@ class PhraseReport:
     same_string: list[dict[str, Any]] = field(default_factory=list)  # count, mean found, acc@1 by system
 
 
-def report(
-    benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: tuple[int, ...], samples: int
-) -> PhraseReport:
+def report(benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: list[int], samples: int) -> PhraseReport:
     """Sum up what systems scored; the average is that of the sets, each of the same weight.
 
     Args:

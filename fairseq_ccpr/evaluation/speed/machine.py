@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 import resource
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +30,22 @@ def machine_name(device: torch.device) -> str:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"{next(models, platform.machine())}, {torch.get_num_threads()} threads"
+
+
+def describe_run(device: torch.device) -> dict[str, str]:
+    """What figures were measured with: the device, versions, the command line, and when."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"device": machine_name(device), **versions(), "command": command, "date": date}
+
+
+def gigabytes(count: int) -> str:
+    """Bytes, for a table.
+
+    >>> gigabytes(1_500_000_000)
+    '1.50 GB'
+    """
+    return f"{count / 1e9:.2f} GB"
 
 
 def versions() -> dict[str, str]:

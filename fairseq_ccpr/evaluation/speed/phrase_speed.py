@@ -12,6 +12,7 @@ import torch
 
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.evaluation.speed.machine import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
@@ -48,12 +49,12 @@ class SearchSpeed:
 
 @dataclass
 class SearchSettings:
-    """What is searched for. The options of `benchmark_phrases.py` have these names and defaults."""
+    """What is searched for; options of `benchmark_phrases.py`."""
 
-    dimension: int = 128
-    queries: int = 512
-    k: int = PHRASE_DEPTH
-    repeats: int = 5
+    dimension: int = count_option(128, "width of a random key")
+    queries: int = count_option(512, "in a batch: the phrases of some sentences")
+    k: int = count_option(PHRASE_DEPTH, "entries found for each; retrieval begins with as many")
+    repeats: int = count_option(5, "searches that are measured")
 
 
 def measure_building(sentences: list[str], encoder: Path, device: torch.device, quiet: bool) -> BuildingSpeed:

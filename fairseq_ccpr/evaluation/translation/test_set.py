@@ -14,6 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tqdm import tqdm
 
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.scores import Scores, score
 
@@ -84,8 +85,7 @@ def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
     for model in models:
         if cfg.common.fp16:
             model.half()
-        if torch.cuda.is_available() and not cfg.common.cpu:
-            model.cuda()
+        model.to(choose_device(cfg.common.cpu))
         model.prepare_for_inference_(cfg)
     task.load_dataset(cfg.dataset.gen_subset, task_cfg=saved.task)
     task.build_tokenizer(cfg.tokenizer)

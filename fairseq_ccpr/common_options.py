@@ -1,0 +1,14 @@
+"""Options that several commands have, each declared once: fields of settings, as `settings.option` makes them."""
+
+from functools import partial
+
+from fairseq_ccpr.settings import option
+
+cpu_option = partial(option, False, "use the CPU even where there is a GPU")
+quiet_option = partial(option, False, "no progress bars")
+bf16_option = partial(option, False, "run the encoder in bfloat16, faster where the processor has it")
+json_option = partial(option, None, "where the same goes as JSON", metavar="FILE")
+count_option = partial(option, within="[1, inf)", needs="at least 1", metavar="N")
+counts_option = partial(count_option, nargs="+")
+source_language_option = partial(option, flags=("-s",), metavar="LANG")
+target_language_option = partial(option, flags=("-t",), metavar="LANG")
