@@ -70,6 +70,8 @@ setup(
             "hypothesis>=6",
             "ruff>=0.6",
             "mypy>=1.10",
+            # The rooms of ARCHITECTURE.md import downwards only.
+            "import-linter>=2.0",
             "subword-nmt>=0.3.8",
             "sacremoses>=0.1",
         ],

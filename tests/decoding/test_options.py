@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -20,8 +21,8 @@ from fairseq_ccpr.decoding.options import (
 )
 from fairseq_ccpr.decoding.token_memory import DistributionView, confidence_weight, token_weight
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
-from fairseq_ccpr.settings import read_options
-from tests.helpers import equal
+from fairseq_ccpr.settings import option_name, read_options
+from tests.helpers import ROOT, equal
 from tests.small_models import World
 
 # Of each field the options that change it.
@@ -91,3 +92,18 @@ def test_what_is_shown_of_phrases_is_by_default_what_the_decoder_retrieves() -> 
     for one in fields(PhraseSettings):
         assert getattr(shown, one.name) == getattr(PhraseSettings(), one.name), one.name
     assert {one.name for one in fields(PhraseSettings)} >= {*HOW_PHRASES_COUNT}
+
+
+def test_the_readme_has_the_defaults_of_the_settings() -> None:
+    rows = re.findall(
+        r"^\| `(--[a-z0-9-]+)` \| ([0-9.]+|[a-z]+) \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE
+    )
+    table = dict(rows)
+    for kind in (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings):
+        for one in fields(kind):
+            name = option_name(kind, one)
+            if one.default in (None, True, False) or one.metadata["automatic"]:
+                continue
+            assert name in table, name
+            written = table[name] if isinstance(one.default, str) else type(one.default)(table[name])
+            assert written == one.default, name
