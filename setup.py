@@ -45,7 +45,7 @@ setup(
         "tqdm",
         # An adapter and its PCA in a datastore: tensors that are never unpickled.
         "safetensors>=0.4",
-        # t-SNE; fairseq brings it as well.
+        # t-SNE; fairseq brings it as well. With it comes scipy, whose exact binomial test is McNemar's.
         "scikit-learn>=1.3",
         # Pictures of tuning and of retrieval.
         "matplotlib>=3.7",

@@ -232,7 +232,7 @@ def test_text_and_datastores_that_cannot_work(
         fails("--reference-threshold", 0.9999999), "no phrase was found in the references with --reference-threshold"
     )
     refused(fails("--entries", 10**6), "--entries is 1,000,000, but the datastore .* has .*: give a number from 1")
-    refused(fails("--reference-threshold", 1), "--reference-threshold is 1.0: give a probability")
+    refused(fails("--reference-threshold", 1), "--reference-threshold is 1.0: a probability")
     refused(fails("--segmentation", "some"), "--segmentation is 'some'")
     refused(fails("--phrase-k", 0), "--phrase-k is 0: at least 1")
     refused(fails("--samples", 0), "--samples is 0: at least 1")
