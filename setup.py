@@ -45,7 +45,7 @@ setup(
         "tqdm",
         # An adapter and its PCA in a datastore: tensors that are never unpickled.
         "safetensors>=0.4",
-        # t-SNE; fairseq brings it as well.
+        # t-SNE; fairseq brings it as well. With it comes scipy, whose exact binomial test is McNemar's.
         "scikit-learn>=1.3",
         # Disjoint sets of strings; scikit-learn brings it as well.
         "scipy>=1.6",
@@ -72,6 +72,8 @@ setup(
             "hypothesis>=6",
             "ruff>=0.6",
             "mypy>=1.10",
+            # The rooms of ARCHITECTURE.md import downwards only.
+            "import-linter>=2.0",
             "subword-nmt>=0.3.8",
             "sacremoses>=0.1",
         ],

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs all of them: format, lint, types, tests. Arguments go to pytest.
+# Sets up what the tests need and runs all of them: format, lint, types, imports between rooms, tests. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 EXTRAS=cpu,align,encoder,muse,milvus,test
@@ -7,6 +7,7 @@ EXTRAS=cpu,align,encoder,muse,milvus,test
 ruff format --check .
 ruff check .
 mypy
+lint-imports --no-cache
 # Two at a time, a file to each, on one thread: more would wait for each other.
 export OMP_NUM_THREADS=1
 pytest -n 2 --dist loadfile "$@"

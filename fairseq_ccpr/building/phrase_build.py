@@ -11,7 +11,7 @@ from fairseq_ccpr.building.corpus import fraction_option
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.part import PHRASES, Part
 from fairseq_ccpr.building.phrase_chunks import CHUNKS, PhraseChunks
-from fairseq_ccpr.building.phrase_keys import MilvusKeys, PhraseKeys
+from fairseq_ccpr.building.phrase_keys import PhraseKeys, StoreKeys
 from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.building.type_merge import merge_types
@@ -21,8 +21,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
-from fairseq_ccpr.search import IndexDescription
-from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT
+from fairseq_ccpr.search import SLOW, TIMEOUT, IndexDescription
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import write_json
@@ -167,7 +166,7 @@ class _Build:
             )
         self.keys = PhraseKeys(settings.output, not settings.quiet)
         if settings.store is not None:
-            self.keys = MilvusKeys(
+            self.keys = StoreKeys(
                 settings.output, not settings.quiet, settings.store, settings.collection, settings.store_timeout
             )
         self.part = Part(settings.output, PHRASES, self.keys, self._identity())

@@ -1,4 +1,4 @@
-"""Where the keys of a phrase datastore are searched: in its folder, or in Milvus."""
+"""Where the keys of a phrase datastore are searched: in its folder, or in a database."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from fairseq_ccpr.building.part import PHRASES, FolderKeys, open_keys
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.token import KEYS
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import IndexDescription
-from fairseq_ccpr.search.base import MILVUS
-from fairseq_ccpr.search.index_plan import plan_index, plan_milvus_index
-from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import StoreAddress, read_address
+from fairseq_ccpr.search import (
+    Index,
+    IndexDescription,
+    RemoteKeys,
+    StoreAddress,
+    build_index,
+    open_index,
+    read_address,
+)  # fmt: skip
+from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
 
 
@@ -37,7 +42,7 @@ class PhraseKeys(FolderKeys[PhraseSection]):
 
     def plan(self, choice: str, parameters: str, size: int, dimension: int, gpu: bool) -> IndexDescription:
         """What `--index` and `--index-parameters` mean for `size` keys."""
-        return plan_index(choice, "ip", parameters, size, dimension, gpu, PHRASES.effort)
+        return plan_index(choice, "ip", parameters, size, dimension, gpu, PHRASES.effort, self.address)
 
     def check(self, published: PhraseSection | None, identity: dict[str, Any]) -> None:
         """Check, before any work is done, that the keys can be here.
@@ -56,15 +61,15 @@ class PhraseKeys(FolderKeys[PhraseSection]):
             )
 
 
-class MilvusKeys(PhraseKeys):
-    """Keys that move to Milvus, whence a finished part needs no file of them.
+class StoreKeys(PhraseKeys):
+    """Keys that move to a database, whence a finished part needs no file of them.
 
     Args:
         output: the datastore's folder.
         show: whether to draw a progress bar.
         store: a URI or a file, as the user gives it.
         collection: its name; that of the output folder if not given.
-        timeout: seconds that Milvus may take to answer.
+        timeout: seconds that the database may take to answer.
     """
 
     address: StoreAddress
@@ -75,17 +80,13 @@ class MilvusKeys(PhraseKeys):
         self.address, self._token = read_address(store, collection or name)
         self.timeout = timeout
 
-    def plan(self, choice: str, parameters: str, size: int, dimension: int, gpu: bool) -> IndexDescription:
-        """What the options mean for Milvus's own indexes."""
-        return plan_milvus_index(choice, parameters, size, self.address.embedded)
-
     def check(self, published: PhraseSection | None, identity: dict[str, Any]) -> None:
-        """Check that Milvus answers, and has no other collection of this name."""
+        """Check that the database answers, and has no other keys under this name."""
         if published is not None and published.store is not None:
             return  # `make_index` compares
-        index = self._open(IndexDescription(MILVUS, "ip"), 0, identity)
-        if index.exists():
-            index.refuse_foreign(index.identity)
+        dimension = identity["dimension"]
+        keys = RemoteKeys(self.address, 0, dimension, identity, self.timeout, self._token)
+        open_index(self.plan("exact", "", 0, dimension, gpu=False), keys, self.output).refuse_foreign()
 
     def make_index(self, section: PhraseSection, published: PhraseSection | None, folder: Path) -> None:
         """Write those keys that are not there yet, and wait until they can be searched."""
@@ -100,12 +101,10 @@ class MilvusKeys(PhraseKeys):
             self.open_index(section, folder).check()
             return
         section.fingerprints = section.fingerprints | {KEYS: fingerprint.of_file(folder / f"{KEYS}.npy")}
-        with self.progress("Milvus", section.size) as bar:
-            self.open_index(section, folder).fill(open_keys(section, folder), bar.update)
+        with self.progress(self.address.backend.capitalize(), section.size) as bar:
+            remote = section.remote_keys(self.timeout, self._token)
+            build_index(open_keys(section, folder), section.index, folder, bar.update, remote)
 
-    def open_index(self, section: PhraseSection, folder: Path) -> MilvusIndex:
-        """Open the collection of these keys."""
-        return self._open(section.index, section.size, section.identity())
-
-    def _open(self, description: IndexDescription, size: int, identity: dict[str, Any]) -> MilvusIndex:
-        return MilvusIndex(self.address, description, size, identity["dimension"], identity, self.timeout, self._token)
+    def open_index(self, section: PhraseSection, folder: Path) -> Index:
+        """Open the index of the database."""
+        return open_index(section.index, section.remote_keys(self.timeout, self._token), folder)

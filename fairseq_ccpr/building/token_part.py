@@ -67,7 +67,7 @@ class TokenPart(Part[TokenSection]):
             bar.update(bar.total - sum(chunks[number] for number in todo))
             try:
                 for number, first_row, rows in write(todo):
-                    self.writer.write_shard(number, first_row, rows)
+                    self.writer.write_chunk(number, first_row, rows)
                     bar.update(chunks[number])
             except DatastoreError:
                 if not self.writer.done():  # nothing to resume from, and the space may be dear

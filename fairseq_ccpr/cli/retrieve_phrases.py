@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
@@ -17,7 +18,7 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.settings import add_options, read_options
+from fairseq_ccpr.settings import add_options, option, read_options
 
 HELP = """\
 For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
@@ -32,13 +33,22 @@ decides what is retrieved, goes to the standard error.
 BATCH = 64  # sentences
 
 
+@dataclass(frozen=True)
+class ShownPhrases(PhraseSettings):
+    """The decoder's own settings, their options without the prefix; scores of any encoder may be shown."""
+
+    PREFIX: ClassVar[str] = ""
+
+    min_similarity: float = option(PhraseSettings.min_similarity, "leave out what scores less", metavar="S")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(prog="retrieve_phrases.py", description=HELP, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("datastore", metavar="DIR", type=Path, help="a datastore with a phrase part")
     add("--format", choices=("table", "json", "prompt"), default="table", help="of the output")
-    add_options(parser, PhraseSettings, without=HOW_PHRASES_COUNT)
+    add_options(parser, ShownPhrases, without=HOW_PHRASES_COUNT)
     add("--max-words", type=int, metavar="N", help="words of a phrase, at most (as in the datastore)")
     add("--source-language", default="German", metavar="NAME", help="as the prompt is to call it")
     add("--target-language", default="English", metavar="NAME", help="as the prompt is to call it")
@@ -50,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
 def retrieve(options: argparse.Namespace) -> int:
     """Read, retrieve, print."""
     device = choose_device(options.cpu)
-    settings, datastore = read_options(PhraseSettings, options), PhraseDatastore(options.datastore)
+    settings, datastore = read_options(ShownPhrases, options), PhraseDatastore(options.datastore)
     encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder))
     encoder.context.bf16 = settings.bf16
     segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)

@@ -1,1 +1,1 @@
-"""What a datastore is: its manifest, its token part, its phrase part, and the projection of keys (datastores/README.md)."""
+"""What datastores/README.md describes: the manifest, the token part, the phrase part, and the projection of keys."""

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a datastore holds, what it was built from, and how to see that it is whole."""
+"""`manifest.json`: what a datastore holds, what it was built from, and checksums of everything, itself included."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import IndexDescription
-from fairseq_ccpr.search.milvus_server import StoreAddress
+from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.storage.atomic import PARTIAL
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_checked_json, write_checked_json
 from fairseq_ccpr.version import __version__
@@ -20,7 +19,7 @@ CHECKSUM_SINCE = 5
 
 @dataclass
 class Source:
-    """A corpus that entries of a merged datastore are of.
+    """A corpus that was merged into a datastore.
 
     Token entries of one are neighbours, source by source. Sentences of a phrase datastore may be of several.
     """
@@ -29,7 +28,7 @@ class Source:
     corpus: str  # fingerprint
     size: int  # entries
     sentences: int
-    share: float
+    share: float  # fraction of its sentences that was drawn
     subsets: dict[str, int] = field(default_factory=dict)  # of tokens
     too_long: int = 0  # sentences without phrases
 
@@ -45,12 +44,10 @@ class TokenSection:
     fingerprints: dict[str, str]  # model, target_dictionary, corpus; with a projection also adapter
     index: IndexDescription
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
-    share: float = 1.0  # of the sentences, drawn at random
+    share: float = 1.0  # fraction of the sentences that was drawn at random
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
-    index_recall: float | None = (
-        None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
-    )
-    shard: list[int] | None = None  # where it is a part of a corpus: its number, of how many, tokens of a run
+    index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
+    shard: list[int] | None = None  # its number, of how many, and tokens of a chunk
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
 
     @classmethod
@@ -68,7 +65,7 @@ class TokenSection:
 class PhraseSection:
     """The phrase part of a manifest: keys fp16 [N, o], spans int32 [N, 3], sentences as text.
 
-    Keys in Milvus have no file; then their fingerprint is among `fingerprints`.
+    Keys in a database have no file; their fingerprint is then among `fingerprints`.
     """
 
     size: int
@@ -79,14 +76,12 @@ class PhraseSection:
     fingerprints: dict[str, str]  # encoder, corpus
     index: IndexDescription
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # path -> bytes, sha256
-    share: float = 1.0  # of the text's sentences, drawn at random
-    index_recall: float | None = (
-        None  # of approximate search, see `search.recall.recall_of_sample`; None: exact, or unknown
-    )
+    share: float = 1.0  # fraction of the text's sentences that was drawn at random
+    index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
     pooled: bool = False  # one entry a string, the mean over all its places
-    shard: list[int] | None = None  # where it is a part of a text: its number, of how many, sentences of a run
+    shard: list[int] | None = None  # its number, of how many, and sentences of a chunk
     sources: list[Source] = field(default_factory=list)  # of several texts that were merged
-    store: StoreAddress | None = None  # where the keys are, if in Milvus
+    store: StoreAddress | None = None  # where the keys are, if in a database
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:
@@ -98,11 +93,16 @@ class PhraseSection:
             values["store"] = StoreAddress(**values["store"])
         return cls(**values)
 
+    def remote_keys(self, timeout: float = TIMEOUT, token: str = "") -> RemoteKeys:
+        """Describe the keys in a database."""
+        assert self.store is not None
+        return RemoteKeys(self.store, self.size, self.dimension, self.identity(), timeout, token)
+
     def identity(self) -> dict[str, Any]:
-        """What its keys in Milvus must be."""
+        """Describe what the keys in a database must be."""
         names = ("dimension", "segmentation", "share", "shard", "fingerprints", "sentences", "size")
-        said = asdict(self)
-        return {name: said[name] for name in names} | {"index": self.index.factory}
+        entries = asdict(self)
+        return {name: entries[name] for name in names} | {"index": self.index.factory}
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Manifest:
 
 
 def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the entries of a dataclass's JSON, none of which may be unknown."""
+    """Copy the entries of a dataclass's JSON, none of which may be unknown."""
     if unknown := sorted(data.keys() - {field.name for field in fields(cls)}):
         raise ValueError(f"it has an unknown entry '{unknown[0]}'")
     return dict(data)

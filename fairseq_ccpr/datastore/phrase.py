@@ -14,13 +14,11 @@ from numpy.lib import format as npy
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import Index, IndexDescription, open_index
-from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription, open_index
 from fairseq_ccpr.storage.arrays import open_array
+from fairseq_ccpr.storage.equal_strings import hash_strings
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
-from fairseq_ccpr.storage.string_hashes import hash_strings
 from fairseq_ccpr.storage.text_lines import TextLines
 
 PHRASE = "phrase"
@@ -32,7 +30,7 @@ SAMPLE_SEED = 1
 
 
 def part_files(section: PhraseSection) -> list[str]:
-    """The names of all files of a phrase part, as its manifest lists them."""
+    """Return the names of all files of a phrase part, as its manifest lists them."""
     keys = [f"{KEYS}.npy"] if section.store is None else []
     sources = [f"{SOURCES}.npy"] if section.sources else []
     return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *sources, *section.index.files]
@@ -42,7 +40,7 @@ class PhraseDatastore:
     """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
 
     Attributes:
-        keys: fp16 [N, o]; None where they are in Milvus.
+        keys: fp16 [N, o]; None where a database has them.
         spans: int32 [N, 3]: sentence, start, end in characters.
 
     Raises:
@@ -66,53 +64,47 @@ class PhraseDatastore:
 
     @property
     def keys_fingerprint(self) -> str:
-        """Digest of the keys' file, or of what it would be where they are in Milvus."""
+        """Digest of the keys' file, or of what it would be where a database has them."""
         section = self.section
         return section.fingerprints[KEYS] if self.keys is None else section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]
 
     def sentence(self, number: int) -> str:
-        """A sentence as it stood in the text."""
+        """Return a sentence as it stood in the text."""
         return self._sentences[number]
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
-        """Of the strings of entries, int64 [n] -> uint64 [n]: see `hash_strings`."""
+        """Hash the strings of entries, int64 [n] -> uint64 [n]."""
         return hash_strings(self.spans[entries], self._sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """An entry's string, its sentence, and the characters of the sentence where it begins and ends."""
+        """Return an entry's string, its sentence, and the characters of the sentence where it begins and ends."""
         number, start, end = self.spans[entry].tolist()
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
 
     def open_index(self, timeout: float = TIMEOUT) -> Index:
-        """The index over the keys, on the CPU, or that of Milvus, which is checked when it is first searched.
+        """Open the index over the keys, on the CPU; that of a database is checked when it is first searched.
 
         Args:
-            timeout: seconds that Milvus may take to answer.
+            timeout: seconds that a database may take to answer.
         """
-        if self.keys is None:
-            return self._open_store(timeout)
-        return open_index(self.section.index, self.keys, self.directory / PHRASE)
-
-    def _open_store(self, timeout: float = TIMEOUT) -> MilvusIndex:
-        section = self.section
-        assert section.store is not None
-        return MilvusIndex(section.store, section.index, section.size, section.dimension, section.identity(), timeout)
+        keys = self.keys if self.keys is not None else self.section.remote_keys(timeout)
+        return open_index(self.section.index, keys, self.directory / PHRASE)
 
     def open_sources(self) -> np.ndarray:
-        """Of which texts each sentence is, bool [S, n], by the order of `section.sources`, or of the one text there is."""
+        """Map which of n texts have each sentence, bool [S, n], in the order of `section.sources`; n is 1 without them."""
         if not self.section.sources:
             return np.broadcast_to(np.True_, (self.section.sentences, 1))
         shape = (self.section.sentences, len(self.section.sources))
         return open_array(self.directory / PHRASE / f"{SOURCES}.npy", shape, "bool")
 
     def sample(self, size: int) -> PhraseDatastore:
-        """This datastore as if it had only `size` entries, always the same ones, searched exactly.
+        """Return this datastore reduced to `size` entries, always the same ones, searched exactly.
 
-        They are those of sentences drawn by chance: all of each, but for the last one, of which they may be the first.
+        Sentences are drawn at random, with all entries of each; of the last sentence they may be the first ones only.
 
         Raises:
-            ConfigurationError: there are not so many entries, or their keys are in Milvus.
+            ConfigurationError: there are fewer entries, or a database has their keys.
         """
         if self.keys is None:
             raise ConfigurationError(
@@ -144,35 +136,34 @@ class PhraseDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """The full check, reading every byte: what is wrong, a sentence each; an empty list means healthy.
+        """Read every byte; returns a sentence for each fault, none if the part is healthy.
 
         Raises:
             DatastoreError: the index cannot be opened.
         """
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
+        index = self.open_index()
+        index.check()
         if self.keys is None:
-            store = self._open_store()
-            store.check()
-            if of_keys(self.section.size, self.section.dimension, store.read()) != self.section.fingerprints[KEYS]:
-                faults.append(f"phrase keys: those in {store.address} have changed since they were written")
-        else:
-            self.open_index()
+            found = of_keys(self.section.size, self.section.dimension, index.read())
+            if found != self.section.fingerprints[KEYS]:
+                faults.append(f"phrase keys: those in {self.section.store} have changed since they were written")
         lengths = np.diff(self._sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):
             rows = f"rows {start:,} to {start + block_rows:,}"
             if self.keys is not None and not np.isfinite(self.keys[start : start + block_rows]).all():
                 faults.append(f"phrase keys: NaN or infinite numbers in {rows}")
-            number, first, end = self.spans[start : start + block_rows].T
-            if number.min() < 0 or number.max() >= self.section.sentences:
+            sentence, first, end = self.spans[start : start + block_rows].T
+            if sentence.min() < 0 or sentence.max() >= self.section.sentences:
                 faults.append(f"phrase spans: sentences that are not there in {rows}")
-            elif (first < 0).any() or (first >= end).any() or (end >= lengths[number]).any():
+            elif (first < 0).any() or (first >= end).any() or (end >= lengths[sentence]).any():
                 faults.append(f"phrase spans: places outside their sentences in {rows}")
         return faults
 
 
 def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:
-    """Digest of the file that keys fp16 [N, o], which come block by block, have in a folder.
+    """Digest the file that keys fp16 [N, o], which come block by block, have in a folder.
 
     >>> keys = np.zeros((2, 3), np.float16)
     >>> np.save(file := io.BytesIO(), keys)
@@ -188,7 +179,7 @@ def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:
 
 
 def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
-    """What an entry takes on disk, on average, by part: its key, its span, its share of the sentences, and of an index.
+    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index.
 
     Args:
         section: of the manifest.

@@ -1,4 +1,4 @@
-"""From the decoder's state h to the key g(h) of a CLKNN datastore: adapter, PCA and scaling to length 1, as one."""
+"""The projection from a decoder state h to the key g(h) of a CLKNN datastore: adapter, PCA and scaling to length 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PCA_ROWS = 1 << 18  # a random sample of so many rows fits a PCA of a few hundre
 
 @dataclass(frozen=True)
 class ProjectionDescription:
-    """What a manifest says of a projection."""
+    """A projection as the manifest describes it."""
 
     query_dimension: int  # d, of the decoder's states
     adapter_dimension: int  # d_o, before PCA
@@ -44,7 +44,7 @@ class KeyProjection(nn.Module):
 
     @classmethod
     def fold(cls, hidden: nn.Linear, output: nn.Linear, pca: Pca | None, normalize_before_pca: bool) -> KeyProjection:
-        """Join an adapter's two layers with a PCA of what they make."""
+        """Fold a PCA of an adapter's output into the adapter's two layers."""
         if pca is None:
             return cls(hidden, output)
         rotation = _linear(pca.components, -pca.components @ pca.mean)
@@ -56,7 +56,7 @@ class KeyProjection(nn.Module):
 
     @phase(PROJECTION)
     def forward(self, states: Tensor) -> Tensor:
-        """g(h), [H, d] of any float dtype -> fp32 [H, d_key], each of length 1."""
+        """Compute g(h), [H, d] of any float dtype -> fp32 [H, d_key], each of length 1."""
         z = self.output(torch.relu(self.hidden(states.to(self.hidden.weight.dtype))))
         if self.pca is not None:
             z = self.pca(nn.functional.normalize(z, dim=-1))
@@ -99,7 +99,7 @@ class Pca:
 
 
 def fit_pca(rows: Tensor, dimension: int) -> Pca:
-    """Principal components of `rows` [n, d], computed in fp64.
+    """Compute principal components of `rows` [n, d], in fp64.
 
     Raises:
         ConfigurationError: `dimension` is above d.
@@ -118,12 +118,12 @@ def fit_pca(rows: Tensor, dimension: int) -> Pca:
 
 
 def sample_rows(count: int, seed: int = 1) -> np.ndarray:
-    """Which of `count` rows to fit a PCA on, in order."""
+    """Draw which of `count` rows to fit a PCA on, in order."""
     return np.sort(np.random.default_rng(seed).choice(count, min(PCA_ROWS, count), replace=False))
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """A layer of given weights, in fp32, that is not trained."""
+    """Make a layer of given weights, in fp32, that is not trained."""
     layer = nn.Linear(weight.size(1), weight.size(0), device=weight.device)
     layer.weight.data.copy_(weight)
     layer.bias.data.copy_(bias)

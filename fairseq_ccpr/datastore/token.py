@@ -1,4 +1,4 @@
-"""The token datastore: for each target token of the corpus a key h_t, its value y_t, and where it came from."""
+"""The token datastore: for each target token of the corpus a key h_t, its value y_t, and its provenance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYMBOLS = "symbols.txt"  # the target vocabulary, one a line by id, so that valu
 
 
 def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The arrays of a token datastore of `size` entries, with shapes and dtypes."""
+    """Return shapes and dtypes of the arrays of a token datastore of `size` entries."""
     return {
         KEYS: ((size, dimension), "float16"),
         VALUES: ((size,), "int32"),
@@ -30,7 +30,7 @@ def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], 
 
 
 def part_files(section: TokenSection) -> list[str]:
-    """The names of all files of a token part, as its manifest lists them."""
+    """Return the names of all files of a token part, as its manifest lists them."""
     projection = [PROJECTION] if section.projection is not None else []
     return [*(f"{name}.npy" for name in array_shapes(0, 0)), SYMBOLS, *projection, *section.index.files]
 
@@ -58,14 +58,14 @@ class TokenDatastore:
         self.keys, self.values, self.provenance = arrays[KEYS], arrays[VALUES], arrays[PROVENANCE]
 
     def open_index(self) -> Index:
-        """The index over the keys, on the CPU."""
+        """Open the index over the keys, on the CPU."""
         return open_index(self.section.index, self.keys, self.directory / TOKEN)
 
     def open_projection(self) -> KeyProjection | None:
-        """From the decoder's states to keys, on the CPU; None where the states are the keys.
+        """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys.
 
         Raises:
-            DatastoreError: damaged, or of other widths than the manifest says.
+            DatastoreError: the file is damaged, or has other widths than the manifest says.
         """
         described = self.section.projection
         if described is None:
@@ -93,7 +93,7 @@ class TokenDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """The full check, reading every byte: what is wrong, a sentence each; an empty list means healthy.
+        """Read every byte; returns a sentence for each fault, none if the part is healthy.
 
         Raises:
             DatastoreError: the index cannot be opened.
@@ -112,6 +112,6 @@ class TokenDatastore:
         return faults
 
     def read_symbols(self) -> list[str]:
-        """The target vocabulary, by token id."""
+        """Read the target vocabulary, by token id."""
         with (self.directory / TOKEN / SYMBOLS).open(encoding="utf-8", newline="\n") as stream:
             return stream.read().split("\n")[:-1]

@@ -17,7 +17,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, reward_
-from fairseq_ccpr.decoding.memory import Batch, Neighbours
+from fairseq_ccpr.decoding.memory import Batch, Memory, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
@@ -88,13 +88,10 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         sources = net_input["src_tokens"]
         if self.phrases is not None:
             sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
-        tokens, phrases = (
-            memory.start(sources) if memory is not None else None for memory in (self.tokens, self.phrases)
-        )
+        memories: tuple[Memory | None, ...] = self.tokens, self.phrases
+        started = [memory.start(sources) if memory is not None else None for memory in memories]
         outputs = super().forward_encoder(net_input)
-        return EncodedBatch(
-            outputs, tokens() if tokens is not None else None, phrases() if phrases is not None else None
-        )
+        return EncodedBatch(outputs, *(wait() if wait is not None else None for wait in started))
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end."""

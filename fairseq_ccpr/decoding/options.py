@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search.milvus_server import TIMEOUT
+from fairseq_ccpr.search import TIMEOUT
 from fairseq_ccpr.settings import check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)
@@ -75,33 +75,33 @@ class PhraseSettings:
 
     encoder: Optional[str] = option(
         None, "checkpoint of the phrase encoder (the one that the phrase datastore was built with, from there)",
-        metavar="CKPT", flags=("--encoder",), unsigned="the datastore's signature has the encoder's fingerprint",
+        metavar="CKPT", unsigned="the datastore's signature has the encoder's fingerprint",
     )  # fmt: skip
     k: int = option(
         16, "target phrases retrieved for each phrase of a source sentence", within="[1, inf)",
-        needs="at least 1 phrase", metavar="N", flags=("--k",),
+        needs="at least 1 phrase", metavar="N",
     )  # fmt: skip
     min_similarity: float = option(
         0.3, "phrases no more similar than this, 0 to 1, count for nothing", within="[0, 1)", needs=COSINE, sign="s0",
-        metavar="S", flags=("--min-similarity",),
+        metavar="S",
     )  # fmt: skip
     threshold: float = option(
         0.5, "probability above which words of the source are a phrase that is queried", within="[0, 1)",
-        needs="a probability from 0 up to, but not, 1", metavar="P", flags=("--threshold",),
+        needs="a probability from 0 up to, but not, 1", metavar="P",
         unsigned="the description of the queries has it",
     )  # fmt: skip
     segmentation: Optional[str] = option(
         None,
         "which words of the source are queried: learned, all, ngram:N, or lexicon:FILE, those that FILE names (as in the "
         "phrase datastore)",
-        metavar="learned|all|ngram:N|lexicon:FILE", flags=("--segmentation",),
+        metavar="learned|all|ngram:N|lexicon:FILE",
         unsigned="the description of the queries has it",
     )  # fmt: skip
     bf16: bool = option(
         False,
         "run the phrase encoder in bfloat16, faster where the processor has it; what is found may then depend a little on "
         "which sentences share a batch",
-        flags=("--bf16",), unsigned="the description of the queries has it",
+        unsigned="the description of the queries has it",
     )  # fmt: skip
     lambda_: float = option(
         0.8, "the most that the interpolation weight of the phrase datastore may be, 0 to 1", within="[0, 1]",

@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
-from fairseq_ccpr.search.distinct_strings import first_of_each
+from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 
 
@@ -174,7 +174,7 @@ class PhraseCandidates:
         ids = self._tokenise(retrieved.entries[mask])
         hashes = np.zeros(mask.shape, np.int64)
         hashes[mask] = ids.hashes
-        unique = first_of_each(hashes, hashes != 0)
+        unique = unique_mask(hashes, hashes != 0)
         rows = unique[mask]
         queries, ranks = unique.nonzero()
         scores = retrieved.scores[unique].astype(np.float32)

@@ -23,7 +23,6 @@ from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
-from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import short
 
@@ -108,8 +107,7 @@ class PhraseRetriever:
         self._asking = ThreadPoolExecutor(1) if self.index.remote else None
         self.too_long = self.phrases = self.retrieved = self.skipped = 0
         self._not_before = 0.0  # seconds of the clock, before which an index that did not answer is not queried
-        if isinstance(self.index, MilvusIndex):
-            self._answer_or_skip(self.index.check, 0)
+        self._answer_or_skip(self.index.check, 0)
 
     def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.search import Index
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
 
 
@@ -27,9 +27,7 @@ class TokenRetriever:
         self.index = datastore.open_index().to(device)
         projection = datastore.open_projection()
         self.projection = projection.to(device) if projection is not None else None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            self.values = torch.from_numpy(datastore.values).to(device)
+        self.values = as_tensor(datastore.values).to(device)
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
         """Find the k nearest entries of the decoder's states, [N, d] in any float dtype."""

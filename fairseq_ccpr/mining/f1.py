@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import binomtest
 
 from fairseq_ccpr.mining.pknn import Answers
 
@@ -56,9 +56,8 @@ def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
     >>> mcnemar(right, ~right), mcnemar(right, right)
     (0.001953125, 1.0)
     """
-    fewer, more = sorted([int((one & ~two).sum()), int((two & ~one).sum())])
-    tail = sum(math.comb(fewer + more, count) for count in range(fewer + 1))
-    return min(1.0, 2 * tail / 2 ** (fewer + more))
+    only_one, only_two = int((one & ~two).sum()), int((two & ~one).sum())
+    return float(binomtest(only_one, only_one + only_two).pvalue) if only_one + only_two else 1.0
 
 
 def _score(right: int, given: int, gold: int) -> Score:

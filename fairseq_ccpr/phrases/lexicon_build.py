@@ -16,8 +16,9 @@ from fairseq_ccpr.phrases.lexicon_store import LexiconManifest, Place, write_lex
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
+from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.text.samples import digest_of, sample_occurrences
+from fairseq_ccpr.text.samples import sample_occurrences
 from fairseq_ccpr.text.words import has_letters
 
 LONGER_BY = 10  # characters that an example sentence has more than its phrase
@@ -133,7 +134,7 @@ def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pa
 
     They are so many, and all others between their phrases: a translation that is left out would count as a wrong one.
     """
-    chosen = pairs if limit is None else sorted(pairs, key=lambda pair: digest_of("\t".join(pair)))[:limit]
+    chosen = pairs if limit is None else sorted(pairs, key=lambda pair: digest("\t".join(pair)))[:limit]
     sources, targets = ({pair[side] for pair in chosen} for side in (0, 1))
     closed = [(source, target) for source, target in pairs if source in sources and target in targets]
     counts.not_drawn = len(pairs) - len(closed)

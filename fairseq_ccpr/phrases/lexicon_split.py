@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scipy.cluster.hierarchy import DisjointSet
 
-from fairseq_ccpr.text.samples import digest_of
+from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.words import word_spans
 
 SHARES = {"train": 3, "valid": 1, "test": 1}
@@ -26,7 +26,7 @@ def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
 
 
 def _common_subsequence(one: list[str], two: list[str]) -> int:
-    """Length of the longest common subsequence; too few lines to need rapidfuzz."""
+    """Length of the longest common subsequence: nine lines, for which no package is asked for."""
     lengths = [0] * (len(two) + 1)
     for word in one:
         before = 0
@@ -52,7 +52,7 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
         groups[connected[pair[0].casefold()]].append(pair)
     lacking = {name: len(pairs) * share / sum(SHARES.values()) for name, share in SHARES.items()}
     parts: dict[str, list[Pair]] = {name: [] for name in SHARES}
-    for group in sorted(groups.values(), key=lambda group: (-len(group), digest_of("\t".join(group[0])))):
+    for group in sorted(groups.values(), key=lambda group: (-len(group), digest("\t".join(group[0])))):
         name = max(lacking, key=lambda split: lacking[split])
         lacking[name] -= len(group)
         parts[name] += group

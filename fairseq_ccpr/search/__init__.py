@@ -1,4 +1,8 @@
-"""Nearest-neighbour search behind one small interface. Imports nothing above it."""
+"""Nearest-neighbour search behind one small interface.
+
+To add a backend, write a file with a subclass of `Index` and add a line to `BACKENDS`: `--index NAME` then plans, builds and
+opens it, and manifests keep its name. Nothing outside this room knows one backend from another.
+"""
 
 from __future__ import annotations
 
@@ -8,58 +12,61 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search.base import DISK, METRICS, Index, IndexDescription
+from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, Index, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.exact import ExactIndex
-from fairseq_ccpr.search.faiss_index import FaissIndex, build_faiss
-from fairseq_ccpr.search.torch_ivf import TorchIvfIndex, build_torch_ivf
+from fairseq_ccpr.search.faiss_index import DiskIndex, FaissIndex
+from fairseq_ccpr.search.milvus_index import MilvusIndex
+from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, read_address
+from fairseq_ccpr.search.torch_ivf import TORCH_IVF, TorchIvfIndex
 
 __all__ = [
-    "DISK", "METRICS", "ExactIndex", "FaissIndex", "Index", "IndexDescription", "TorchIvfIndex", "build_index", "open_index",
+    "BACKENDS", "DISK", "METRICS", "SLOW", "TIMEOUT", "TORCH_IVF", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
+    "IndexDescription", "RemoteKeys", "StoreAddress", "TorchIvfIndex", "build_index", "open_index", "read_address",
 ]  # fmt: skip
 
-# A new backend is one file and a line in each of these; without a file there is nothing to build.
-_BACKENDS = {
-    "exact": lambda description, keys, folder: ExactIndex(keys, description.metric),
-    "faiss": lambda description, keys, folder: FaissIndex.open(
-        folder / description.file, description.metric, description.parameters
-    ),
-    DISK: lambda description, keys, folder: FaissIndex.open(
-        folder / description.file, description.metric, description.parameters, on_disk=True
-    ),
-    "torch-ivf": lambda description, keys, folder: TorchIvfIndex.open(
-        folder / description.file, description.metric, description.parameters
-    ),
+BACKENDS: dict[str, type[Index]] = {
+    "exact": ExactIndex,
+    TORCH_IVF: TorchIvfIndex,
+    DISK: DiskIndex,
+    MILVUS: MilvusIndex,
+    "faiss": FaissIndex,
 }
-_BUILDERS = {"faiss": build_faiss, DISK: build_faiss, "torch-ivf": build_torch_ivf}
 
 
-def build_index(keys: np.ndarray, description: IndexDescription, path: Path, progress: Callable[[int], object]) -> None:
-    """Make the file of an index that has one.
+def build_index(
+    keys: np.ndarray,
+    description: IndexDescription,
+    path: Path,
+    progress: Callable[[int], object],
+    remote: RemoteKeys | None = None,
+) -> None:
+    """Build an index and write its file, or bring the keys to their database and wait until they can be searched.
 
     Args:
         keys: [N, d], may be memory-mapped; read in blocks.
         description: see `plan_index`.
         path: where the file goes.
         progress: told how many keys were added.
+        remote: where the keys go, if to a database.
 
     Raises:
         ConfigurationError: a store too small to train such an index.
-        DatastoreError: the file cannot be written.
+        DatastoreError: the file cannot be written, or the database does not take the keys.
     """
-    _BUILDERS[description.backend](keys, description, path, progress)
+    BACKENDS[description.backend].build(keys, description, path, progress, remote)
 
 
-def open_index(description: IndexDescription, keys: np.ndarray, folder: Path) -> Index:
-    """The index a manifest describes, over `keys` [N, d], with its file in `folder`.
+def open_index(description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> Index:
+    """Open the index that a manifest describes, over `keys` [N, d], with its files in `folder`.
 
     Raises:
         DatastoreError: an index of a kind that is not known, or one of other keys.
     """
-    if description.backend not in _BACKENDS:
+    if description.backend not in BACKENDS:
         raise DatastoreError(
             f"{folder} needs the index backend '{description.backend}', unknown here: upgrade fairseq-ccpr"
         )
-    index = _BACKENDS[description.backend](description, keys, folder)
+    index = BACKENDS[description.backend].open(description, keys, folder)
     if (index.size, index.dimension) != keys.shape:
         raise DatastoreError(
             f"{folder / description.file} indexes {index.size:,} keys of width {index.dimension}, but there are "

@@ -1,24 +1,32 @@
-"""The interface of an index."""
+"""The interface of search backends, and the descriptions that they are planned and opened from."""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fairseq_ccpr.errors import ConfigurationError
 
 METRICS = ("l2", "ip")
 DISK = "disk"  # FAISS with inverted lists that stay on disk
 MILVUS = "milvus"
+EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about a step of a small decoder
 
 
 @dataclass(frozen=True)
 class IndexDescription:
     """What must be stored beside the keys to search them again.
 
-    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`. Of `milvus` that
-    is the type of its index, which it keeps itself.
+    `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`. `milvus` keeps
+    its index itself, and `factory` is its type.
     """
 
     backend: str
@@ -39,24 +47,131 @@ class IndexDescription:
 
 
 def lists_file(file: str) -> str:
-    """The file of the inverted lists that stay on disk, beside that of the index."""
+    """Return the name of the file of inverted lists that stay on disk, beside that of the index."""
     return file.removesuffix(".faiss") + ".lists"
 
 
-class Index(ABC):
-    """Finds the nearest of N keys of width d.
+def file_stem(factory: str, metric: str, backend: str) -> str:
+    """Return a file name, without its ending, that no other index over the same keys has."""
+    kind = f"{factory} {metric}" + (f" {DISK}" if backend == DISK else "")
+    return f"index-{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
 
-    Scores are always "higher is nearer": the inner product for `ip`, minus the *squared* distance for `l2`.
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where keys are in a database: a server's URI, which has no credentials in it, or the file of an embedded one."""
+
+    uri: str
+    collection: str
+    backend = MILVUS  # of the index over them; the only database so far
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it is a file."""
+        return "://" not in self.uri
+
+    def __str__(self) -> str:
+        return f"the collection '{self.collection}' of {self.backend.capitalize()} at {self.uri}"
+
+
+@dataclass(frozen=True)
+class RemoteKeys:
+    """N keys of width d that a database has: where they are, and what they must be."""
+
+    address: StoreAddress
+    size: int
+    dimension: int
+    identity: Mapping[
+        str, Any
+    ]  # `dimension`, `size`, `fingerprints` and whatever else must be the same, as JSON has it
+    timeout: float  # seconds that an answer may take, all attempts together
+    token: str = ""  # credentials; those of the environment if there are none
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and d."""
+        return self.size, self.dimension
+
+
+class Effort(NamedTuple):
+    """What a search may cost."""
+
+    probes: int | None = None  # inverted lists that it looks through; the backend's own number if not given
+    candidates: int = 8  # scored again for each neighbour that is wanted
+
+
+@dataclass(frozen=True)
+class IndexRequest:
+    """What the user says of an index, and the keys it is for."""
+
+    choice: str  # `--index`
+    metric: str
+    parameters: str  # of the search; empty for those that suit the index
+    size: int  # N
+    dimension: int  # d
+    effort: Effort  # where `parameters` do not say
+    store: StoreAddress | None = None  # where the keys are to be, if in a database
+
+    def too_many_lists(self, factory: str, lists: int) -> ConfigurationError:
+        """Make the error for an index of more lists than keys."""
+        return ConfigurationError(
+            f"--index {factory} has {lists:,} lists, but the datastore will have {self.size:,} keys: use fewer lists or "
+            "exact"
+        )
+
+
+class Index(ABC):
+    """Finds the nearest of N keys of width d. A backend is a subclass, listed in `fairseq_ccpr.search.BACKENDS`.
+
+    `plan`, `open` and `search` are all that a backend must have, `build` and `bytes_needed` too if it has a file; `to` where
+    it works on a GPU; the rest for databases. Scores are always "higher is nearer": the inner product for `ip`, minus the
+    *squared* distance for `l2`.
+
+    Attributes:
+        metric: `l2` or `ip`.
+        size: N.
+        dimension: d.
+        remote: whether a search is mostly waiting for another process.
     """
 
     metric: str
     size: int
     dimension: int
-    remote = False  # whether a search is mostly waiting for another process
+    remote = False
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, request: IndexRequest) -> IndexDescription:
+        """Decide all that is stored of an index, before any work is done.
+
+        Raises:
+            ConfigurationError: a factory or parameters that do not exist, or an index too large for the keys.
+        """
+
+    @classmethod
+    def build(
+        cls,
+        keys: np.ndarray,
+        description: IndexDescription,
+        path: Path,
+        progress: Callable[[int], object],
+        remote: RemoteKeys | None = None,
+    ) -> None:
+        """Build the index over `keys` [N, d] and write its file, or bring the keys to their database."""
+
+    @classmethod
+    def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
+        """Estimate the bytes that the index's files take for N keys of width d while they are made."""
+        return 0
+
+    @classmethod
+    @abstractmethod
+    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> Index:
+        """Open the index over `keys` [N, d], with its files in `folder`, on the CPU."""
 
     @abstractmethod
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k nearest keys of each query.
+        """Find the k nearest keys of each query.
 
         Args:
             queries: [H, d], any float dtype, on the index's device.
@@ -69,9 +184,32 @@ class Index(ABC):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search gives no more: N, or less where a back end has a limit of its own."""
+        """The k beyond which a search gives no more: N, or less where a backend has a limit of its own."""
         return self.size
 
-    @abstractmethod
     def to(self, device: torch.device) -> Index:
-        """The same index on another device, where it can be; else itself."""
+        """Return the same index on another device, where it can be; else itself."""
+        return self
+
+    def check(self) -> None:
+        """Check that a database has all of the keys, and can search them.
+
+        Raises:
+            UnreachableError: it does not answer.
+            DatastoreError: says what there is and what was expected.
+        """
+
+    def refuse_foreign(self) -> None:
+        """Refuse to write keys where a database has others under the same name.
+
+        Raises:
+            UnreachableError: it does not answer.
+            DatastoreError: names both sides.
+        """
+
+    def read(self) -> Iterator[np.ndarray]:
+        """Read the keys that a database has, fp16 [n, d], block by block, in their order; missing ones are left out."""
+        yield from ()
+
+    def drop(self) -> None:
+        """Remove the keys from a database."""

@@ -1,4 +1,4 @@
-"""The nearest entries of phrase vectors, each of another string: searched as deep as that takes."""
+"""The k nearest entries with distinct strings; widens the search until k are found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairseq_ccpr.search.index_plan import PHRASE_DEPTH
 
 
 class NearestEntries(NamedTuple):
-    """Of each of Q vectors its best entries, the best first."""
+    """The best entries of each of Q vectors, the best first."""
 
     entries: np.ndarray  # int64 [Q, k]; -1 where there are fewer
     scores: np.ndarray  # fp64 [Q, k]; -inf there
@@ -22,56 +22,56 @@ class NearestEntries(NamedTuple):
 def nearest_distinct(
     index: Index, strings: Callable[[np.ndarray], np.ndarray], vectors: Tensor, k: int, min_similarity: float
 ) -> NearestEntries:
-    """The k nearest strings, each by the best of its entries, of which the first counts where several are equal.
+    """Find the k nearest strings, each by its best entry, the first of several that score the same.
 
     1. Search for the `PHRASE_DEPTH` best entries of each vector, whatever k: fewer strings are then the head of more.
-    2. Take them one by one, without those that score as the last does: more of these may be left.
+    2. Leave out those that score as the last does, of which there may be more, and deduplicate the strings of the rest.
     3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find.
 
-    What a deeper search of an approximate index finds comes after what was found before, be it better or not.
+    Entries that only a deeper search of an approximate index finds come after the earlier ones, better or not.
 
     Args:
         strings: a number for the string of each of n entries, int64 [n] -> uint64 [n].
         vectors: fp32 [Q, o], on the index's device.
         k: strings wanted; there are fewer where no more score `min_similarity`, or none are left.
     """
-    found = NearestEntries(np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf))
+    best = NearestEntries(np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf))
     rows, depth = np.arange(len(vectors)), PHRASE_DEPTH
     while len(rows):
         scores, entries = _by_score(*index.search(vectors[rows], min(depth, index.deepest)))  # [R, depth]
         last = scores[:, -1] if depth < index.deepest else np.full(len(rows), -np.inf)
         taken = (scores > last[:, None]) & (scores >= min_similarity)
-        entries = np.concatenate([found.entries[rows], np.where(taken, entries, -1)], axis=1)
-        scores = np.concatenate([found.scores[rows], scores], axis=1)
+        entries = np.concatenate([best.entries[rows], np.where(taken, entries, -1)], axis=1)
+        scores = np.concatenate([best.scores[rows], scores], axis=1)
         numbers = np.zeros(entries.shape, np.uint64)
         numbers[entries >= 0] = strings(entries[entries >= 0])
-        kept = first_of_each(numbers, entries >= 0)
+        kept = unique_mask(numbers, entries >= 0)
         order = (~kept).argsort(axis=1, kind="stable")[:, :k]
-        there = np.take_along_axis(kept, order, 1)
-        found.entries[rows] = np.where(there, np.take_along_axis(entries, order, 1), -1)
-        found.scores[rows] = np.where(there, np.take_along_axis(scores, order, 1), -np.inf)
-        rows = rows[(last > -np.inf) & (last >= min_similarity) & ~there.all(axis=1)]
+        valid = np.take_along_axis(kept, order, 1)
+        best.entries[rows] = np.where(valid, np.take_along_axis(entries, order, 1), -1)
+        best.scores[rows] = np.where(valid, np.take_along_axis(scores, order, 1), -np.inf)
+        rows = rows[(last > -np.inf) & (last >= min_similarity) & ~valid.all(axis=1)]
         depth *= 2
-    return found
+    return best
 
 
-def first_of_each(numbers: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Whether each number [Q, n] is the first of its row that is equal to it, of those that are there, bool [Q, n].
+def unique_mask(numbers: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Mark the first occurrence of each number in its row, of the valid ones, [Q, n] -> bool [Q, n].
 
-    >>> first_of_each(np.array([[7, 7, 8, 7]]), np.array([[False, True, True, True]]))
+    >>> unique_mask(np.array([[7, 7, 8, 7]]), np.array([[False, True, True, True]]))
     array([[False,  True,  True, False]])
     """
-    order = np.lexsort((~there, numbers), axis=1)  # stable: of equal ones those that are there, in their order
+    order = np.lexsort((~valid, numbers), axis=1)  # stable: of equal ones the valid ones first, in their order
     ordered = np.take_along_axis(numbers, order, 1)
     changes = np.ones(numbers.shape, bool)
     changes[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     first = np.empty_like(changes)
     np.put_along_axis(first, order, changes, 1)
-    return first & there
+    return first & valid
 
 
 def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What a search found, [Q, k] each, on the CPU: the best first, of equal ones the lowest id."""
+    """Sort what a search found, [Q, k] each: the best first, of equal scores the lowest id; on the CPU."""
     of_scores, of_ids = scores.double().cpu().numpy(), ids.cpu().numpy()
     order = np.lexsort((of_ids, -of_scores), axis=1)
     return np.take_along_axis(of_scores, order, 1), np.take_along_axis(of_ids, order, 1)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.base import Index
+from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys
 from fairseq_ccpr.search.selection import best_rows, largest, search_by_blocks
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.timing import SEARCH, phase
 
+EXACT = "exact"
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
 QUERIES = 1 << 12  # at a time
 
@@ -38,9 +41,7 @@ class ExactIndex(Index):
     """
 
     def __init__(self, keys: np.ndarray | Tensor, metric: str, fused: bool | None = None) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            self.keys = keys if isinstance(keys, Tensor) else torch.from_numpy(keys)
+        self.keys = keys if isinstance(keys, Tensor) else as_tensor(keys)
         self.metric = metric
         self.size, self.dimension = self.keys.shape
         self.steps: Any = tiled
@@ -48,19 +49,36 @@ class ExactIndex(Index):
             self.keys = self.keys.contiguous()
             self.steps = importlib.import_module("fairseq_ccpr.search.fused")
 
+    @classmethod
+    def plan(cls, request: IndexRequest) -> IndexDescription:
+        """Take no parameters."""
+        if request.choice != EXACT:
+            raise ConfigurationError(f"--index is '{request.choice}': give {EXACT} or a FAISS factory string")
+        if request.parameters:
+            raise ConfigurationError(
+                f"--index-parameters '{request.parameters}' are for FAISS, and exact search has none"
+            )
+        return IndexDescription(EXACT, request.metric)
+
+    @classmethod
+    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> ExactIndex:
+        """Search the keys as they are."""
+        assert isinstance(keys, np.ndarray)  # they are in a folder
+        return cls(keys, description.metric)
+
     @cached_property
     def half_norms(self) -> Tensor:
-        """|x|^2 / 2 of each key, fp32 [N]."""
+        """|x|^2 / 2 of each key, fp32 [N]; computed once."""
         return half_norms(self.keys)
 
     @torch.no_grad()
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`."""
+        """Compare each query with every key; see the class."""
         return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k nearest keys of a block of queries, k being N at most."""
+        """Find the k nearest keys of a block of queries, k being N at most."""
         rows = self.steps.BUCKET * max(1, MAXIMA_NUMBERS // len(queries))  # of keys at a time
         scores, ids = self._nearest_of(slice(0, rows), queries, k)
         for start in range(rows, self.size, rows):
@@ -72,7 +90,7 @@ class ExactIndex(Index):
         return scores, ids
 
     def _nearest_of(self, rows: slice, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k nearest keys of a block of them, or all where they are fewer."""
+        """Find the k nearest keys in a block of keys, or all where they are fewer."""
         keys = self.keys[rows]
         norms = self._half_norms_of(rows) if self.metric == "l2" else None
         buckets = best_rows(self.steps.bucket_maxima(keys, queries, norms), min(k, len(keys)))  # [H, n]
@@ -83,17 +101,17 @@ class ExactIndex(Index):
         return scores, ids + rows.start
 
     def _half_norms_of(self, rows: slice) -> Tensor:
-        """Those of a block of keys: kept, unless there are too many for a CPU, whose keys may be on disk."""
+        """Return |x|^2 / 2 of a block of keys: cached, unless there are too many for a CPU, whose keys may be on disk."""
         kept = self.keys.is_cuda or self.size <= MAXIMA_NUMBERS
         return self.half_norms[rows] if kept else half_norms(self.keys[rows])
 
     def to(self, device: torch.device) -> ExactIndex:
-        """A copy on `device`."""
+        """Copy to `device`."""
         return self if self.keys.device == device else ExactIndex(self.keys.to(device), self.metric)
 
 
 def half_norms(keys: Tensor) -> Tensor:
-    """|x|^2 / 2 of each key [N, d], fp32 [N]."""
+    """Compute |x|^2 / 2 of each key, [N, d] -> fp32 [N]."""
     norms = torch.empty(len(keys), device=keys.device)
     rows = max(1, tiled.TILE_NUMBERS // keys.size(1))
     for start in range(0, len(keys), rows):
@@ -102,6 +120,6 @@ def half_norms(keys: Tensor) -> Tensor:
 
 
 def can_fuse(keys: Tensor) -> bool:
-    """Whether Triton can search these keys: in half precision, on a GPU, and Triton is installed."""
+    """Return whether Triton can search these keys: in half precision, on a GPU, and Triton is installed."""
     half = keys.dtype in (torch.float16, torch.bfloat16)
     return half and keys.is_cuda and importlib.util.find_spec("triton") is not None

@@ -22,7 +22,7 @@ def _maxima_kernel(  # type: ignore[no-untyped-def]
     DIMENSION: tl.constexpr, CHUNK: tl.constexpr, BUCKET: tl.constexpr, QUERIES: tl.constexpr,
     DISTANCES: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Some tiles of keys against a block of queries: maxima[tile, query]."""
+    """Compare some tiles of keys with a block of queries: maxima[tile, query]."""
     query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
     known = query < queries
     scale = tl.load(scales + query, mask=known, other=0.0)
@@ -55,7 +55,7 @@ def _scores_kernel(  # type: ignore[no-untyped-def]
     keys, queries, buckets, scores, size, chosen,
     DIMENSION: tl.constexpr, CHUNK: tl.constexpr, BUCKET: tl.constexpr, DISTANCES: tl.constexpr,
 ):  # fmt: skip
-    """The keys of one run that was chosen for a query, scored in fp32."""
+    """Score the keys of one run that was chosen for a query, in fp32."""
     query = tl.program_id(0).to(tl.int64)
     place = query * chosen + tl.program_id(1)
     row = tl.arange(0, BUCKET)
@@ -76,7 +76,7 @@ def _scores_kernel(  # type: ignore[no-untyped-def]
 
 
 def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> Tensor:
-    """The largest score of each run of `BUCKET` keys.
+    """Find the largest score of each run of `BUCKET` keys.
 
     Queries of another dtype than the keys are taken as the sum of two of theirs, which loses nothing worth mention.
 
@@ -107,7 +107,7 @@ def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> T
 
 
 def bucket_scores(keys: Tensor, queries: Tensor, buckets: Tensor, metric: str) -> Tensor:
-    """The scores of all keys in the runs chosen for each query.
+    """Score all keys in the runs chosen for each query.
 
     Args:
         keys: fp16 or bf16 [N, d], contiguous.
@@ -132,7 +132,7 @@ def _chunk(dimension: int) -> int:
 
 
 def _split(queries: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Queries as scale * (high + low): two of `dtype` [H, d], and fp32 [H]. Without a low part where they are of it."""
+    """Split queries into scale * (high + low): two of `dtype` [H, d], and fp32 [H]; no low part if they are of `dtype`."""
     if queries.dtype == dtype:
         return queries.contiguous(), None, torch.ones(len(queries), device=queries.device)
     queries = queries.float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,9 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search.base import Index, IndexDescription
-from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, MilvusServer, StoreAddress
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.search.base import (
+    EXACT_UP_TO,
+    MILVUS,
+    Index,
+    IndexDescription,
+    IndexRequest,
+    RemoteKeys,
+    StoreAddress,
+)  # fmt: skip
+from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, MilvusServer
 
 ID, KEY = "entry", "key"
 PROPERTY = "fairseq_ccpr"  # of a collection: JSON, what its keys are
@@ -55,8 +64,36 @@ class MilvusIndex(Index):
         self.server = MilvusServer(address, token, timeout)
         self.checked = False
 
+    @classmethod
+    def plan(cls, request: IndexRequest) -> IndexDescription:
+        """Take a type of index that Milvus has, with its parameters."""
+        if request.store is None:
+            raise ConfigurationError(
+                f"--index is '{request.choice}', but these keys stay in a folder: give --store, or another index"
+            )
+        return plan_milvus_index(request.choice, request.parameters, request.size, request.store.embedded)
+
+    @classmethod
+    def build(
+        cls,
+        keys: np.ndarray,
+        description: IndexDescription,
+        path: Path,
+        progress: Callable[[int], object],
+        remote: RemoteKeys | None = None,
+    ) -> None:
+        """Write the keys that the collection lacks, and wait until they can be searched."""
+        assert remote is not None  # Milvus has no file
+        cls.open(description, remote, path).fill(keys, progress)
+
+    @classmethod
+    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> MilvusIndex:
+        """Connect to Milvus when it is first asked; the first search checks the collection."""
+        assert isinstance(keys, RemoteKeys)
+        return cls(keys.address, description, keys.size, keys.dimension, keys.identity, keys.timeout, keys.token)
+
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`.
+        """Find the k nearest keys of each query, after a check of the collection the first time.
 
         Raises:
             UnreachableError: Milvus does not answer.
@@ -85,23 +122,14 @@ class MilvusIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """See `Index.deepest`."""
+        """The k beyond which a search gives no more: N, or Milvus's own limit."""
         return min(self.size, DEEPEST)
 
-    def to(self, device: torch.device) -> MilvusIndex:
-        """Itself."""
-        return self
-
     def check(self) -> None:
-        """See that the collection is there, whole, and the one that was built.
-
-        Raises:
-            UnreachableError: Milvus does not answer.
-            DatastoreError: says what there is and what was expected.
-        """
+        """Check that the collection is there, complete, and the one that was built."""
         if not self.exists():
             raise DatastoreError(f"{self.address} is missing: build the datastore again")
-        self.refuse_foreign(self.identity)
+        self._refuse_foreign()
         self._load()
         if (found := self.count()) != self.size:
             fault = (
@@ -113,20 +141,17 @@ class MilvusIndex(Index):
         self.checked = True
 
     def exists(self) -> bool:
-        """Whether there is a collection of this name."""
+        """Return whether there is a collection of this name."""
         if self.address.embedded and not Path(self.address.uri).exists():
             return False  # asking would make the file
         return self._ask("has_collection")
 
-    def refuse_foreign(self, wanted: Mapping[str, Any]) -> None:
-        """Refuse the collection that is there where it is of another width, metric or making.
+    def refuse_foreign(self) -> None:
+        """Refuse a collection of this name that is of another width, metric or making."""
+        if self.exists():
+            self._refuse_foreign()
 
-        Args:
-            wanted: a part of the identity, or all of it.
-
-        Raises:
-            DatastoreError: names both sides.
-        """
+    def _refuse_foreign(self) -> None:
         described = self._ask("describe_collection")
         widths = [field["params"].get("dim") for field in described["fields"] if field["name"] == KEY] or [None]
         advice = "give another --collection, or drop that one"
@@ -141,14 +166,14 @@ class MilvusIndex(Index):
             found = json.loads(described["properties"][PROPERTY])
         except (KeyError, ValueError):
             raise DatastoreError(f"{self.address} was not made by fairseq-ccpr: {advice}") from None
-        for name, value in _flat(wanted).items():
+        for name, value in _flat(self.identity).items():
             if (other := _flat(found).get(name)) != value:
                 raise DatastoreError(
                     f"{self.address} was built with another {name}: {other} there, {value} now; {advice}"
                 )
 
     def create(self) -> int:
-        """Make the collection and its index, as far as they are not there.
+        """Create the collection and its index, unless they exist.
 
         Returns:
             The keys that need not be written again: the first ones.
@@ -158,7 +183,7 @@ class MilvusIndex(Index):
         """
         pymilvus, name = self.server.pymilvus, self.address.collection
         if self.exists():
-            self.refuse_foreign(self.identity)
+            self._refuse_foreign()
         else:
             schema = pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
             schema.add_field(ID, pymilvus.DataType.INT64, is_primary=True)
@@ -176,7 +201,7 @@ class MilvusIndex(Index):
         return self.count() // BLOCK_ROWS * BLOCK_ROWS
 
     def fill(self, keys: np.ndarray, progress: Callable[[int], object]) -> None:
-        """Write those of the keys [N, d] that are not there yet, and wait until they can be searched.
+        """Write the keys [N, d] that the collection lacks, and wait until they can be searched.
 
         Args:
             progress: told how many keys are there now.
@@ -194,12 +219,12 @@ class MilvusIndex(Index):
         self._ask("drop_collection", slow=True)
 
     def write(self, first: int, keys: np.ndarray) -> None:
-        """Write keys [n, d] of the entries from `first` on; those that are there already are overwritten."""
+        """Write keys [n, d] of the entries from `first` on; earlier ones are overwritten."""
         rows = [{ID: first + row, KEY: key} for row, key in enumerate(keys.astype(np.float32))]
         self._ask("upsert", rows, slow=True)
 
     def finish(self) -> None:
-        """Wait until all that was written is searched by the index; then check.
+        """Wait until the index covers all that was written, then check.
 
         Raises:
             DatastoreError: Milvus fails to make its index, or does not go on with it.
@@ -219,7 +244,7 @@ class MilvusIndex(Index):
         self.check()
 
     def read(self) -> Iterator[np.ndarray]:
-        """The keys as fp16 [n, d], block by block, in their order; an entry that is missing is left out."""
+        """Read the keys, fp16 [n, d], block by block, in their order; missing ones are left out."""
         for first in range(0, self.size, BLOCK_ROWS):
             block = f"{ID} >= {first} and {ID} < {first + BLOCK_ROWS}"
             rows = self._ask("query", filter=block, output_fields=[ID, KEY], limit=BLOCK_ROWS, slow=True)
@@ -227,12 +252,12 @@ class MilvusIndex(Index):
             yield np.array(keys, np.float16).reshape(len(keys), self.dimension)
 
     def count(self) -> int:
-        """How many keys there are."""
+        """Count the keys."""
         counted = self._ask("query", output_fields=["count(*)"], consistency_level="Strong", slow=True)
         return int(counted[0]["count(*)"])
 
     def _index_type(self) -> dict[str, Any]:
-        """What Milvus says of the index over the keys; nothing where there is none."""
+        """Return Milvus's description of the index over the keys; empty if there is none."""
         names = self._ask("list_indexes", field_name=KEY)
         return self._ask("describe_index", index_name=names[0]) if names else {}
 
@@ -244,8 +269,36 @@ class MilvusIndex(Index):
         return self.server.ask(method, self.address.collection, *args, **kwargs)
 
 
+def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -> IndexDescription:
+    """Decide what `--index` and `--index-parameters` mean for `size` keys in Milvus, compared by inner product.
+
+    Args:
+        choice: `exact`, a type of Milvus's with its parameters, or `auto`: exact for small stores and the embedded Milvus,
+            where nothing else is faster; else what the server takes itself.
+        parameters: of the search.
+
+    >>> plan_milvus_index("HNSW,M=32", "ef=200", 10**6, False).factory
+    'HNSW,M=32'
+
+    Raises:
+        ConfigurationError: neither of these.
+    """
+    if choice in ("auto", "exact"):
+        exact = choice == "exact" or embedded or size <= EXACT_UP_TO
+        choice = "FLAT" if exact else "AUTOINDEX"
+    number = r"\w+=[0-9]*\.?[0-9]+"
+    if not re.fullmatch(rf"[A-Z][A-Z0-9_]*(,{number})*", choice):
+        raise ConfigurationError(
+            f"--index is '{choice}', which is not one of Milvus: give exact, or a type and its numbers, such as "
+            "HNSW,M=16,efConstruction=200"
+        )
+    if not re.fullmatch(rf"({number}(,{number})*)?", parameters):
+        raise ConfigurationError(f"--index-parameters are '{parameters}': give numbers by name, such as ef=128")
+    return IndexDescription(MILVUS, "ip", choice, parameters)
+
+
 def _parameters(text: str) -> dict[str, float]:
-    """Numbers by name.
+    """Parse numbers by name.
 
     >>> _parameters("M=16,drop=.5")
     {'M': 16, 'drop': 0.5}
@@ -255,6 +308,6 @@ def _parameters(text: str) -> dict[str, float]:
 
 
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Fingerprints, shortened, beside all else."""
+    """Put shortened fingerprints beside all else."""
     rest = {name: value for name, value in identity.items() if name != "fingerprints"}
     return {name: value[:12] for name, value in identity.get("fingerprints", {}).items()} | rest

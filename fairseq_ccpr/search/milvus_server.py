@@ -1,4 +1,4 @@
-"""Talking to Milvus: addresses, credentials, and what is done when it does not answer."""
+"""Talking to Milvus: addresses, credentials, and retries."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import logging
 import os
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, UnreachableError
+from fairseq_ccpr.search.base import StoreAddress
 
 TOKEN = "MILVUS_TOKEN"  # of the environment: user:password, or an API key
 TIMEOUT = 30.0  # seconds
@@ -29,24 +29,8 @@ CHANNEL = {
 }
 
 
-@dataclass(frozen=True)
-class StoreAddress:
-    """Where keys are in Milvus: a server's URI, which has no credentials in it, or the file of an embedded one."""
-
-    uri: str
-    collection: str
-
-    @property
-    def embedded(self) -> bool:
-        """Whether it is a file."""
-        return urlsplit(self.uri).scheme not in SCHEMES
-
-    def __str__(self) -> str:
-        return f"the collection '{self.collection}' of Milvus at {self.uri}"
-
-
 def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
-    """The address that `--store` and `--collection` mean, and the credentials that were in it, or none.
+    """Parse `--store` and `--collection`: the address, and the credentials that were in it, if any.
 
     >>> read_address("https://me:a%2Fb@host:19530/db", "mine")
     (StoreAddress(uri='https://host:19530/db', collection='mine'), 'me:a/b')
@@ -93,7 +77,7 @@ def _split(store: str) -> SplitResult:
 
 
 class MilvusServer:
-    """A server, or an embedded one in this process, that is asked again, for a while, where it does not answer.
+    """A server, or an embedded one in this process, whose calls are retried for a while when it does not answer.
 
     Args:
         address: of one of its collections.
@@ -115,7 +99,7 @@ class MilvusServer:
         self.loaded = False
 
     def ask(self, method: str, *args: Any, slow: bool = False, **kwargs: Any) -> Any:
-        """What a method of pymilvus's client returns.
+        """Call a method of pymilvus's client, again and again until it answers or time is up.
 
         Args:
             slow: whether it may take `SLOW` times as long.
@@ -159,7 +143,7 @@ class MilvusServer:
         self._client = None
 
     def _refuse(self, error: Exception) -> None:
-        """Raise where asking again would change nothing."""
+        """Raise an error that a retry would not cure."""
         code = self.pymilvus.grpc.StatusCode
         status = _rpc_status(error, self.pymilvus.grpc.RpcError)
         if status in (code.UNAUTHENTICATED, code.PERMISSION_DENIED):
@@ -181,10 +165,13 @@ class MilvusServer:
 
 
 def import_pymilvus(embedded: bool) -> Any:
-    """pymilvus, or a `ConfigurationError` that says how to get it.
+    """Import pymilvus.
 
     Args:
         embedded: whether Milvus itself is needed here as well.
+
+    Raises:
+        ConfigurationError: says how to install it.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # fairseq forks to load data: those do not ask
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -206,7 +193,7 @@ def import_pymilvus(embedded: bool) -> Any:
 
 
 def _rpc_status(error: BaseException | None, kind: type[BaseException]) -> Any:
-    """The status of the RPC that an error came of; pymilvus raises errors from themselves, too."""
+    """Find the status of the RPC that caused an error; pymilvus raises errors from themselves, too."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, kind):

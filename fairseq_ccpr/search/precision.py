@@ -1,4 +1,4 @@
-"""How often the neighbours found carry the token that was meant: the quality of keys, whatever they are used for."""
+"""Precision of neighbours: how often they carry the query's own token, a measure of keys for whatever use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def matching_neighbours(
     own: Tensor | None = None,
     longest: int = 0,
 ) -> Tensor:
-    """Which of the k nearest neighbours have the query's token, those of its own sentence left out.
+    """Mark which of the k nearest neighbours have the query's token, those of its own sentence left out.
 
     Args:
         values: [N], the token of each key.
@@ -40,7 +40,7 @@ def matching_neighbours(
 
 
 def precision_at_k(matches: Tensor) -> Tensor:
-    """Share of matches among the nearest 1, 2, ... k of each query, fp32 [Q, k].
+    """Compute the fraction of matches among the nearest 1, 2, ... k of each query, fp32 [Q, k].
 
     >>> precision_at_k(torch.tensor([[True, False]]))
     tensor([[1.0000, 0.5000]])
@@ -49,5 +49,5 @@ def precision_at_k(matches: Tensor) -> Tensor:
 
 
 def any_hit_at_k(matches: Tensor) -> Tensor:
-    """Whether the nearest 1, 2, ... k hold a match, fp32 [Q, k]."""
+    """Mark whether the nearest 1, 2, ... k hold a match, fp32 [Q, k]."""
     return (matches.cumsum(1) > 0).float()

@@ -1,4 +1,4 @@
-"""How many of the true nearest neighbours an index finds."""
+"""Recall: how many of the true nearest neighbours an index finds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLE, DEPTH, SEED = 256, 8, 1
 
 
 def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
-    """The share of the k nearest keys that `index` finds, on average over the queries.
+    """Measure what fraction of the k nearest keys `index` finds, on average over the queries.
 
     A key as near as the last of the k counts: which of several equal ones is found makes no difference.
 
@@ -23,16 +23,16 @@ def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
         queries: [H, d], any float dtype, on the device of `exact`.
         k: at most N.
     """
-    return float(_found(index, exact, queries, k, k).float().mean())
+    return float(_hits(index, exact, queries, k, k).float().mean())
 
 
-def recall_of_sample(index: Index, keys: np.ndarray, asked: int = 0) -> float | None:
-    """The share of the `DEPTH` nearest keys that an index finds for random ones of its own keys, which do not count.
+def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | None:
+    """Measure what fraction of the `DEPTH` nearest keys an index finds for random ones of its own keys, which do not count.
 
     Args:
         index: of `keys`, on the CPU.
         keys: [N, d]; may be memory-mapped.
-        asked: neighbours that a search asks for; at least the key itself and `DEPTH`.
+        depth: neighbours that a search asks for; at least the key itself and `DEPTH`.
 
     Returns:
         None where there are too few keys.
@@ -42,13 +42,13 @@ def recall_of_sample(index: Index, keys: np.ndarray, asked: int = 0) -> float | 
     rows = np.sort(np.random.default_rng(SEED).choice(len(keys), min(SAMPLE, len(keys)), replace=False))
     exact, queries = ExactIndex(keys, index.metric), torch.from_numpy(keys[rows]).float()
     # A key is its own nearest, or one of those as near: it is among those found, but for what the index misses.
-    found = _found(index, exact, queries, DEPTH + 1, min(max(asked, DEPTH + 1), len(keys))).sum(dim=1) - 1
-    return float((found.clamp(0, DEPTH) / DEPTH).mean())
+    hits = _hits(index, exact, queries, DEPTH + 1, min(max(depth, DEPTH + 1), len(keys))).sum(dim=1) - 1
+    return float((hits.clamp(0, DEPTH) / DEPTH).mean())
 
 
-def _found(index: Index, exact: ExactIndex, queries: Tensor, k: int, asked: int) -> Tensor:
-    """Which of the keys that `index` finds when it is asked for so many are as near as the k nearest, bool [H, asked]."""
-    wanted, found = exact.search(queries, k)[1], index.search(queries, asked)[1]
+def _hits(index: Index, exact: ExactIndex, queries: Tensor, k: int, depth: int) -> Tensor:
+    """Mark which of the `depth` keys that `index` finds are as near as the k nearest, bool [H, depth]."""
+    wanted, found = exact.search(queries, k)[1], index.search(queries, depth)[1]
     least = scores_of(exact.keys, queries, wanted, exact.metric)[:, -1:]
     scores = scores_of(exact.keys, queries, found.clamp_min(0), exact.metric)
     return (scores >= least) & (found >= 0)

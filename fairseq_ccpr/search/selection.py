@@ -18,7 +18,7 @@ _MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
 
 
 def largest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest scores of each row, and their ids.
+    """Select the k largest scores of each row, and their ids.
 
     Args:
         scores: fp32 [H, n]; what is not a number counts as -inf.
@@ -39,12 +39,12 @@ def largest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(bits: Tensor) -> Tensor:
-    """From the bits of floats to integers of the same order, and back."""
+    """Map the bits of floats to integers of the same order, and back."""
     return bits ^ ((bits >> 31) & _MAGNITUDE)
 
 
 def best_rows(values: Tensor, k: int) -> Tensor:
-    """Which rows hold the k largest numbers of each column.
+    """Find the rows that hold the k largest numbers of each column.
 
     Args:
         values: fp32 [M, H].
@@ -66,14 +66,14 @@ def best_rows(values: Tensor, k: int) -> Tensor:
 def search_by_blocks(
     nearest: Callable[[Tensor, int], tuple[Tensor, Tensor]], queries: Tensor, rows: int, depth: int, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The answer to all queries out of those to blocks of them.
+    """Search for queries block by block, and join the answers.
 
     Args:
         nearest: a block of queries and n -> the n nearest keys of each, fp32 and int64 [H', n].
         queries: [H, d].
-        rows: how many are a block.
-        depth: as many keys as can be found.
-        k: as many as are wanted; what is missing is -inf and -1.
+        rows: queries in a block.
+        depth: keys that can be found at most.
+        k: keys wanted; missing ones score -inf and have id -1.
 
     Returns:
         fp32 and int64 [H, k].

@@ -1,4 +1,4 @@
-"""The work of exact search in torch: keys are brought to fp32 tile by tile, so memory does not grow with them."""
+"""Exact search in torch: keys are converted to fp32 tile by tile, so memory does not grow with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CACHE_NUMBERS = 1 << 20  # on a CPU, whose cache holds 4 MB
 
 
 def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> Tensor:
-    """The largest score of each run of `BUCKET` keys.
+    """Find the largest score of each run of `BUCKET` keys.
 
     Args:
         keys: [N, d], any float dtype.
@@ -38,7 +38,7 @@ def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> T
 
 
 def bucket_scores(keys: Tensor, queries: Tensor, buckets: Tensor, metric: str) -> Tensor:
-    """The scores of all keys in the runs chosen for each query.
+    """Score all keys in the runs chosen for each query.
 
     Args:
         keys: [N, d], any float dtype.
@@ -55,7 +55,7 @@ def bucket_scores(keys: Tensor, queries: Tensor, buckets: Tensor, metric: str) -
 
 
 def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
-    """The scores of given keys, fp32 [H, n].
+    """Score given keys, fp32 [H, n].
 
     Args:
         keys: [N, d], any float dtype.

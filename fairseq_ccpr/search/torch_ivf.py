@@ -1,4 +1,4 @@
-"""Inverted lists in torch: keys in clusters, of which a query is compared with the nearest; on the CPU and on a GPU.
+"""Inverted lists in torch: a query is compared with the keys of the nearest clusters, on the CPU or a GPU.
 
 Lists lie one after another, each from a multiple of `ALIGN` on, so that they are made of runs of keys and the second half of
 exact search can score them. Letters: L lists, P places for keys, p lists that are searched, R runs that those have at most.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,14 +21,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.base import Index, IndexDescription
+from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys, file_stem
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, can_fuse
 from fairseq_ccpr.search.selection import largest, search_by_blocks
 from fairseq_ccpr.storage.atomic import atomic_file
 from fairseq_ccpr.timing import SEARCH, phase
 
+TORCH_IVF = "torch-ivf"
+PROBES = 64
 ALIGN = 128  # a multiple of the runs of every way to score them
 TRAIN_ROWS_PER_LIST = 64
 LONGEST = 3  # times the mean length; a list beyond, of keys that are almost equal, counts as several
@@ -67,7 +70,54 @@ class TorchIvfIndex(Index):
         self.most_runs = min(int(self.runs.topk(self.probes).values.sum()), room)  # R
 
     @classmethod
-    def open(cls, path: Path, metric: str, parameters: str) -> TorchIvfIndex:
+    def plan(cls, request: IndexRequest) -> IndexDescription:
+        """Take four times as many lists as the root of N, if not given: on a GPU, many centroids cost little.
+
+        But not so many that most of what lists are padded with to a multiple of `ALIGN` is no keys.
+        """
+        given = request.choice.removeprefix(TORCH_IVF)
+        if not re.fullmatch(r"[1-9]\d*|", given):
+            raise ConfigurationError(
+                f"--index is '{request.choice}': give {TORCH_IVF}, or with a number of lists {TORCH_IVF}1024"
+            )
+        most = max(1, request.size // ALIGN)
+        lists = int(given) if given else min(1 << round(math.log2(4 * math.sqrt(request.size))), most)
+        if lists > request.size:
+            raise request.too_many_lists(request.choice, lists)
+        if not re.fullmatch(r"nprobe=[1-9]\d*|", request.parameters):
+            raise ConfigurationError(
+                f"--index-parameters is '{request.parameters}': {TORCH_IVF} takes nprobe=N, the lists to search"
+            )
+        factory = f"{TORCH_IVF}{lists}"
+        parameters = request.parameters or f"nprobe={min(request.effort.probes or PROBES, lists)}"
+        file = f"{file_stem(factory, request.metric, TORCH_IVF)}.safetensors"
+        return IndexDescription(TORCH_IVF, request.metric, factory, parameters, file)
+
+    @classmethod
+    def build(
+        cls,
+        keys: np.ndarray,
+        description: IndexDescription,
+        path: Path,
+        progress: Callable[[int], object],
+        remote: RemoteKeys | None = None,
+    ) -> None:
+        """Find centroids and put all keys into lists."""
+        build_torch_ivf(keys, description, path, progress)
+
+    @classmethod
+    def bytes_needed(cls, description: IndexDescription, size: int, dimension: int) -> int:
+        """Count keys and ids, half a run of padding for each list, and centroids."""
+        lists = number_of_lists(description.factory)
+        return (size + ALIGN // 2 * lists) * (2 * dimension + 4) + lists * (4 * dimension + 8)
+
+    @classmethod
+    def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> TorchIvfIndex:
+        """Map the index's file into memory."""
+        return cls.read_file(folder / description.file, description.metric, description.parameters)
+
+    @classmethod
+    def read_file(cls, path: Path, metric: str, parameters: str) -> TorchIvfIndex:
         """Map an index's file into memory.
 
         Raises:
@@ -82,13 +132,13 @@ class TorchIvfIndex(Index):
     @torch.no_grad()
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See `Index.search`."""
+        """Compare each query with the keys of the nearest lists."""
         depth = self.most_runs * self.steps.BUCKET
         rows = max(1, MAXIMA_NUMBERS // max(len(self.runs), depth))
         return search_by_blocks(self._nearest, queries, rows, depth, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k nearest keys of a block of queries.
+        """Find the k nearest keys of a block of queries.
 
         1. Choose the lists;
         2. line up their runs, the nearest list's first: as many for every query, the last of which may be none;
@@ -112,7 +162,7 @@ class TorchIvfIndex(Index):
         return best, ids.masked_fill(best == float("-inf"), -1)
 
     def to(self, device: torch.device) -> TorchIvfIndex:
-        """A copy on `device`."""
+        """Copy to `device`."""
         if self.lists.keys.device == device:
             return self
         moved = {name: tensor.to(device) for name, tensor in vars(self.lists).items()}
@@ -120,13 +170,13 @@ class TorchIvfIndex(Index):
 
 
 def nearness(queries: Tensor, centroids: Tensor, metric: str) -> Tensor:
-    """How near centroids are to queries, fp32 [H, L]: what ranks them as the metric does."""
+    """Score how near centroids are to queries, fp32 [H, L], in an order that is the metric's."""
     products = queries.float() @ centroids.T
     return products if metric == "ip" else products - centroids.square().sum(dim=1) / 2
 
 
 def first_places(sizes: Tensor) -> Tensor:
-    """Where lists of so many keys begin, int64 [L].
+    """Find where lists of these sizes begin, int64 [L].
 
     >>> first_places(torch.tensor([200, 128, 1]))
     tensor([  0, 256, 384])
@@ -138,7 +188,7 @@ def first_places(sizes: Tensor) -> Tensor:
 def build_torch_ivf(
     keys: np.ndarray, description: IndexDescription, path: Path, progress: Callable[[int], object], seed: int = 1
 ) -> None:
-    """Find centroids by a random sample of `keys`, put all of them into lists, and write these to `path`.
+    """Cluster a random sample of `keys`, put all of them into lists, and write these to `path`.
 
     Args:
         keys: [N, d], may be memory-mapped; read in blocks.
@@ -165,12 +215,12 @@ def build_torch_ivf(
 
 
 def number_of_lists(factory: str) -> int:
-    """What a factory string as `torch-ivf1024` says."""
-    return int(factory.removeprefix("torch-ivf"))
+    """Parse a factory string such as `torch-ivf1024`."""
+    return int(factory.removeprefix(TORCH_IVF))
 
 
 def find_centroids(rows: np.ndarray, count: int, metric: str, seed: int) -> Tensor:
-    """Centroids fp32 [count, d] of rows fp32 [n, d]: by inner product of their directions, each of length 1.
+    """Cluster rows fp32 [n, d] and return centroids fp32 [count, d]; for inner product, of directions, each of length 1.
 
     The largest cluster is cut in two until there are enough of them. Plain k-means finds a few more neighbours in as many
     lists, but its lists are less alike in length, and all queries wait for the longest.
@@ -187,7 +237,7 @@ def find_centroids(rows: np.ndarray, count: int, metric: str, seed: int) -> Tens
 
 
 def lay_out(list_of: Tensor, centroids: Tensor) -> tuple[Lists, Tensor]:
-    """Lists that have their ids but no keys yet.
+    """Lay out lists with ids, but without keys yet.
 
     A list without keys is left out. One longer than `LONGEST` times the mean becomes several with the same centroid.
 

@@ -1,4 +1,4 @@
-"""Arrays on disk that are written shard by shard, survive a kill at any moment, and go on where they were."""
+"""Arrays on disk: written chunk by chunk so that a killed build resumes, grown row by row, mapped into memory."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import fcntl
 import math
 import os
 import shutil
+import warnings
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.lib import format as npy
+from torch import Tensor
 
 from fairseq_ccpr.errors import DatastoreError
 
-DONE = "done"  # folder of empty files, one a finished shard
+DONE = "done"  # folder of empty files, one for each finished chunk
 
 
 class ArrayWriter:
     """Fills `.npy` files of known shape in any order of row ranges.
 
     The files are true `.npy` from the start and their space is taken at once, so a disk that is too small says so
-    before any work is done. A shard counts as done when its rows are on disk: a mark in the folder `done` says so.
-    Several processes may write different shards of the same files.
+    before any work is done. A chunk is done when its rows are on disk: a mark in the folder `done` says so.
+    Several processes may write different chunks of the same files.
 
     Args:
-        directory: where the files are, or shall be.
+        directory: the folder of the files.
         shapes: for each array its shape and dtype, rows first.
     """
 
@@ -37,7 +40,7 @@ class ArrayWriter:
         self.shapes = shapes
 
     def create(self) -> None:
-        """Make the files, full of zeros. Files of another run that never came to their plan are overwritten."""
+        """Create the files, full of zeros; what a run left that was killed before its plan was written is overwritten."""
         for name, (shape, dtype) in self.shapes.items():
             with self._path(name).open("wb") as stream:
                 header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
@@ -47,23 +50,23 @@ class ArrayWriter:
                     os.posix_fallocate(stream.fileno(), stream.tell(), total)
         (self.directory / DONE).mkdir(exist_ok=True)
 
-    def write_shard(self, shard: int, first_row: int, rows: dict[str, np.ndarray]) -> None:
-        """Write `rows` of every array at `first_row`, bring them to disk, and mark `shard` as done."""
+    def write_chunk(self, chunk: int, first_row: int, rows: dict[str, np.ndarray]) -> None:
+        """Write `rows` of every array at `first_row`, bring them to disk, and mark `chunk` as done."""
         for name, (shape, dtype) in self.shapes.items():
             block = np.ascontiguousarray(rows[name], dtype=dtype)
             with self._path(name).open("r+b") as stream:
                 with contextlib.suppress(OSError):  # a file system without locks
-                    # NFS writes whole pages, and without a lock what is old of a neighbour's rows.
+                    # NFS writes whole pages, and without a lock its old copy of a neighbour's rows.
                     fcntl.lockf(stream, fcntl.LOCK_EX)
                 npy.read_magic(stream)
                 npy.read_array_header_1_0(stream)
                 stream.seek(first_row * math.prod(shape[1:]) * block.itemsize, os.SEEK_CUR)
                 stream.write(block.data)
                 bring_to_disk(stream)
-        (self.directory / DONE / str(shard)).touch()
+        (self.directory / DONE / str(chunk)).touch()
 
     def done(self) -> set[int]:
-        """The shards that need no more work."""
+        """Return the chunks that are done."""
         return {int(mark.name) for mark in (self.directory / DONE).iterdir()}
 
     def _path(self, name: str) -> Path:
@@ -71,7 +74,7 @@ class ArrayWriter:
 
 
 class GrowingArray:
-    """A `.npy` file that takes rows until it is closed, when its header learns how many came."""
+    """A `.npy` file to which rows are appended; its header is completed when it is closed."""
 
     def __init__(self, path: Path, row_shape: tuple[int, ...], dtype: str) -> None:
         self.row_shape, self.dtype, self.rows = row_shape, np.dtype(dtype), 0
@@ -84,7 +87,7 @@ class GrowingArray:
         self.rows += len(rows)
 
     def close(self) -> None:
-        """Write the header anew, which has room for any number of rows, bring the file to disk, and close it."""
+        """Write the final header, which has room for any number of rows, bring the file to disk, and close it."""
         self.stream.seek(0)
         self.stream.write(self._header())
         bring_to_disk(self.stream)
@@ -99,14 +102,14 @@ class GrowingArray:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Write a `.npy` file, on disk when this returns."""
+    """Write a `.npy` file and bring it to disk."""
     with path.open("wb") as stream:
         np.save(stream, array, allow_pickle=False)
         bring_to_disk(stream)
 
 
 def bring_to_disk(stream: IO[Any]) -> None:
-    """Wait until all that was written to an open file is on disk: what says that it is there may then be written too."""
+    """Wait until all that was written to an open file is on disk, so that a file that vouches for it may be written."""
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -115,7 +118,7 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Memory-map a `.npy` file that must have this shape and dtype; nothing is unpickled.
 
     Raises:
-        DatastoreError: the header is damaged or says otherwise.
+        DatastoreError: the header is damaged, or has another shape or dtype.
     """
     try:
         # An empty file cannot be mapped.
@@ -136,8 +139,15 @@ def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return array
 
 
+def as_tensor(array: np.ndarray) -> Tensor:
+    """Share the memory of an array with a tensor, which must not be written to: the array may be mapped from a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(array)
+
+
 def check_space(directory: Path, needed: int) -> None:
-    """Refuse to start what the disk cannot hold.
+    """Refuse to start work whose result the disk cannot hold.
 
     Raises:
         DatastoreError: less than `needed` bytes are free where `directory` is, or will be.

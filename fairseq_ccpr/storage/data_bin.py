@@ -11,10 +11,10 @@ from fairseq_ccpr.storage import fingerprint
 
 
 def check_data_bin(data_bin: Path, *languages: str) -> None:
-    """See that a folder is there and has the dictionaries of these languages.
+    """Check that a folder exists and has the dictionaries of these languages.
 
     Raises:
-        ConfigurationError: it is not, or has not.
+        ConfigurationError: the folder or a dictionary is missing.
     """
     if not data_bin.is_dir():
         raise ConfigurationError(f"there is no folder {data_bin}: give the one that fairseq-preprocess wrote")
@@ -27,12 +27,12 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
 
 
 def has_subset(task: Any, subset: str) -> bool:
-    """Whether the data of a translation task have a subset of this name."""
+    """Return whether the data of a translation task have a subset of this name."""
     return _prefix(task, subset) is not None
 
 
 def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
-    """Digest of the binarised files of subsets, which must be there, in their order."""
+    """Digest the binarised files of subsets, which must exist, in their order."""
     files = []
     for subset in subsets:
         prefix = f"{subset}.{_prefix(task, subset)}"
@@ -42,7 +42,7 @@ def corpus_fingerprint(task: Any, subsets: Iterable[str]) -> str:
 
 
 def _prefix(task: Any, subset: str) -> str | None:
-    """The languages as they stand in the names of a subset's files, which are the same for both directions."""
+    """Return the language pair in the names of a subset's files, which serve both directions."""
     source, target = task.cfg.source_lang, task.cfg.target_lang
     for prefix in (f"{source}-{target}", f"{target}-{source}"):
         if all((Path(task.cfg.data) / f"{subset}.{prefix}.{side}.bin").exists() for side in (source, target)):

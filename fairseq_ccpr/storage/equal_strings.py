@@ -1,41 +1,55 @@
-"""Which of many strings are equal, found on disk: memory holds a 256th of them at a time, as digests."""
+"""Finding equal strings: by digests of 8 bytes, among more strings than memory holds, or by hashes of places in text."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
 from collections.abc import Iterable
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from fairseq_ccpr.storage.arrays import GrowingArray
+from fairseq_ccpr.storage.text_lines import TextLines
 
 BUCKETS = 256
-BLOCK = 1 << 16  # strings at a time
+BLOCK = 1 << 16  # strings at a time, to be digested
+HASHED = 1 << 14  # strings at a time, to be hashed
+BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+INVERSE = pow(BASE, -1, 1 << 64)
+
+
+def digest(string: str) -> bytes:
+    """Return 8 bytes of BLAKE2 that stand for a string, the same everywhere; sorting by them shuffles strings."""
+    return hashlib.blake2b(string.encode(), digest_size=8).digest()
+
+
+def digest_number(string: str) -> int:
+    """Return the digest as a number that int64 holds."""
+    return int.from_bytes(digest(string), "little", signed=True)
 
 
 def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
-    """For each string, the number of the first one that is equal.
+    """Find for each string the first one that is equal; memory holds the digests of a 256th of them at a time.
 
-    Strings of the same 8 bytes of BLAKE2 count as equal: of 100 million different ones, two are taken for one with a
-    chance of .0003.
+    Strings of the same digest count as equal: of 100 million different ones, two are taken for one with a chance of .0003.
 
     Args:
         strings: N of them, read once.
-        folder: where the result goes, as `first.npy`, and what is needed until then.
+        folder: for the result, `first.npy`, and temporary files.
 
     Returns:
-        int64 [N], memory-mapped; may be written to.
+        int64 [N], the number of that string, memory-mapped; may be written to.
     """
     spilled, first = folder / "buckets", folder / "first.npy"
-    shutil.rmtree(spilled, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(spilled, ignore_errors=True)  # left by a run that was killed
     spilled.mkdir()
     count, strings = 0, iter(strings)
     numbers = GrowingArray(first, (), "int64")
     while block := list(islice(strings, BLOCK)):
-        digests = np.frombuffer(b"".join(_digest(string) for string in block), np.uint64)
+        digests = np.frombuffer(b"".join(digest(string) for string in block), np.uint64)
         numbers.append(np.arange(count, count + len(block)))
         rows = np.stack([digests, np.arange(count, count + len(block), dtype=np.uint64)], axis=1)
         buckets = digests % BUCKETS
@@ -44,14 +58,44 @@ def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
                 stream.write(rows[buckets == bucket].tobytes())
         count += len(block)
     numbers.close()
-    found = np.load(first, mmap_mode="r+" if count else None, allow_pickle=False)
+    firsts = np.load(first, mmap_mode="r+" if count else None, allow_pickle=False)
     for path in spilled.iterdir():
-        digests, places = np.fromfile(path, np.uint64).reshape(-1, 2).T
-        _, firsts, groups = np.unique(digests, return_index=True, return_inverse=True)
-        found[places.astype(np.int64)] = places[firsts][groups]
+        digests, rows_of = np.fromfile(path, np.uint64).reshape(-1, 2).T
+        _, first_rows, groups = np.unique(digests, return_index=True, return_inverse=True)
+        firsts[rows_of.astype(np.int64)] = rows_of[first_rows][groups]
     shutil.rmtree(spilled)
-    return found
+    return firsts
 
 
-def _digest(string: str) -> bytes:
-    return hashlib.blake2b(string.encode(), digest_size=8).digest()
+def hash_strings(spans: np.ndarray, lines: TextLines) -> np.ndarray:
+    """Hash strings that stand in lines of text: sum_i c_i b^i modulo 2^64 over their characters c_0, c_1, ...
+
+    Unlike digests these need no Python loop over the strings: those of a block come from one running sum over the characters
+    of their lines. That two different phrases of a text have the same hash is as good as impossible.
+
+    Args:
+        spans: int32 [n, 3], line, start and end in characters.
+
+    Returns:
+        uint64 [n].
+    """
+    blocks = [_hash_block(spans[start : start + HASHED], lines) for start in range(0, len(spans), HASHED)]
+    return np.concatenate([np.empty(0, np.uint64), *blocks])
+
+
+def _hash_block(spans: np.ndarray, lines: TextLines) -> np.ndarray:
+    numbers, line_of = np.unique(spans[:, 0], return_inverse=True)
+    characters, begins = lines.characters(numbers)
+    powers, inverses = (_powers(base, len(characters).bit_length()) for base in (BASE, INVERSE))
+    sums = np.zeros(len(characters) + 1, np.uint64)
+    np.cumsum(characters * powers[: len(characters)], out=sums[1:])
+    start, end = begins[line_of] + spans[:, 1], begins[line_of] + spans[:, 2]
+    return (sums[end] - sums[start]) * inverses[start]
+
+
+@cache
+def _powers(base: int, bits: int) -> np.ndarray:
+    """Return 1, b, b^2, ... modulo 2^64, uint64 [2^bits]."""
+    powers = np.full(1 << bits, base, np.uint64)
+    powers[0] = 1
+    return np.cumprod(powers, out=powers)

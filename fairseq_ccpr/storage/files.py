@@ -37,7 +37,7 @@ def write_checked_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote, or an older file, which has no checksum: see `drop_checksum`.
+    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none.
 
     Raises:
         ValueError: says in what way the file is damaged.
@@ -52,7 +52,7 @@ def read_checked_json(path: Path) -> dict[str, Any]:
 
 
 def drop_checksum(data: dict[str, Any], since: int) -> None:
-    """Take the checksum out of JSON that was read, and see that it had one if its format has.
+    """Remove the checksum from JSON that was read, and check that it has one if its format has.
 
     Args:
         data: as `read_checked_json` returns it.
@@ -68,7 +68,7 @@ def drop_checksum(data: dict[str, Any], since: int) -> None:
 
 
 def _with_checksum(data: dict[str, Any]) -> str:
-    """The only text that stands for these data."""
+    """Return the only text that stands for these data."""
     digest = hashlib.sha256(_as_text(data).encode()).hexdigest()
     return _as_text({**data, CHECKSUM: digest})
 
@@ -78,13 +78,13 @@ def _as_text(data: dict[str, Any]) -> str:
 
 
 def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and checksum of files, by their path relative to `directory`."""
+    """Return size and checksum of files, by their path relative to `directory`."""
     paths = {name: directory / name for name in names}
     return {name: {"bytes": p.stat().st_size, "sha256": fingerprint.of_file(p)} for name, p in paths.items()}
 
 
 def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
-    """The quick check made whenever a datastore is opened: each file is there and as long as it was.
+    """Check that each file exists and is as long as it was; quick enough for whenever a datastore is opened.
 
     Raises:
         DatastoreError: names the file, the bytes found and the bytes expected.
@@ -100,6 +100,6 @@ def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
 
 
 def check_checksums(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
-    """The full check: a sentence for each file whose bytes have changed."""
+    """Read every byte; returns a sentence for each file that has changed."""
     changed = [name for name, expected in files.items() if fingerprint.of_file(directory / name) != expected["sha256"]]
     return [f"{name}: the bytes have changed since it was built (checksum)" for name in changed]

@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 22
 
 
 def of_file(path: Path) -> str:
-    """Digest of a file's bytes, read in pieces."""
+    """Digest a file's bytes, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -22,12 +22,12 @@ def of_file(path: Path) -> str:
 
 
 def of_files(paths: Iterable[Path]) -> str:
-    """Digest of several files in the given order; their names and places do not count."""
+    """Digest several files in the given order; their names and folders do not count."""
     return of_strings(of_file(path) for path in paths)
 
 
 def of_strings(strings: Iterable[str]) -> str:
-    """Digest of a sequence of strings, in order.
+    """Digest a sequence of strings, in order.
 
     >>> of_strings(["ab", "c"]) == of_strings(["a", "bc"])
     False
@@ -41,7 +41,7 @@ def of_strings(strings: Iterable[str]) -> str:
 
 
 def of_parameters(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Digest of a model's parameters, rounded to fp16 so that a model and its `--fp16` form are the same model.
+    """Digest a model's parameters, rounded to fp16 so that a model and its `--fp16` form are the same model.
 
     >>> weight = torch.ones(2, 2)
     >>> of_parameters([("w", weight)]) == of_parameters([("w", weight.half())])
@@ -58,5 +58,5 @@ def of_parameters(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def short(fingerprint: str) -> str:
-    """The first 12 digits, enough to tell fingerprints apart in messages."""
+    """Return the first 12 digits, enough to tell fingerprints apart in messages."""
     return fingerprint[:12]

@@ -1,4 +1,4 @@
-"""Lines of UTF-8 text on disk, read by their number: the text, and an array of the bytes at which lines begin."""
+"""Random access to lines of UTF-8 text on disk, through an array of the bytes at which they begin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TextLines:
         count: S.
 
     Raises:
-        DatastoreError: the offsets are damaged, or those of another number of lines.
+        DatastoreError: the offsets are damaged, or belong to another number of lines.
     """
 
     def __init__(self, text: Path, offsets: Path, count: int) -> None:
@@ -37,12 +37,12 @@ class TextLines:
         return bytes(self._bytes[self.offsets[number] : self.offsets[number + 1] - 1]).decode("utf-8")
 
     def characters(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The characters of n lines, each with its line feed, one after another, uint32 [C]; where each begins, int64 [n]."""
+        """Return the characters of n lines with their line feeds, uint32 [C], and where each line begins, int64 [n]."""
         first, lengths = self.offsets[numbers], self.offsets[numbers + 1] - self.offsets[numbers]
         begins = np.cumsum(lengths) - lengths  # in bytes
-        read = np.frombuffer(self._bytes, np.uint8)[np.repeat(first - begins, lengths) + np.arange(lengths.sum())]
-        so_far = np.cumsum((read & 0xC0) != 0x80)  # the first bytes of characters
-        return np.frombuffer(read.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32), so_far[begins] - 1
+        bytes_read = np.frombuffer(self._bytes, np.uint8)[np.repeat(first - begins, lengths) + np.arange(lengths.sum())]
+        so_far = np.cumsum((bytes_read & 0xC0) != 0x80)  # the first bytes of characters
+        return np.frombuffer(bytes_read.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32), so_far[begins] - 1
 
 
 class LineWriter:
@@ -52,12 +52,12 @@ class LineWriter:
         self._stream, self._offsets = text.open("wb"), GrowingArray(offsets, (), "int64")
 
     def add(self, line: str) -> None:
-        """Append a line, which has no line feed in it."""
+        """Append a line without a line feed in it."""
         self._offsets.append(np.array([self._stream.tell()]))
         self._stream.write(line.encode("utf-8") + b"\n")
 
     def close(self) -> None:
-        """Bring both files to disk, whole."""
+        """Complete both files and bring them to disk."""
         self._offsets.append(np.array([self._stream.tell()]))
         self._offsets.close()
         bring_to_disk(self._stream)

@@ -1,4 +1,4 @@
-"""The manifest of a folder of text that training reads: how it is read, and when it is refused."""
+"""Manifests of folders that training reads: phrase pairs and lexicons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class TextFormat:
-    """What tells one kind of folder from others."""
+    """What distinguishes one kind of folder from others."""
 
     kind: str  # as the manifest has it
     version: int  # the highest that is read
@@ -32,7 +32,7 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
     Args:
         directory: the folder.
         make: the manifest's dataclass, which has `files`.
-        of: what the folder is to be.
+        of: the kind of folder expected.
 
     Raises:
         DatastoreError: no such directory, not of this kind, unfinished, a newer format, or a damaged manifest.
@@ -63,7 +63,7 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
 
 
 def check_every_byte(directory: Path, files: dict[str, dict[str, Any]], of: TextFormat) -> None:
-    """The full check of what a manifest names.
+    """Read every byte of the files that a manifest names, and compare their checksums.
 
     Raises:
         DatastoreError: a file has changed.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.words import by_first_word, occurrences
-
-
-def digest_of(text: str) -> int:
-    """A number by which texts come in an order that is as good as random, and the same everywhere."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class Sample:
@@ -23,7 +18,7 @@ class Sample:
     >>> sample = Sample(2)
     >>> for text in ["a", "b", "a", "c", "d"]:
     ...     sample.offer(text)
-    >>> sample.texts() == sorted("abcd", key=digest_of)[:2]
+    >>> sample.texts() == sorted("abcd", key=digest)[:2]
     True
     """
 
@@ -34,17 +29,17 @@ class Sample:
 
     def offer(self, text: str) -> None:
         """Take a text in, if it is one of them."""
-        digest = digest_of(text)
-        if digest in self._kept or (len(self._kept) == self.size and digest > -self._highest[0]):
+        number = int.from_bytes(digest(text), "big")
+        if number in self._kept or (len(self._kept) == self.size and number > -self._highest[0]):
             return
-        self._kept[digest] = text
-        heapq.heappush(self._highest, -digest)
+        self._kept[number] = text
+        heapq.heappush(self._highest, -number)
         if len(self._kept) > self.size:
             del self._kept[-heapq.heappop(self._highest)]
 
     def texts(self) -> list[str]:
         """The sample, lowest digest first."""
-        return [self._kept[digest] for digest in sorted(self._kept)]
+        return [self._kept[number] for number in sorted(self._kept)]
 
 
 def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.storage.equal_strings import digest_number
 from fairseq_ccpr.text.subwords import (
     Subwords,
     SubwordTokenizer,
@@ -19,7 +20,7 @@ from fairseq_ccpr.text.subwords import (
     subword_bounds,
 )
 from fairseq_ccpr.text.words import word_spans
-from fairseq_ccpr.training.contrast_draw import ContrastOptions, PhraseDraw, digest
+from fairseq_ccpr.training.contrast_draw import ContrastOptions, PhraseDraw
 from fairseq_ccpr.training.length_batches import LengthBatches
 
 Span = tuple[int, int]  # in characters
@@ -147,8 +148,8 @@ class PhraseContrastDataset(LengthBatches):
             "tokens": collate([side.subwords for side in sides], self.tokenizer.pad),
             "spans": _numbered([side.spans for side in sides]),
             "others": _numbered([side.others for side in sides]),
-            "strings": torch.tensor([digest(string) for side in sides for string in side.strings]),
-            "contexts": torch.tensor([digest(side.subwords.text) for side in sides for _ in side.strings]),
+            "strings": torch.tensor([digest_number(string) for side in sides for string in side.strings]),
+            "contexts": torch.tensor([digest_number(side.subwords.text) for side in sides for _ in side.strings]),
         }
 
 

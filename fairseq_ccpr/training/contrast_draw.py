@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.storage.equal_strings import digest_number
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,10 @@ class Occurrences:
         for number in numbers:
             source, target = pairs.sentence(number)
             rows = slice(pairs.rows_of(number).start, pairs.rows_of(number).stop)
-            digests[0, rows] = [digest(f"{source[a:b]}\t{target[c:d]}") for _, a, b, c, d in pairs.pairs[rows].tolist()]
-            digests[1, rows] = digest(target)
+            digests[0, rows] = [
+                digest_number(f"{source[a:b]}\t{target[c:d]}") for _, a, b, c, d in pairs.pairs[rows].tolist()
+            ]
+            digests[1, rows] = digest_number(target)
         # [P], those of the same strings together, and of them those of a sentence
         self.order = np.lexsort(digests[::-1])
         self.same_strings = self._runs(digests[:1])
@@ -119,8 +121,3 @@ class Occurrences:
         places = start + rng.integers(0, others.clip(1))
         places += np.where(places >= own_start, own, 0)  # its own sentence is passed over
         return np.where(others > 0, self.order[places.clip(max=len(self.order) - 1)], rows)
-
-
-def digest(text: str) -> int:
-    """64 bits that stand for a string, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.precision import matching_neighbours
+from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.training.token_clusters import BLOCK_ROWS, TokenClusters
 
 HELD_OUT = 0.1  # of the sentences, at most, are kept for validation
@@ -71,7 +71,7 @@ class ContrastSampler:
         queries = (keys[held_out], values[held_out]) if other_text is None else _sample(*other_text, settings)
         self.query_keys, self.query_values = (torch.from_numpy(array).to(device) for array in queries)
         pool = torch.from_numpy(np.flatnonzero(~held_out))
-        self.values = _tensor(values)
+        self.values = as_tensor(values)
         clusters = TokenClusters(self.values[pool], pool)
         if (few := int((clusters.counts > 1).sum())) < 2:
             raise DatastoreError(
@@ -86,7 +86,7 @@ class ContrastSampler:
         self.cluster_of_token = torch.full((most + 1,), -1, device=device)
         repeated = (clusters.counts > 1).nonzero().squeeze(1)
         self.cluster_of_token[clusters.tokens[repeated].long()] = repeated
-        self.keys = _tensor(keys)
+        self.keys = as_tensor(keys)
         if device.type == "cuda" and keys.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
             self.keys = self.keys.to(device)
         self._centres: Tensor | None = None
@@ -194,9 +194,3 @@ def _sample(keys: np.ndarray, values: np.ndarray, settings: ContrastSettings) ->
     count = min(settings.valid_queries, len(values))
     rows = np.sort(np.random.default_rng(settings.seed).choice(len(values), count, replace=False))
     return keys[rows], values[rows]
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        return torch.from_numpy(array)

@@ -10,8 +10,8 @@ from fairseq.data import FairseqDataset
 
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
 from fairseq_ccpr.phrases.type_examples import Example, as_tables, usable_examples
+from fairseq_ccpr.storage.equal_strings import digest_number
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.training.contrast_draw import digest
 
 Row = tuple[tuple[str, str], list[list[Example]], int]  # both phrases, their examples, the number of the pair
 
@@ -73,7 +73,7 @@ class LexiconDataset(FairseqDataset):
             "nsentences": len(samples),
             "ntokens": sum(len(example.subwords.ids) for example in examples),
             "tables": as_tables(examples, self.tokenizer.pad),
-            "strings": torch.tensor([[digest(strings[side]) for strings, _, _ in samples] for side in (0, 1)]),
+            "strings": torch.tensor([[digest_number(strings[side]) for strings, _, _ in samples] for side in (0, 1)]),
             "pairs": torch.tensor([number for _, _, number in samples]),
         }
 

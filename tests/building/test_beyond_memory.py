@@ -19,7 +19,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TOKEN, TokenDatastore, array_shapes
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.planning import needs
-from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
+from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_build, open_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import ArrayWriter
 from fairseq_ccpr.storage.files import describe_files
@@ -37,9 +37,9 @@ from fairseq.data import indexed_dataset
 from fairseq_cli import generate
 import fairseq_ccpr
 from fairseq_ccpr.cli import merge_datastores
-from fairseq_ccpr.search import ExactIndex, exact, faiss_index, tiled
+from fairseq_ccpr.search import ExactIndex, exact, faiss_build, faiss_library, tiled
 
-warm = faiss_index.make_index(32, "IVF16,SQ8", "l2")  # libraries take memory of their own when they first multiply
+warm = faiss_library.make_index(32, "IVF16,SQ8", "l2")  # libraries take memory of their own when they first multiply
 rows = torch.rand(2000, 32)
 warm.train(rows)
 warm.add(rows)
@@ -82,7 +82,7 @@ def test_lists_on_disk_find_what_lists_in_memory_find(
     found = []
     for choice in (factory, f"disk:{factory}"):
         description = plan_index(choice, "ip", "", len(keys), 16)
-        with patch.object(faiss_index, "TRAIN_ROWS", 2000), patch.object(faiss_index, "TRAIN_ROWS_PER_CENTROID", 50):
+        with patch.object(faiss_build, "TRAIN_ROWS", 2000), patch.object(faiss_build, "TRAIN_ROWS_PER_CENTROID", 50):
             build_index(keys, description, tmp_path / "made" / description.file, lambda rows: None)
     (tmp_path / "made").rename(tmp_path / "moved")
     files = list((tmp_path / "moved").iterdir())
@@ -121,7 +121,7 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     arrays = {name: np.concatenate([getattr(store, name)] * times) for name in array_shapes(0, 0)}
     writer = ArrayWriter(output / TOKEN, array_shapes(section.size, section.dimension))
     writer.create()
-    writer.write_shard(0, 0, arrays)
+    writer.write_chunk(0, 0, arrays)
     shutil.rmtree(output / TOKEN / "done")
     shutil.copy(store.directory / TOKEN / "symbols.txt", output / TOKEN)
     section.files = describe_files(output, list(section.files))

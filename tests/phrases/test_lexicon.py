@@ -14,8 +14,8 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, draw
 from fairseq_ccpr.phrases.lexicon_split import is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
+from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
-from fairseq_ccpr.text.samples import digest_of
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused
 from tests.small_models import Xpr
@@ -33,7 +33,7 @@ def plain_examples(lines: list[str], phrase: str, most: int) -> list[tuple[str, 
         ]
         if places and len(line) >= len(phrase) + 10:
             found[line] = places[0]
-    return [(line, *found[line]) for line in sorted(found, key=digest_of)[:most]]
+    return [(line, *found[line]) for line in sorted(found, key=digest)[:most]]
 
 
 def test_examples_equal_a_brute_force_search(xpr: Xpr) -> None:

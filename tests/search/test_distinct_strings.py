@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.search import ExactIndex, Index
-from fairseq_ccpr.search.distinct_strings import first_of_each, nearest_distinct
+from fairseq_ccpr.search.distinct_strings import nearest_distinct, unique_mask
 
 
 def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: Path, rng: np.random.Generator) -> None:
@@ -31,11 +31,11 @@ def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: P
         st.lists(st.tuples(st.sampled_from([0, 5, 2**63 + 5, 2**64 - 1]), st.booleans()), min_size=4, max_size=4)
     )
 )
-def test_first_of_each_against_a_loop(rows: list[list[tuple[int, bool]]]) -> None:
+def test_unique_mask_against_a_loop(rows: list[list[tuple[int, bool]]]) -> None:
     table = np.array(rows, object).reshape(-1, 4, 2)
     numbers, there = table[..., 0].astype(np.uint64), table[..., 1].astype(bool)
     wanted = [[known and (n, True) not in row[:i] for i, (n, known) in enumerate(row)] for row in rows]
-    assert first_of_each(numbers, there).tolist() == wanted
+    assert unique_mask(numbers, there).tolist() == wanted
 
 
 def nearest(

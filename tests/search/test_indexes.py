@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, tiled
+from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, faiss_build, tiled
+from fairseq_ccpr.search.faiss_library import inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from tests.vectors import brute_force, clustered
 
@@ -97,7 +98,7 @@ def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path) -> 
     added = []
     build_index(keys, description, tmp_path / "index", added.append)
     assert sum(added) == len(keys)
-    index = FaissIndex.open(tmp_path / "index", metric, description.parameters)
+    index = FaissIndex.read_file(tmp_path / "index", metric, description.parameters)
     scores, ids = index.search(queries, 8)
     wanted = brute_force(keys, queries, 8, metric)
     assert index.size == len(keys) and scores.dtype == torch.float32 and ids.dtype == torch.int64
@@ -112,20 +113,18 @@ def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path) -> 
 def test_faiss_pads_what_it_does_not_find(tmp_path) -> None:
     keys = clustered(10, 8)
     build_index(keys, plan_index("Flat", "l2", "", 10, 8), tmp_path / "index", lambda _: None)
-    scores, ids = FaissIndex.open(tmp_path / "index", "l2", "").search(torch.zeros(2, 8), 16)
+    scores, ids = FaissIndex.read_file(tmp_path / "index", "l2", "").search(torch.zeros(2, 8), 16)
     assert (ids[:, 10:] == -1).all() and torch.isinf(scores[:, 10:]).all() and (ids[:, :10] >= 0).all()
 
 
 def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch) -> None:
     """The first rows of a store may all be alike; an index trained on them alone would put the rest in a few lists."""
-    from fairseq_ccpr.search import faiss_index
-
-    monkeypatch.setattr(faiss_index, "TRAIN_ROWS", 500)
-    monkeypatch.setattr(faiss_index, "TRAIN_ROWS_PER_CENTROID", 1)
+    monkeypatch.setattr(faiss_build, "TRAIN_ROWS", 500)
+    monkeypatch.setattr(faiss_build, "TRAIN_ROWS_PER_CENTROID", 1)
     keys = np.concatenate([np.zeros((5000, 8)), clustered(5000, 8)]).astype(np.float16)
     build_index(keys, plan_index("IVF16,Flat", "l2", "", 10000, 8), tmp_path / "index", lambda _: None)
-    index = FaissIndex.open(tmp_path / "index", "l2", "")
-    lists = faiss_index.inverted_lists(index.index).invlists
+    index = FaissIndex.read_file(tmp_path / "index", "l2", "")
+    lists = inverted_lists(index.index).invlists
     sizes = sorted((lists.list_size(i) for i in range(16)), reverse=True)
     assert sizes[0] <= 6000 and sizes[1] > 300
 
@@ -149,7 +148,7 @@ def test_impossible_indexes_are_refused(choice, metric, parameters, sentence) ->
 def test_damaged_index_file_is_refused(tmp_path) -> None:
     (tmp_path / "index").write_bytes(b"not an index")
     with pytest.raises(DatastoreError, match="is damaged"):
-        FaissIndex.open(tmp_path / "index", "l2", "")
+        FaissIndex.read_file(tmp_path / "index", "l2", "")
 
 
 def test_automatic_index_is_exact_where_that_is_fastest() -> None:

@@ -26,9 +26,8 @@ from fairseq_ccpr.errors import DatastoreError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus_index, milvus_server
-from fairseq_ccpr.search.base import IndexDescription
+from fairseq_ccpr.search.base import IndexDescription, StoreAddress
 from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import StoreAddress
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
@@ -289,7 +288,7 @@ def test_retrieval_waits_while_the_encoder_runs(ccpr: Ccpr, stored: Path) -> Non
         return found
 
     with patch.object(made.index, "search", telling):
-        answer = made.ask(sources(ccpr, 1))
+        answer = made.start(sources(ccpr, 1))
         assert done.wait(LONG)  # nobody waits for the answer, and it is there
         assert (answer().entries >= 0).any()
 

@@ -167,6 +167,6 @@ def test_number_of_lists_follows_from_the_keys(size, lists) -> None:
 def test_damaged_or_unwritable_file_is_refused(tmp_path) -> None:
     (tmp_path / "index").write_bytes(b"not an index")
     with pytest.raises(DatastoreError, match="is damaged"):
-        TorchIvfIndex.open(tmp_path / "index", "l2", "nprobe=2")
+        TorchIvfIndex.read_file(tmp_path / "index", "l2", "nprobe=2")
     with pytest.raises(DatastoreError, match="is the disk full"):
         build_index(clustered(10, 8), plan_index("torch-ivf2", "l2", "", 10, 8), Path("/nowhere/i"), lambda _: None)

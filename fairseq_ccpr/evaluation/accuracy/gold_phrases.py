@@ -14,8 +14,8 @@ import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import Phrases
+from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_lines
-from fairseq_ccpr.text.samples import digest_of
 from fairseq_ccpr.text.words import word_spans
 
 COLUMNS = "set", "source sentence", "target sentence", "source span", "target span", "source phrase", "target phrase"
@@ -53,7 +53,7 @@ class GoldPhrases:
         sentence from another. Which pairs are taken does not depend on the order they are in.
         """
         of_sentence: dict[str, GoldPair] = {}
-        for pair in sorted(pairs, key=lambda pair: digest_of(repr(pair))):
+        for pair in sorted(pairs, key=lambda pair: digest(repr(pair))):
             of_sentence.setdefault(pair.target[0], pair)
         kept = list(of_sentence.values())
         targets, target_rows = as_phrases(pair.target for pair in kept)

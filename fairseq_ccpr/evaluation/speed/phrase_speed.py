@@ -15,15 +15,8 @@ from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.evaluation.speed.machine import peak_bytes, start_peak, synchronise
-from fairseq_ccpr.search import Index, build_index, open_index
-from fairseq_ccpr.search.index_plan import (
-    PHRASE_DEPTH,
-    PHRASE_EFFORT,
-    plan_index,
-    plan_milvus_index,
-)
-from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import read_address
+from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
+from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, plan_index
 
 KEY_SEED, QUERY_SEED = 1, 2
 BLOCK_ROWS = 1 << 16
@@ -106,29 +99,24 @@ def measure_search(
     keys = random_directions(size, settings.dimension, KEY_SEED)
     queries = torch.from_numpy(random_directions(settings.queries, settings.dimension, QUERY_SEED)).float().to(device)
     with TemporaryDirectory() as folder:
-        index = _make_index(keys, choice, Path(folder), device) if store is None else _fill_store(keys, choice, store)
+        index = _make_index(keys, choice, Path(folder), device, store)
         seconds = [_time_search(index, queries, settings.k) for _ in range(1 + settings.repeats)][1:]
-    if isinstance(index, MilvusIndex):
-        index.drop()
+    index.drop()
     speeds = [settings.queries / once for once in seconds]
     name = choice if store is None else f"milvus:{choice}"
     return SearchSpeed(name, size, float(np.median(speeds)), min(speeds), max(speeds), peak_bytes(device))
 
 
-def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device) -> Index:
-    description = plan_index(choice, "ip", "", len(keys), keys.shape[1], device.type == "cuda", PHRASE_EFFORT)
-    if description.file:
-        build_index(keys, description, folder / description.file, lambda rows: None)
-    return open_index(description, keys, folder).to(device)
-
-
-def _fill_store(keys: np.ndarray, choice: str, store: str) -> MilvusIndex:
-    address, token = read_address(store, f"benchmark_{len(keys)}")
-    description = plan_milvus_index(choice, "", len(keys), address.embedded)
-    identity = {"benchmark": str(description)}
-    index = MilvusIndex(address, description, len(keys), keys.shape[1], identity, token=token)
-    index.fill(keys, lambda rows: None)
-    return index
+def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device, store: str | None) -> Index:
+    """Build the index in a folder, or in a database."""
+    address, token = read_address(store, f"benchmark_{len(keys)}") if store is not None else (None, "")
+    gpu = device.type == "cuda"
+    description = plan_index(choice, "ip", "", len(keys), keys.shape[1], gpu, PHRASE_EFFORT, address)
+    remote = None
+    if address is not None:
+        remote = RemoteKeys(address, len(keys), keys.shape[1], {"benchmark": str(description)}, TIMEOUT, token)
+    build_index(keys, description, folder / description.file, lambda rows: None, remote)
+    return open_index(description, remote or keys, folder).to(device)
 
 
 def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:

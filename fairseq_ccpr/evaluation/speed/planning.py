@@ -14,16 +14,13 @@ import torch
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import Limits, measure_limits
-from fairseq_ccpr.search.base import DISK
+from fairseq_ccpr.search import DISK, TORCH_IVF
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
-from fairseq_ccpr.search.faiss_index import inverted_lists, make_index
+from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists, list_count, make_index
 from fairseq_ccpr.search.index_plan import (
     PHRASE_EFFORT,
     TOKEN_EFFORT,
-    TORCH_IVF,
-    automatic_factory,
     index_bytes,
-    list_count,
     plan_index,
 )
 

@@ -1,0 +1,133 @@
+"""Helpers around FAISS's own objects: lazy import, factory strings, search parameters."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.search.base import Effort
+
+NARROW = 128  # dimensions, each of which then has a code of its own
+
+
+def import_faiss() -> Any:
+    """Import FAISS.
+
+    Raises:
+        ConfigurationError: says how to install it.
+    """
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # it reports which instruction sets it tried
+    try:
+        import faiss
+        import faiss.contrib.torch_utils  # lets indexes take tensors, on the GPU without a round trip
+    except ImportError:
+        raise ConfigurationError(
+            "this index needs FAISS, which is not installed: pip install faiss-cpu (or faiss-gpu), or use --index exact"
+        ) from None
+    return faiss
+
+
+def set_parameters(index: Any, parameters: str) -> None:
+    """Apply search-time parameters in FAISS's own notation; an empty string changes nothing."""
+    if not parameters:
+        return
+    try:
+        import_faiss().ParameterSpace().set_index_parameters(index, parameters)
+    except RuntimeError:
+        raise ConfigurationError(
+            f"FAISS does not know the index parameters '{parameters}' for a {type(index).__name__}: "
+            "give --index-parameters in its notation, such as nprobe=32 or efSearch=64"
+        ) from None
+
+
+def default_parameters(index: Any, effort: Effort) -> str:
+    """Choose search parameters that give good recall, where FAISS's own defaults favour speed above all."""
+    faiss = import_faiss()
+    parameters = []
+    if (ivf := inverted_lists(index)) is not None:
+        # By angle, the nearest keys are spread over more lists.
+        probes = effort.probes or (24 if ivf.metric_type == faiss.METRIC_INNER_PRODUCT else 16)
+        parameters.append(f"nprobe={min(probes, ivf.nlist)}")
+    if isinstance(index, faiss.IndexRefine):
+        parameters.append(f"k_factor_rf={effort.candidates}")
+    if isinstance(index, faiss.IndexHNSW):
+        parameters.append("efSearch=64")
+    return ",".join(parameters)
+
+
+def inverted_lists(index: Any) -> Any | None:
+    """Return the inverted-list index inside `index`, if there is one."""
+    return import_faiss().try_extract_index_ivf(index)
+
+
+def can_stay_on_disk(index: Any) -> bool:
+    """Return whether all that grows with the entries of an empty index is in inverted lists of plain codes."""
+    faiss = import_faiss()
+    ivf = None if isinstance(index, faiss.IndexRefine) else inverted_lists(index)
+    return ivf is not None and isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
+
+
+def make_index(dimension: int, factory: str, metric: str) -> Any:
+    """Create an empty index.
+
+    Raises:
+        ConfigurationError: FAISS cannot make sense of `factory` at this width.
+    """
+    faiss = import_faiss()
+    kind = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
+    try:
+        return faiss.index_factory(dimension, factory, kind)
+    except RuntimeError:
+        raise ConfigurationError(
+            f"FAISS cannot make an index '{factory}' for keys of width {dimension}: "
+            "give --index exact or a FAISS factory string such as IVF1024,SQfp16"
+        ) from None
+
+
+def automatic_factory(size: int, dimension: int) -> str:
+    """Choose inverted lists of 4-bit codes that registers scan, the best few scored again from fp16 keys.
+
+    There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are narrow.
+
+    >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
+    ('IVF1024,PQ128x4fs,Refine(SQfp16)', 'IVF1024,PQ128x4fs,Refine(SQfp16)')
+    """
+    lists = list_count(size)
+    codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
+    return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
+
+
+def disk_factory(size: int) -> str:
+    """Choose inverted lists of a byte for a dimension: nearly exact, with nothing to score again, which would be in memory.
+
+    >>> disk_factory(1_000_000)
+    'IVF1024,SQ8'
+    """
+    return f"IVF{list_count(size)},SQ8"
+
+
+def list_count(size: int) -> int:
+    """Choose about as many lists as keys in each, a power of 2."""
+    return 1 << round(math.log2(math.sqrt(size)))
+
+
+@contextmanager
+def silence(silent: bool = True) -> Iterator[None]:
+    """Silence what FAISS writes about lists on disk to stdout, which is for results."""
+    if not silent:
+        yield
+        return
+    stdout = os.dup(1)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)

@@ -1,0 +1,100 @@
+"""What others build on decoding: a policy, a retriever, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
+from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
+from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from tests.helpers import ROOT, call, equal, run
+from tests.small_models import World
+
+OF_THE_EXAMPLE = ["--user-dir", ROOT / "user_dir", "--task", "translation_agreement"]
+
+
+def reference_log_probs(decode: Callable, *words: object) -> float:
+    """Mean log p of the references' tokens, as decoding scores them."""
+    scored = decode(*words, "--score-reference")
+    return float(torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean())
+
+
+def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Callable) -> None:
+    cfg = parse_generation([*world.options("--no-progress-bar"), *map(str, OF_THE_EXAMPLE)])
+    task, models = load(cfg)
+    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models), 64)
+    assert cache is not None
+    grid = score_grid(cache, (5.0,), (False,), task.token_settings)
+    settings = TokenRetrievalSettings(8, 0.6, 5.0)
+    words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5]
+    assert grid[settings] == pytest.approx(reference_log_probs(decode, *words, *OF_THE_EXAMPLE), abs=1e-4)
+    assert abs(grid[settings] - reference_log_probs(decode, *words)) > 1e-2  # of lambda as it is
+
+
+RETRIEVER = '''"""Exact search by one matrix product, as a retriever of one's own."""
+import torch
+from fairseq.tasks import register_task
+
+from fairseq_ccpr import Neighbours, TranslationRetrievalConfig, TranslationRetrievalTask
+
+
+class BruteForce:
+    def __init__(self, datastore, device):
+        self.datastore = datastore
+        self.keys = torch.tensor(datastore.keys).double().to(device)
+        self.values = torch.tensor(datastore.values).long().to(device)
+
+    def search(self, queries, k):
+        distances, ids = torch.cdist(queries.double(), self.keys).square().topk(k, largest=False)
+        return Neighbours(ids, -distances.float(), self.values[ids])
+
+    def describe(self):
+        return {"retriever": "BruteForce", "entries": len(self.values)}
+
+
+@register_task("translation_brute_force", dataclass=TranslationRetrievalConfig)
+class BruteForceTask(TranslationRetrievalTask):
+    retriever_class = BruteForce
+'''
+
+
+def test_a_retriever_of_twenty_lines_decodes_tunes_and_explains(world: World, decode: Callable, tmp_path: Path) -> None:
+    (tmp_path / "brute_force").mkdir()
+    (tmp_path / "brute_force/__init__.py").write_text(RETRIEVER)
+    plugin = ["--user-dir", tmp_path / "brute_force", "--task", "translation_brute_force"]
+    assert equal(decode(*plugin, "--beam", 2), decode("--beam", 2), tolerance=3e-3)
+    words = [*world.options("--no-progress-bar"), *map(str, plugin)]
+    assert "retriever:BruteForce|entries:" in call("compare_decoding", *words, "--beam", 1).stdout
+    call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 1)
+    call("explain_translation", *words, "--output", tmp_path / "page.html", "--sentences", 2)
+    assert "--knn-k" in (tmp_path / "options").read_text() and (tmp_path / "page.html").stat().st_size > 1000
+    done = run("fairseq-generate", *words)
+    assert "retrieval signature: retriever:BruteForce|" in done.stdout + done.stderr
+
+
+def test_threads_that_share_an_ensemble_do_not_mix_their_sentences(world: World, joint: list[object]) -> None:
+    words = ["--no-progress-bar", "--batch-size", 4, "--beam", 3, "--max-len-b", 15, *joint]
+    cfg = parse_generation(world.options(*words))
+    task, models = load(cfg)
+    ensemble = task.build_generator(models, cfg.generation).model
+    samples = list(batches(cfg, task, models))
+
+    def translate(part: list[dict[str, Any]]) -> list[list[int]]:
+        """With a generator of its own, over the same models and memories."""
+        generator = task.build_base_generator(models, cfg.generation)
+        generator.model = ensemble
+        hypotheses = [task.inference_step(generator, models, sample) for sample in part]
+        return [one[0]["tokens"].tolist() for batch in hypotheses for one in batch]
+
+    parts = [samples[0::2], samples[1::2]]
+    alone = [translate(part) for part in parts]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            assert list(pool.map(translate, parts)) == alone

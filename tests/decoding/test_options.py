@@ -1,0 +1,109 @@
+"""Every option of decoding changes something and is in the signature, or says why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ccpr.cli.retrieve_phrases import ShownPhrases, make_parser
+from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.options import (
+    HOW_PHRASES_COUNT,
+    MixtureSettings,
+    PhraseSettings,
+    StoreSettings,
+    TokenRetrievalSettings,
+)
+from fairseq_ccpr.decoding.token_memory import DistributionView, confidence_weight, token_weight
+from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.settings import option_name, read_options
+from tests.helpers import ROOT, equal
+from tests.small_models import World
+
+# Of each field the options that change it.
+TOKENS: dict[str, list[object]] = {
+    "k": ["--knn-k", 3], "lambda_": ["--knn-lambda", 0.9], "temperature": ["--knn-temperature", 50],
+}  # fmt: skip
+OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity")
+PHRASES: dict[str, list[object]] = {
+    "k": ["--phrase-k", 1], "min_similarity": ["--phrase-min-similarity", 0.8], "threshold": ["--phrase-threshold", 0.2],
+    "segmentation": ["--phrase-segmentation", "ngram:1"], "bf16": ["--phrase-bf16"], "lambda_": ["--phrase-lambda", 0.3],
+    "temperature": ["--phrase-temperature", 0.5], "enter": ["--phrase-enter", 0.2],
+    "gate": ["--phrase-gate", "attention"], "coverage": ["--no-phrase-coverage"], "reward": ["--phrase-reward", 2],
+}  # fmt: skip
+MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrase-segmentation", "learned"]}
+MIXTURE: dict[str, list[object]] = {"lambda_max": ["--retrieval-lambda-max", 0.4]}
+
+
+def signature(world: World, *words: object) -> str:
+    """What decoding logs of its retrieval."""
+    cfg = parse_generation(world.options(*words))
+    task, models = load(cfg)
+    return task.build_generator(models, cfg.generation).model.signature()
+
+
+@pytest.mark.parametrize(("settings", "name"), [
+    *((TOKENS, name) for name in TOKENS), *((PHRASES, name) for name in PHRASES), *((MIXTURE, name) for name in MIXTURE),
+])  # fmt: skip
+def test_every_option_changes_something_and_is_in_the_signature(
+    world: World, decode: Callable, joint: list[object], settings: dict[str, list[object]], name: str
+) -> None:
+    words = [*joint, "--phrase-lambda", 0.9, "--phrase-enter", 1, "--beam", 2]
+    words += MATTERS_WITH.get(name, [])
+    assert not equal(decode(*words, *settings[name]), decode(*words), tolerance=1e-4)
+    assert signature(world, *words, *settings[name]) != signature(world, *words)
+
+
+def test_no_option_is_forgotten() -> None:
+    reasons = {
+        (kind, one.name): one.metadata["unsigned"]
+        for kind in (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings) for one in fields(kind)
+    }  # fmt: skip
+    tried = {(TokenRetrievalSettings, name) for name in (*TOKENS, *OF_UNIT_KEYS)}
+    tried |= {(PhraseSettings, name) for name in PHRASES} | {(MixtureSettings, name) for name in MIXTURE}
+    for untried in reasons.keys() - tried:
+        assert reasons[untried], untried
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"confidence": False}, {"lambda_max": 0.2}, {"min_similarity": 0.5}],
+    ids=lambda change: next(iter(change)),
+)
+def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
+    values = torch.randint(0, 9, (20, 8))
+    neighbours = Neighbours(values, torch.rand(20, 8), values)
+    model = DistributionView(torch.randn(20, 9).log_softmax(dim=1), values)
+    given = {"confidence": True} | change
+    usual, other = (
+        token_weight(confidence_weight, neighbours, model, TokenRetrievalSettings(8, 0.8, 0.1, **settings))
+        for settings in ({"confidence": True}, given)
+    )
+    assert not torch.allclose(usual, other)
+
+
+def test_what_is_shown_of_phrases_is_by_default_what_the_decoder_retrieves() -> None:
+    shown = read_options(ShownPhrases, make_parser().parse_args(["store"]))
+    for one in fields(PhraseSettings):
+        assert getattr(shown, one.name) == getattr(PhraseSettings(), one.name), one.name
+    assert {one.name for one in fields(PhraseSettings)} >= {*HOW_PHRASES_COUNT}
+
+
+def test_the_readme_has_the_defaults_of_the_settings() -> None:
+    rows = re.findall(
+        r"^\| `(--[a-z0-9-]+)` \| ([0-9.]+|[a-z]+) \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE
+    )
+    table = dict(rows)
+    for kind in (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings):
+        for one in fields(kind):
+            name = option_name(kind, one)
+            if one.default in (None, True, False) or one.metadata["automatic"]:
+                continue
+            assert name in table, name
+            written = table[name] if isinstance(one.default, str) else type(one.default)(table[name])
+            assert written == one.default, name
