@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.building.compatible import Opened, Store, check_alike, in_order, sources_of
 from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
 from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Section
+from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.datastore.manifest import Manifest, Source
 from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
@@ -40,7 +41,7 @@ class MergeSettings:
     )
     index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
     cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
-    quiet: bool = option(False, "no progress bars")
+    quiet: bool = quiet_option()
 
     def check(self) -> None:
         """Check that the options go together.
@@ -144,7 +145,7 @@ def _write(
     total = sum(opened.store.section.size for opened in ordered)
     with tqdm(desc=f"{part.kind.name}s", total=total, unit="entry", unit_scale=True, disable=settings.quiet) as bar:
         section = merge(ordered, kept, part.partial, bar.update)
-    gpu = torch.cuda.is_available() and not settings.cpu
+    gpu = choose_device(settings.cpu).type == "cuda"
     section.index = plan_index(
         settings.index, section.index.metric, settings.index_parameters, section.size, section.dimension, gpu,
         part.kind.effort,

@@ -15,6 +15,7 @@ from fairseq_ccpr.building.phrase_keys import PhraseKeys, StoreKeys
 from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.building.type_merge import merge_types
+from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import TOTALS
 from fairseq_ccpr.errors import ConfigurationError
@@ -67,9 +68,9 @@ class PhraseBuildSettings:
         4096, "a killed build loses at most so many sentences' work",
         within="[1, inf)", needs="at least 1 sentence", metavar="N", flags=("--shard-sentences",),
     )  # fmt: skip
-    bf16: bool = option(False, "run the encoder in bfloat16, faster where the processor has it")
-    cpu: bool = option(False, "use the CPU even where there is a GPU")
-    quiet: bool = option(False, "no progress bars")
+    bf16: bool = bf16_option()
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
 
     def check(self) -> None:
         """Check that all values are in range and go together.

@@ -17,6 +17,7 @@ from fairseq_ccpr.building.loading import load_model, load_task
 from fairseq_ccpr.building.part import VALID
 from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
 from fairseq_ccpr.building.token_part import TokenPart
+from fairseq_ccpr.common_options import cpu_option, quiet_option
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
@@ -96,9 +97,9 @@ class TokenBuildSettings:
         within="[1, inf)", needs="at least 1 token", metavar="N", flags=("--shard-tokens",),
     )  # fmt: skip
     fp16: bool = option(False, "run the model in half precision")
-    cpu: bool = option(False, "use the CPU even where there is a GPU")
+    cpu: bool = cpu_option()
     user_dir: Optional[str] = option(None, "your own fairseq plug-in, if the model needs one", metavar="DIR")
-    quiet: bool = option(False, "no progress bars")
+    quiet: bool = quiet_option()
 
     def check(self) -> None:
         """Check that all values are in range and go together.
