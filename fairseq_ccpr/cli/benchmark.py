@@ -120,25 +120,25 @@ def _check(options: Options) -> dict[str, str]:
 
 def _stores(systems: dict[str, str]) -> dict[str, TokenDatastore]:
     """Open the token datastores, each once, by the name of the first system that has it."""
-    found: dict[str, tuple[str, TokenDatastore]] = {}
+    opened: dict[str, tuple[str, TokenDatastore]] = {}
     for name, paths in systems.items():
         parts = find_parts(paths)
         if "token" not in parts:
             raise ConfigurationError(f"{name}={paths} has no token part: give TOKENS:PHRASES, or leave it out")
-        found.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
-    return dict(found.values())
+        opened.setdefault(parts["token"], (name, TokenDatastore(parts["token"])))
+    return dict(opened.values())
 
 
 def _search(options: Options, systems: dict[str, str], device: torch.device, limits: Limits) -> list[SearchCost]:
     sweep = Sweep(options.sizes, options.index, options.queries, options.k, options.repeats)
     stores = _stores(systems)
     with tqdm(desc="searches", total=len(sweep) * len(stores), unit="search", disable=options.quiet) as bar:
-        found = []
+        costs = []
         for name, store in stores.items():
             for cost in measure_searches(name, store, sweep, device, limits):
-                found.append(cost)
+                costs.append(cost)
                 bar.update()
-    return found
+    return costs
 
 
 def _decode(

@@ -81,8 +81,8 @@ def evaluate(options: Options) -> int:
         print(f"{name}: {lexicon.manifest.pairs:,} pairs of {phrases} phrases")
     print(line)
     if options.json:
-        found = {"results": [one.as_json() for one in results], "signature": line}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        done = {"results": [one.as_json() for one in results], "signature": line}
+        options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     if options.plot:
         draw_types(results, options.plot)
     return 0

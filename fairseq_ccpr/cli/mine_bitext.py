@@ -91,7 +91,7 @@ class Options:
 
 
 def mine(options: Options) -> int:
-    """Read, tune or read the settings, mine, say what was found."""
+    """Read, tune or read the settings, mine, print what was mined."""
     _check(options)
     sources, targets = read_sentences(options.source), read_sentences(options.target)
     if options.list_texts:
@@ -124,13 +124,13 @@ def mine(options: Options) -> int:
                 f"{options.settings}: F1 {100 * f1:.1f} on {len(labelled.sources):,} sources, {labelled.paired:,} of them "
                 f"paired, among {len(labelled.targets):,} targets and those of {options.target}"
             )
-        found = _write(miner, work / "pairs.tsv")
+        count = _write(miner, work / "pairs.tsv")
         (work / "pairs.tsv").replace(options.output)
     finally:
         shutil.rmtree(work)
     seconds, memory = time.monotonic() - start, peak_bytes(torch.device("cpu")) / 1e9
     print(
-        f"{options.output}: {found:,} pairs of {len(sources):,} sources and {len(miner.targets):,} different targets with "
+        f"{options.output}: {count:,} pairs of {len(sources):,} sources and {len(miner.targets):,} different targets with "
         f"{len(miner.keys):,} keys, in {seconds:,.0f} s, with at most {memory:.2f} GB of memory"
     )
     print(f"{tuned.signature()}|index:{miner.description}")

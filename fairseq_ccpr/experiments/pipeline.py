@@ -152,9 +152,9 @@ class Plan:
         """Return the parts, tokens and phrases, of the datastore a system translates a domain with, and their stages."""
         system = self.config.system(name)
         home = system.stores_from or domain
-        found = []
+        parts = []
         if system.tokens is not None:
-            found.append(("tokens", self._tokens(name, home, system.tokens)))
+            parts.append(("tokens", self._tokens(name, home, system.tokens)))
         if system.phrases is not None:
             encoder = self.encoder(system.phrases.encoder)
             given = system.phrases.texts or self.config.domains[home].monolingual
@@ -162,8 +162,8 @@ class Plan:
             texts = [Dependency(path, inputs=((key, path),)) for path in given]
             words = ["phrases", *given, "--encoder", encoder.path]
             words += [*_share(system.phrases.share), *shlex.split(system.phrases.options)]
-            found.append(("phrases", self._store("phrases", name, home, words, encoder, *texts)))
-        return found
+            parts.append(("phrases", self._store("phrases", name, home, words, encoder, *texts)))
+        return parts
 
     def _tokens(self, name: str, home: str, settings: TokensConfig) -> Stage:
         data = self.data(home)
@@ -230,12 +230,12 @@ class Plan:
     def comparisons(self, domain: str, names: list[str]) -> dict[str, Stage]:
         """Return the stages that compare these systems of a domain, by the system they are compared with."""
         base = self.config.systems_of(domain)[0]
-        found = {base: self.score(names, domain)}
+        stages = {base: self.score(names, domain)}
         for other in names:
             compared = [name for name in names if self.config.system(name).against == other]
             if compared and other != base:
-                found[other] = self.score([other, *compared], domain, other)
-        return found
+                stages[other] = self.score([other, *compared], domain, other)
+        return stages
 
     def score(self, names: list[str], domain: str, against: str | None = None) -> Stage:
         """Return the stage that compares systems with the first; `against` is its name unless it is the base model."""

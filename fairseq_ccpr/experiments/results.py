@@ -34,13 +34,13 @@ def choose(config: ExperimentConfig, plan: Plan, runner: Runner, only: list[str]
                 f"--only names '{name}', and there is no such system; known are {', '.join(config.systems)}"
             )
     wanted = {*(only or config.systems), *(config.system(name).against for name in only)}
-    found = {}
+    chosen = {}
     for domain in config.domains:
         known = config.systems_of(domain)
         names = [name for name in known if name in wanted or runner.done(plan.decode(name, domain))]
         if names:
-            found[domain] = list(dict.fromkeys([known[0], *names]))
-    return found
+            chosen[domain] = list(dict.fromkeys([known[0], *names]))
+    return chosen
 
 
 def goals(plan: Plan, chosen: dict[str, list[str]]) -> list[Stage]:

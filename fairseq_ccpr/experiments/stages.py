@@ -59,17 +59,17 @@ class Stage:
 
 def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambda stage: False) -> list[Stage]:
     """Sort the goals and all that they need, each after its needs; leave out some, and what they alone need."""
-    found: dict[str, Stage] = {}
+    ordered: dict[str, Stage] = {}
 
     def visit(stage: Stage) -> None:
-        if stage.name not in found and not left_out(stage):
+        if stage.name not in ordered and not left_out(stage):
             for need in stage.needs:
                 visit(need)
-            found[stage.name] = stage
+            ordered[stage.name] = stage
 
     for goal in goals:
         visit(goal)
-    return list(found.values())
+    return list(ordered.values())
 
 
 class Runner:

@@ -34,14 +34,14 @@ def rows_against_others(domain: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def difference(found: dict[str, Any]) -> str:
+def difference(compared: dict[str, Any]) -> str:
     """Write a difference and the interval that holds 95% of its resamples.
 
     >>> difference({"difference": 1.5, "interval": [0.25, 2.5]})
     '+1.50 [+0.25, +2.50]'
     """
-    low, high = found["interval"]
-    return f"{found['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
+    low, high = compared["interval"]
+    return f"{compared['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 def stores_of(system: dict[str, Any]) -> list[str]:
@@ -57,10 +57,10 @@ def check_of_base(domain: dict[str, Any]) -> tuple[str, bool] | None:
     published = domain["published"]
     if published is None:
         return None
-    found = domain["systems"][domain["base"]]["scores"]["BLEU"]
-    off = round(found - published["bleu"], 2)
+    bleu = domain["systems"][domain["base"]]["scores"]["BLEU"]
+    off = round(bleu - published["bleu"], 2)
     where = f" ({published['in']})" if published["in"] else ""
-    sentence = f"The base model has {found:.2f} BLEU; published are {published['bleu']:.2f}{where}: {off:+.2f}, "
+    sentence = f"The base model has {bleu:.2f} BLEU; published are {published['bleu']:.2f}{where}: {off:+.2f}, "
     if abs(off) <= published["tolerance"]:
         return f"{sentence}within the tolerance of {published['tolerance']:g}.", True
     return (
@@ -72,16 +72,16 @@ def check_of_base(domain: dict[str, Any]) -> tuple[str, bool] | None:
 
 def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[str, str]]:
     """List what a system was run with, by name."""
-    found = []
+    settings = []
     if system["tuned"]:
-        found.append((f"tuned on {system['tuned']['on']}", system["tuned"]["options"]))
+        settings.append((f"tuned on {system['tuned']['on']}", system["tuned"]["options"]))
     if system["retrieval_signature"]:
-        found.append(("retrieval", system["retrieval_signature"]))
+        settings.append(("retrieval", system["retrieval_signature"]))
     for part, store in system["stores"].items():
         if store:
             prints = ", ".join(f"{name} {value[:12]}" for name, value in store["fingerprints"].items())
-            found.append((part, f"{store['index']}, width {store['dimension']}, share {store['share']:g}; {prints}"))
-    return found + [(name, shlex.join(stages[name]["command"])) for name in system["stages"] if name in stages]
+            settings.append((part, f"{store['index']}, width {store['dimension']}, share {store['share']:g}; {prints}"))
+    return settings + [(name, shlex.join(stages[name]["command"])) for name in system["stages"] if name in stages]
 
 
 def circumstances(results: dict[str, Any]) -> str:

@@ -37,9 +37,9 @@ def draw_clusters(panels: list[tuple[str, np.ndarray, list[str]]], columns: int,
     figure = Figure(figsize=(4 * columns, 3.8 * rows), layout="constrained")
     for axes, (title, points, tokens) in zip(figure.subplots(rows, columns, squeeze=False).flat, panels):
         for number, token in enumerate(dict.fromkeys(tokens)):
-            of_token = np.array([other == token for other in tokens])
+            same = np.array([other == token for other in tokens])
             # The space keeps matplotlib from leaving out labels that begin with "_".
-            axes.scatter(*points[of_token].T, s=14, color=COLOURS(number % 10), label=f" {token}")
+            axes.scatter(*points[same].T, s=14, color=COLOURS(number % 10), label=f" {token}")
         axes.set(title=title, xticks=[], yticks=[])
         axes.legend(fontsize=6, loc="best", handletextpad=0.1, borderpad=0.2)
     save(figure, path)

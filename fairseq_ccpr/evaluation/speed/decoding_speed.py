@@ -108,15 +108,15 @@ class SpeedTest:
         dataset = self.task.dataset(self.cfg.dataset.gen_subset)
         lengths = np.asarray(dataset.tgt_sizes)
         order = np.abs(lengths - np.median(lengths)).argsort(kind="stable")
-        found: list[dict[str, Any]] = []
+        batches: list[dict[str, Any]] = []
         sentences = 0
         for rows in _fill(cycle(order.tolist()), lengths, tokens):
             sample = dataset.collater([dataset[row] for row in rows])
-            found.append(utils.move_to_cuda(sample) if self.device.type == "cuda" else sample)
+            batches.append(utils.move_to_cuda(sample) if self.device.type == "cuda" else sample)
             sentences += len(rows)
             if sentences >= SENTENCES:
                 break
-        return found
+        return batches
 
     def measure(self, batch: int, entries: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
         """Time every system on the same batches: once to warm up, then `repeats` times in turns.
@@ -132,19 +132,19 @@ class SpeedTest:
         speeds: dict[str, list[float]] = {name: [] for name in self.generators}
         peaks: dict[str, int] = {}
         for _ in range(repeats):
-            for name, of_system in speeds.items():
+            for name, repeated in speeds.items():
                 start_peak(self.device)
-                of_system.append(self._decode(name, samples))
+                repeated.append(self._decode(name, samples))
                 peaks[name] = peak_bytes(self.device)
         hypotheses = len(samples[0]["net_input"]["src_tokens"]) * self.cfg.generation.beam
         rows = []
-        for name, of_system in speeds.items():
+        for name, repeated in speeds.items():
             phases, floor = self._time_phases(name, samples, hypotheses, limits)
-            ratios = np.array(of_system) / np.array(speeds[BASE])
+            ratios = np.array(repeated) / np.array(speeds[BASE])
             rows.append(
                 DecodingSpeed(
-                    name, 0 if name == BASE else entries, batch, hypotheses, float(np.median(of_system)), min(of_system),
-                    max(of_system), float(np.median(ratios)), phases, floor, peaks[name],
+                    name, 0 if name == BASE else entries, batch, hypotheses, float(np.median(repeated)), min(repeated),
+                    max(repeated), float(np.median(ratios)), phases, floor, peaks[name],
                 )
             )  # fmt: skip
         return rows

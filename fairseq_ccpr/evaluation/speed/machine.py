@@ -50,13 +50,13 @@ def gigabytes(count: int) -> str:
 
 def versions() -> dict[str, str]:
     """Return versions by package, without those that are not installed."""
-    found = {"fairseq-ccpr": __version__, "python": platform.python_version()}
+    installed = {"fairseq-ccpr": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = import_module(name).__version__
+            installed[name] = import_module(name).__version__
         except ImportError:
             continue
-    return found
+    return installed
 
 
 def start_peak(device: torch.device) -> None:

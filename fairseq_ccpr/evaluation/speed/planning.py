@@ -180,5 +180,5 @@ def _stored_bytes(section: TokenSection | PhraseSection) -> float:
     """Return the bytes an entry takes in files, without the index; of a phrase, with its part of the sentences."""
     if isinstance(section, TokenSection):
         return 2 * section.dimension + 4 + 8  # key, value, provenance
-    of_text = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]
-    return 2 * section.dimension + 12 + sum(of_text) / section.size
+    text_bytes = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]
+    return 2 * section.dimension + 12 + sum(text_bytes) / section.size

@@ -110,7 +110,7 @@ def measure_searches(
         for choice in sweep.index:
             start_peak(device)
             made = make_index(keys, choice, metric)
-            found = {
+            recalls = {
                 k: recall(made.index, exact, queries_near(keys, RECALL_QUERIES, unit), min(k, size)) for k in sweep.k
             }
             for count in sweep.queries:
@@ -119,7 +119,7 @@ def measure_searches(
                     times = [_time_search(made.index, queries, k) for _ in range(1 + sweep.repeats)][1:]
                     yield SearchCost(
                         name, choice, size, keys.size(1), count, k, float(np.median(times)), min(times), max(times),
-                        1000 * limits.floor(size, keys.size(1), count), found[k], made.bytes_per_key, made.seconds,
+                        1000 * limits.floor(size, keys.size(1), count), recalls[k], made.bytes_per_key, made.seconds,
                         peak_bytes(device),
                     )  # fmt: skip
 

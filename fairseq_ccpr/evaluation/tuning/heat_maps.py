@@ -61,8 +61,8 @@ def _pair_of_maps(
     below: tuple[str, str], values: Collection[float], titles: tuple[str, str],
 ) -> None:  # fmt: skip
     low, high = np.quantile(list(values), [0.2, 1.0])
-    for axes, of_axes, label, under, title in zip(row, points, labels, below, titles):
-        image = _heat_map(axes, of_axes, label, low, high)
+    for axes, values_at, label, under, title in zip(row, points, labels, below, titles):
+        image = _heat_map(axes, values_at, label, low, high)
         axes.set(title=title, xlabel=under)
     figure.colorbar(image, ax=row[1], label="mean log p of the reference's tokens", extend="min")
 
