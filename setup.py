@@ -28,7 +28,7 @@ setup(
     package_data={
         "fairseq_ccpr.evaluation": ["*.css"],
         "fairseq_ccpr.evaluation.explain": ["*.html", "*.css", "*.js"],
-        "fairseq_ccpr.experiments": ["*.html", "*.css"],
+        "fairseq_ccpr.experiments": ["*.html", "*.css", "*.options"],
     },
     install_requires=[
         # The release does not import on Python 3.11 and later; ve-fairseq is fairseq's main branch with that mended.

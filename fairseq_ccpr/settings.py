@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields
+from enum import Enum
 from typing import Any, Optional, TypeVar, get_args, get_origin, get_type_hints
 
 from fairseq.dataclass import ChoiceEnum
@@ -170,7 +171,7 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
                 value = False
             elif value is None or (value is False and hasattr(options, f"no_{name}")):
                 value = (automatic or {})[one.name]
-        values[one.name] = str(value) if one.metadata["choices"] and value is not None else value
+        values[one.name] = str(value) if isinstance(value, Enum) else value
     return kind(**others, **values)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from fairseq import options
 
+from fairseq_ccpr.child_process import locked, run_child
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapterConfig, default_output
 from fairseq_ccpr.storage import fingerprint
@@ -27,7 +26,6 @@ from fairseq_ccpr.version import __version__
 BEST, LAST = "checkpoint_best.pt", "checkpoint_last.pt"
 FINISHED = "finished"  # a file in the save directory
 LOG = "train.log"
-LOCK = "lock"
 UPDATES = 1000
 
 # fairseq takes the later of two, so --adapter-options can change any of them.
@@ -130,17 +128,13 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(torchrun)}
     if "TORCHELASTIC_RUN_ID" in os.environ:
         environment.pop("OMP_NUM_THREADS", None)  # torchrun sets it to 1, for many processes at once
-    with (save_dir / LOCK).open("w") as lock, (save_dir / LOG).open("a") as log:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(f"a process is already training in {save_dir}: wait for it, or stop it") from None
-        to = log if quiet else sys.stderr
-        # The training holds the lock as well, and so on its own, should this process be killed.
-        done = subprocess.run(command, env=environment, stdout=to, stderr=to, pass_fds=[lock.fileno()])
-    if done.returncode:
+    work = "a process is already training"
+    with locked(save_dir, work) as lock, (save_dir / LOG).open("a", encoding="utf-8") as log:
+        # In our own group, so that who kills that kills the training as well.
+        code = run_child(command, lock, log if quiet else sys.stderr, environment, Path.cwd(), own_group=False)
+    if code:
         lines = (save_dir / LOG).read_text(encoding="utf-8").strip().splitlines() if quiet else []
         raise ConfigurationError(
-            f"fairseq-train ended with exit code {done.returncode} ({lines[-1] if lines else 'see above'}); "
+            f"fairseq-train ended with exit code {code} ({lines[-1] if lines else 'see above'}); "
             "when its cause is gone, the same command resumes it"
         )

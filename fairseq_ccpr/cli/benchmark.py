@@ -16,7 +16,6 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.task import find_parts
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.plots import draw_costs
 from fairseq_ccpr.evaluation.speed.decoding_speed import REST, DecodingSpeed, SpeedTest
 from fairseq_ccpr.evaluation.speed.machine import (
     Limits,
@@ -24,11 +23,12 @@ from fairseq_ccpr.evaluation.speed.machine import (
     gigabytes,
     measure_limits,
 )
-from fairseq_ccpr.evaluation.speed.part_timer import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
+from fairseq_ccpr.evaluation.speed.plots import draw_costs
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
+from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
 
 HELP = """\
 Speed with token datastores of any size: of decoding, beside plain fairseq in the same process, and of search alone.
@@ -49,7 +49,7 @@ The floor is what exact search cannot beat: 2Nd bytes to be read or 2HNd operati
 bandwidth and the operations a second that are measured first. Peak memory is what tensors held on the GPU in each
 measurement; on a CPU, what the process held so far.
 """
-PARTS = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
+PHASES = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
 
 
 @dataclass
@@ -160,15 +160,15 @@ def _decode(
 def decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
     """Speed, and where the time of a step goes, a row a system and load."""
     head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed"]
-    head += [f"{part}, ms a step" for part in PARTS]
+    head += [f"{phase}, ms a step" for phase in PHASES]
     table: list[list[Any]] = [[*head, "search ÷ floor", "peak memory"]]
     for row in rows:
         around = f"{row.slowest:,.0f}–{row.fastest:,.0f}"
         what = [f"{row.entries:,}" if row.entries else "", f"{row.batch:,}", row.hypotheses, row.system]
-        parts = [f"{row.parts[part]:.2f}" if part in row.parts else "" for part in PARTS]
+        phases = [f"{row.parts[phase]:.2f}" if phase in row.parts else "" for phase in PHASES]
         floor = f"{row.parts[SEARCH] / row.floor:.1f}" if row.floor else ""
         speeds = [f"{row.tokens_per_second:,.0f}", around, f"{row.speed:.0%}"]
-        table.append([*what, *speeds, *parts, floor, gigabytes(row.peak_bytes)])
+        table.append([*what, *speeds, *phases, floor, gigabytes(row.peak_bytes)])
     return table
 
 

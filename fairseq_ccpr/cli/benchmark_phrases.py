@@ -14,7 +14,6 @@ from fairseq_ccpr.cli.command import check_folder, command, markdown_table
 from fairseq_ccpr.common_options import counts_option, cpu_option, json_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.plots import draw_speed
 from fairseq_ccpr.evaluation.speed.machine import describe_run, gigabytes
 from fairseq_ccpr.evaluation.speed.phrase_speed import (
     BuildingSpeed,
@@ -23,6 +22,7 @@ from fairseq_ccpr.evaluation.speed.phrase_speed import (
     measure_building,
     measure_search,
 )
+from fairseq_ccpr.evaluation.speed.plots import draw_speed
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.samples import sample_sentences

@@ -12,7 +12,7 @@ from fairseq_ccpr.cli.command import check_folder, command, markdown_table, name
 from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.plots import draw_f1
+from fairseq_ccpr.evaluation.accuracy.plots import draw_f1
 from fairseq_ccpr.mining.benchmark import (
     QUESTIONS,
     MiningBenchmarkSettings,

@@ -11,9 +11,9 @@ from fairseq_ccpr.cli.command import check_folder, command, markdown_table, name
 from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import MUSE
+from fairseq_ccpr.evaluation.accuracy.plots import draw_types
 from fairseq_ccpr.evaluation.accuracy.type_accuracy import accuracy_rows, evaluate_types
 from fairseq_ccpr.evaluation.accuracy.type_systems import ORTHOGONAL, TypeSystem, load_type_system
-from fairseq_ccpr.evaluation.plots import draw_types
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
 from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage.fingerprint import of_strings, short

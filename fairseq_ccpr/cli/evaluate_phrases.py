@@ -84,7 +84,7 @@ class Options:
     quiet: bool = quiet_option()
 
 
-def evaluate(options: Options, settings: PhraseBenchmarkSettings) -> int:
+def evaluate(settings: PhraseBenchmarkSettings, options: Options) -> int:
     """Load systems, score them, print."""
     settings.check()
     check_folder("--json", options.json)

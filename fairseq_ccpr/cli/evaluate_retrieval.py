@@ -11,6 +11,7 @@ from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.common_options import count_option, quiet_option
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.accuracy.plots import draw_clusters, draw_precision
 from fairseq_ccpr.evaluation.accuracy.retrieval_accuracy import (
     BANDS,
     OVERALL,
@@ -20,7 +21,6 @@ from fairseq_ccpr.evaluation.accuracy.retrieval_accuracy import (
     evaluate_retrieval,
     key_sets,
 )
-from fairseq_ccpr.evaluation.plots import draw_clusters, draw_precision
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.fingerprint import short
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from fairseq_ccpr.child_process import locked
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.cli.report import as_markdown
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.experiments.commands import locked
 from fairseq_ccpr.experiments.config import read_config
 from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.results import choose, goals, write_results
@@ -58,7 +58,7 @@ def run_experiment(options: Options) -> int:
         show(runner, with_needs(wanted), todo)
         return 0
     runner.check_inputs(todo)
-    with locked(runner.output) as lock:
+    with locked(runner.output, "another run is at work") as lock:
         for number, stage in enumerate(todo, 1):
             print(f"[{number}/{len(todo)}] {stage.name}", end="", flush=True)
             try:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.plots import draw_grids
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.tuning.heat_maps import draw_grids
 from fairseq_ccpr.evaluation.tuning.tune import tune
 
 HELP = """\

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.timing import PROJECTION, phase
 
 PCA_ROWS = 1 << 18  # a random sample of so many rows fits a PCA of a few hundred dimensions
 
@@ -53,6 +54,7 @@ class KeyProjection(nn.Module):
         components = pca.components
         return cls(hidden, _linear(components @ weight, components @ (bias - pca.mean)))
 
+    @phase(PROJECTION)
     def forward(self, states: Tensor) -> Tensor:
         """Compute g(h), [H, d] of any float dtype -> fp32 [H, d_key], each of length 1."""
         z = self.output(torch.relu(self.hidden(states.to(self.hidden.weight.dtype))))

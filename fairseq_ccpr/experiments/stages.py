@@ -1,4 +1,8 @@
-"""Stages of an experiment: commands that are done once, for as long as nothing changes that they depend on."""
+"""Stages of an experiment: each runs once, and again only when something changes that it depends on.
+
+Own code, and no workflow engine: datastores may be deleted once systems are decoded, killed builds resume, an output may be
+moved, and results list every command with its time. doit and Snakemake would run such stages again.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,8 @@ FEW = 8  # files that are missing are named
 
 
 @dataclass(frozen=True)
-class Contents:
-    """Words of a command line that are read from a file when the command runs."""
+class FileArguments:
+    """Words of a command line that are read from a file when the command starts, such as tuned settings."""
 
     path: Path
 
@@ -32,29 +36,29 @@ class Contents:
         return f"$(cat {self.path})"
 
 
-Word = Union[str, Contents]
+Word = Union[str, FileArguments]
 
 
 @dataclass
 class Stage:
-    """A command, what it reads and what it makes."""
+    """A command, its dependencies and its outputs."""
 
     name: str  # kind/domain/system
-    module: str  # that runs it
+    module: str  # that `python -m` runs
     words: list[Word]
     outputs: list[Path]
     needs: list[Stage] = field(default_factory=list)
     inputs: list[tuple[str, str]] = field(default_factory=list)  # settings of the experiment, and the paths they name
-    resumes: bool = False  # whether a killed command goes on where it was; else what it has made so far is removed
+    resumes: bool = False  # whether a killed command resumes; else what it has written is removed first
 
     @property
     def file_name(self) -> str:
-        """Its name for files."""
+        """The name without slashes."""
         return self.name.replace("/", ".")
 
 
 def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambda stage: False) -> list[Stage]:
-    """The goals and all that they need, each after what it needs; without those left out, and what they alone need."""
+    """Sort the goals and all that they need, each after its needs; leave out some, and what they alone need."""
     found: dict[str, Stage] = {}
 
     def visit(stage: Stage) -> None:
@@ -71,12 +75,12 @@ def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambd
 class Runner:
     """Runs stages in a folder, into an output, and knows which of them are done.
 
-    A stage is done when its stamp has the digest of its command, of the files it reads, by size and time, and of the stages
-    it needs; and when what it made is there. Whatever has changed is made anew.
+    A stage is done when its outputs exist and its stamp has the digest of its command, of the files it reads, by size and
+    time, and of the stages it needs. Otherwise it runs again.
 
     Args:
         folder: where commands run.
-        output: everything that is made is below it.
+        output: all outputs are below it.
     """
 
     def __init__(self, folder: Path, output: Path) -> None:
@@ -85,7 +89,7 @@ class Runner:
         self._digests: dict[str, str] = {}
 
     def digest(self, stage: Stage) -> str:
-        """Of all that the outcome of a stage depends on. It does not change when the output is moved."""
+        """Digest all that the outcome of a stage depends on. Moving the output does not change it."""
         if stage.name not in self._digests:
             words = [self._portable(str(word)) for word in stage.words]
             named = [word for word in words if self._is_file(word)]
@@ -96,56 +100,60 @@ class Runner:
         return self._digests[stage.name]
 
     def _portable(self, word: str) -> str:
-        """A word without the places of this machine that are no setting of the experiment."""
+        """Replace the paths of this machine that are not settings of the experiment."""
         return word.replace(str(self.output), "OUTPUT").replace(str(PACKAGE), PACKAGE.name)
 
     def _is_file(self, word: str) -> bool:
-        """Whether a word of a command line names a file, such as one that an option is given."""
+        """Whether a word of a command line is the path of a file."""
         try:
             return (self.folder / word).is_file()
         except OSError:  # too long for a name
             return False
 
     def stamp(self, stage: Stage) -> dict[str, Any] | None:
-        """What is known of the last run of a stage, though what it made may have been deleted; None where it did not end."""
+        """Read the record of a stage's last run, which may outlive its outputs; None if it failed or is outdated."""
         path = self.stamps / f"{stage.file_name}.json"
         stamp = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         return stamp if stamp is not None and stamp["digest"] == self.digest(stage) else None
 
     def done(self, stage: Stage) -> bool:
-        """Whether there is nothing to do."""
+        """Whether a stage need not run."""
         return self.stamp(stage) is not None and all(path.exists() for path in stage.outputs)
 
     def to_do(self, goals: Iterable[Stage]) -> list[Stage]:
-        """The goals that are not done, each after the stages it needs that are not done.
+        """Sort the goals that are not done, each after the stages it needs that are not done either.
 
-        What a stage needed is not looked at once it is done: datastores may be deleted after decoding.
+        Once a stage is done, its needs are not looked at: datastores may be deleted after decoding.
         """
         return with_needs(goals, self.done)
 
     def check_inputs(self, stages: Iterable[Stage]) -> None:
-        """Raise a ConfigurationError that names all files that these stages would miss."""
+        """Check that the files that these stages read exist.
+
+        Raises:
+            ConfigurationError: names those that are missing.
+        """
         named = {path: key for stage in stages for key, path in stage.inputs}
         missing = [f"{path} ({key})" for path, key in named.items() if not (self.folder / path).exists()]
         if missing:
             more = f" and {len(missing) - FEW:,} more" if len(missing) > FEW else ""
-            raise ConfigurationError(f"these are not there, seen from {self.folder}: {', '.join(missing[:FEW])}{more}")
+            raise ConfigurationError(f"not found, relative to {self.folder}: {', '.join(missing[:FEW])}{more}")
 
     def command(self, stage: Stage) -> list[str]:
-        """Words for the interpreter; those that are read from a file, as they stand in it if it is there."""
+        """Write the words for the interpreter; those of files that exist already are read from them."""
         words: list[str] = ["-m", stage.module]
         for word in stage.words:
-            if isinstance(word, Contents) and word.path.is_file():
+            if isinstance(word, FileArguments) and word.path.is_file():
                 words += shlex.split(word.path.read_text(encoding="utf-8"))
             else:
                 words.append(str(word))
         return words
 
     def run(self, stage: Stage, lock: IO[str]) -> float:
-        """Run a stage; what an earlier run of another command made is removed first.
+        """Run a stage, after removing what an earlier run of another command wrote.
 
         Args:
-            lock: of the output, see `processes.locked`.
+            lock: of the output, see `locked`.
 
         Returns:
             Seconds.
@@ -187,7 +195,7 @@ class Runner:
 
 
 def _describe(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Names, sizes and times of a file, or of all below a folder; nothing where there is none."""
+    """List names, sizes and times of a file, or of all files below a folder; nothing if it is missing."""
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             about = file.stat()
@@ -195,7 +203,7 @@ def _describe(path: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _describe_datastore(output: Path) -> dict[str, Any] | None:
-    """What results say of a datastore, kept for when it is deleted."""
+    """Describe a datastore, for results that may outlive it."""
     if not (output / MANIFEST).is_file():
         return None
     manifest = Manifest.read(output)

@@ -10,9 +10,9 @@ from typing import Any, Union
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.fragments import WINDOW
+from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import write_json
-from fairseq_ccpr.version import __version__
 
 RFR, MARGIN = "rfr", "margin"
 METHODS = (RFR, MARGIN)
@@ -66,7 +66,7 @@ class TunedSettings:
     def signature(self) -> str:
         """One line that names all that decides a result."""
         parts = {"method": self.settings.method, **asdict(self.settings), "encoder": fingerprint.short(self.encoder)}
-        return "|".join(f"{name}:{_plain(value)}" for name, value in parts.items()) + f"|v:{__version__}"
+        return signature({name: _plain(value) for name, value in parts.items()})
 
     def write(self, path: Path) -> None:
         """Write them; the file appears when it is whole."""

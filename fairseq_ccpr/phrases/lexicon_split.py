@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from scipy.cluster.hierarchy import DisjointSet
+
 from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.words import word_spans
 
@@ -24,7 +26,7 @@ def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
 
 
 def _common_subsequence(one: list[str], two: list[str]) -> int:
-    """Length of the longest common subsequence: nine lines, for which no package is asked for."""
+    """Length of the longest common subsequence; too few lines to need rapidfuzz."""
     lengths = [0] * (len(two) + 1)
     for word in one:
         before = 0
@@ -43,11 +45,11 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     {'train': 6, 'valid': 2, 'test': 2}
     """
     groups: defaultdict[str, list[Pair]] = defaultdict(list)
-    of_string = _Groups()
+    connected = DisjointSet(string.casefold() for pair in pairs for string in pair)
     for source, target in pairs:
-        of_string.join(source.casefold(), target.casefold())
+        connected.merge(source.casefold(), target.casefold())
     for pair in sorted(pairs):
-        groups[of_string.find(pair[0].casefold())].append(pair)
+        groups[connected[pair[0].casefold()]].append(pair)
     lacking = {name: len(pairs) * share / sum(SHARES.values()) for name, share in SHARES.items()}
     parts: dict[str, list[Pair]] = {name: [] for name in SHARES}
     for group in sorted(groups.values(), key=lambda group: (-len(group), digest("\t".join(group[0])))):
@@ -55,20 +57,3 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
         lacking[name] -= len(group)
         parts[name] += group
     return parts
-
-
-class _Groups:
-    """Disjoint sets of strings."""
-
-    def __init__(self) -> None:
-        self.parent: dict[str, str] = {}
-
-    def find(self, string: str) -> str:
-        """What stands for the string's set."""
-        parent = self.parent.setdefault(string, string)
-        while parent != self.parent[parent]:
-            self.parent[string] = parent = self.parent[parent]  # halves the way of the next one
-        return parent
-
-    def join(self, one: str, two: str) -> None:
-        self.parent[self.find(one)] = self.find(two)

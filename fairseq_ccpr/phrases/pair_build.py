@@ -50,7 +50,7 @@ class ExtractionSettings:
     encoder_layer: Optional[int] = option(None, "whose states are compared (half of the way up)", metavar="N")
     max_words: int = option(
         100, "skip longer sentences, and count them",
-        within=f"[1, {MAX_WORDS}]", needs=f"1 to {MAX_WORDS}, the most that aligners take,", metavar="N",
+        within=f"[1, {MAX_WORDS}]", needs=f"up to {MAX_WORDS} words, as aligners take them,", metavar="N",
     )  # fmt: skip
     max_phrase_words: int = count_option(7, "longest phrase, on either side")
     max_edge_share: float = option(

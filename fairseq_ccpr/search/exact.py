@@ -16,6 +16,7 @@ from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys
 from fairseq_ccpr.search.selection import best_rows, largest, search_by_blocks
 from fairseq_ccpr.storage.arrays import as_tensor
+from fairseq_ccpr.timing import SEARCH, phase
 
 EXACT = "exact"
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
@@ -71,6 +72,7 @@ class ExactIndex(Index):
         return half_norms(self.keys)
 
     @torch.no_grad()
+    @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Compare each query with every key; see the class."""
         return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)

@@ -24,6 +24,7 @@ from fairseq_ccpr.search.faiss_library import (
     set_parameters,
     silence,
 )
+from fairseq_ccpr.timing import SEARCH, phase
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class FaissIndex(Index):
         set_parameters(index, parameters)
         return cls(index, metric, path.stat().st_size, on_disk)
 
+    @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Ask FAISS, whose distances become negative scores."""
         device = queries.device

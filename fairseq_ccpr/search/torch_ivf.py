@@ -27,6 +27,7 @@ from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, Remo
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, can_fuse
 from fairseq_ccpr.search.selection import largest, search_by_blocks
 from fairseq_ccpr.storage.atomic import atomic_file
+from fairseq_ccpr.timing import SEARCH, phase
 
 TORCH_IVF = "torch-ivf"
 PROBES = 64
@@ -129,6 +130,7 @@ class TorchIvfIndex(Index):
         return cls(lists, metric, int(parameters.removeprefix("nprobe=")))
 
     @torch.no_grad()
+    @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Compare each query with the keys of the nearest lists."""
         depth = self.most_runs * self.steps.BUCKET

@@ -19,6 +19,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do texts+=("$1"); shift; done
 [ $# -eq 0 ] || shift
 updates=${UPDATES:-3000}
 scripts=$(cd "$(dirname "$0")/.." && pwd)
+package=$scripts/../fairseq_ccpr
 
 folders=()
 for text in "${texts[@]}"; do
@@ -42,12 +43,10 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
 else
   device="--cpu"
 fi
-fairseq-train "$(IFS=:; echo "${folders[*]}")" --user-dir "$scripts/../fairseq_ccpr" --task phrase_contrast $device \
-  --arch phrase_encoder --encoder "$encoder" --criterion ccpr --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric \
-  --optimizer adam --weight-decay 0.01 --lr 3e-4 --lr-scheduler polynomial_decay --warmup-updates "$((updates / 10))" \
-  --total-num-update "$updates" --max-update "$updates" --clip-norm 1 --max-tokens 2000 --max-tokens-valid 4000 \
-  --save-dir "$output/checkpoints" --save-interval-updates 250 --validate-interval-updates 500 --keep-interval-updates 1 \
-  --no-epoch-checkpoints --log-format simple --log-interval 25 --num-workers 0 "$@"
+# shellcheck disable=SC2046 - a file of options
+fairseq-train "$(IFS=:; echo "${folders[*]}")" --user-dir "$package" $(cat "$package/experiments/encoder_training.options") \
+  $device --encoder "$encoder" --warmup-updates "$((updates / 10))" --total-num-update "$updates" --max-update "$updates" \
+  --save-dir "$output/checkpoints" "$@"
 kept=$output/phrase-encoder
 mkdir -p "$kept"
 find "$output/checkpoints" -maxdepth 1 -type f ! -name '*.pt' -exec cp {} "$kept" \;  # the tokenizer

@@ -27,12 +27,6 @@ from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, phrase_weight
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
-from fairseq_ccpr.evaluation.speed.part_timer import (
-    DECODER,
-    FINDING,
-    PHRASES,
-    PartTimer,
-)
 from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
 from fairseq_ccpr.evaluation.tuning.phrase_grid import PHRASES as GRID_OF_PHRASES
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
@@ -40,6 +34,7 @@ from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans
+from fairseq_ccpr.timing import DECODER, FINDING, PHRASES, PhaseTimer
 from tests.helpers import call, edit_manifest, equal, refused
 from tests.small_models import PAIRS, Ccpr, World
 
@@ -234,7 +229,7 @@ def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]) -> No
 
 
 def test_time_of_phrases_is_told_apart(decode: Callable, phrases: list[object]) -> None:
-    timer, spent = PartTimer(torch.device("cpu")), []
+    timer, spent = PhaseTimer(torch.device("cpu")), []
     real = PhraseCandidates.start
 
     def watched(self: PhraseCandidates, *arguments: Any) -> Any:

@@ -266,7 +266,10 @@ def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, t
 def test_the_script_runs_and_the_package_brings_the_page_along() -> None:
     assert "--neighbours" in run("scripts/explain_translation.py", "--help").stdout
     packaged = (ROOT / "setup.py").read_text(encoding="utf-8")
-    parts = [path for path in (ROOT / "fairseq_ccpr").rglob("*.*") if path.suffix in (".html", ".css", ".js")]
-    assert len(parts) == 7
+    parts = [
+        path for path in (ROOT / "fairseq_ccpr").rglob("*.*") if path.suffix in (".html", ".css", ".js", ".options")
+    ]
+    assert len(parts) == 8
     for path in parts:  # as in package_data, where suffixes follow the package
-        assert f'"*{path.suffix}"' in packaged.split(f'"fairseq_ccpr.{path.parent.name}": [')[1].split("]")[0]
+        room = ".".join(path.parent.relative_to(ROOT).parts)
+        assert f'"*{path.suffix}"' in packaged.split(f'"{room}": [')[1].split("]")[0]

@@ -29,7 +29,7 @@ from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import (
     make_references,
     measure,
 )
-from fairseq_ccpr.evaluation.translation.bootstrap import resample
+from fairseq_ccpr.evaluation.translation.significance import resample
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.text.words import word_spans

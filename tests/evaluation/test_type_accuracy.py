@@ -15,9 +15,9 @@ from torch import nn
 
 from fairseq_ccpr.evaluation.accuracy import type_systems
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import SentenceSystem
+from fairseq_ccpr.evaluation.accuracy.plots import draw_types
 from fairseq_ccpr.evaluation.accuracy.type_accuracy import TypeResult
 from fairseq_ccpr.evaluation.accuracy.type_systems import OrthogonalTypes, TransformerTypes, load_type_system
-from fairseq_ccpr.evaluation.plots import draw_types
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
 from fairseq_ccpr.text.subwords import subword_bounds

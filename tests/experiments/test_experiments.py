@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,9 +21,8 @@ import pytest
 import yaml
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.experiments.commands import execute, locked
 from fairseq_ccpr.experiments.config import read_config
-from fairseq_ccpr.experiments.pipeline import ENCODER_TRAINING, Plan
+from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.report_page import Report, as_page
 from fairseq_ccpr.experiments.stages import Runner, with_needs
 from fairseq_ccpr.experiments.tables import check_of_base
@@ -248,12 +246,6 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     }  # fmt: skip
 
 
-def test_encoders_are_trained_as_the_recipe_does() -> None:
-    recipe = (ROOT / "scripts" / "recipes" / "train_ccpr.sh").read_text().replace("\\\n", " ")
-    words = next(line for line in recipe.splitlines() if line.startswith("fairseq-train")).split()
-    assert set(ENCODER_TRAINING.split()) < set(words)
-
-
 def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> None:
     config = tmp_path / "bad" / "experiment.yaml"
     settings = settings_of(world, config.parent)
@@ -299,30 +291,6 @@ def test_killed_run_resumes_and_equals_an_uninterrupted_one(world: World, made: 
     assert np.array_equal(TokenDatastore(store).values, TokenDatastore(theirs).values)
     found, wanted = (results_of(path)["domains"]["verses"]["systems"]["knn-mt"] for path in (config, made))
     assert found["scores"] == wanted["scores"] and found["tuned"] == wanted["tuned"]
-
-
-@pytest.mark.processes
-def test_interrupted_command_leaves_no_process_behind(tmp_path: Path) -> None:
-    grandchild = "import subprocess, sys; print(subprocess.Popen(['sleep', '99']).pid, flush=True); sys.stdin = None\n"
-    program = grandchild + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
-    log = tmp_path / "log"
-    with (
-        patch("fairseq_ccpr.experiments.commands.PATIENCE", 0.2),
-        pytest.raises(KeyboardInterrupt),
-        log.open("w") as to,
-        locked(tmp_path / "out") as lock,
-    ):
-        handler = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGHUP))
-        signal.setitimer(signal.ITIMER_REAL, 1)
-        try:
-            execute(["-c", program], tmp_path, to, lock)
-        finally:
-            signal.signal(signal.SIGALRM, handler)
-    processes = [int((tmp_path / "out" / "lock").read_text()), int(log.read_text().splitlines()[-1])]
-    time.sleep(0.1)
-    for process in processes:
-        status = Path(f"/proc/{process}/status")
-        assert not status.exists() or "State:\tZ" in status.read_text()  # nobody may be there to bury it
 
 
 BAD = [

@@ -202,7 +202,7 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     refused(
         call(*many, check=False), r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more"
     )
-    refused(call(*evaluation(made, "--shares", 1), check=False), "a share of non-pairing sentences is 1.0")
+    refused(call(*evaluation(made, "--shares", 1), check=False), "--shares has 1.0: a share of sentences")
     refused(call(*evaluation(made, "--plot", tmp_path / "x.png"), check=False), "--plot draws a curve over --shares")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import Scores
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark
-from fairseq_ccpr.evaluation.translation.bootstrap import INTERVAL, p_value, resample
+from fairseq_ccpr.evaluation.translation.significance import INTERVAL, p_value, resample
 
 
 @dataclass

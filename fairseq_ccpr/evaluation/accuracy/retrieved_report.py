@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import MEASURES, Counts
-from fairseq_ccpr.evaluation.translation.bootstrap import INTERVAL, p_value, resample
+from fairseq_ccpr.evaluation.translation.significance import INTERVAL, p_value, resample
 
 
 @dataclass

@@ -23,10 +23,10 @@ from fairseq_ccpr.evaluation.speed.machine import (
     start_peak,
     synchronise,
 )
-from fairseq_ccpr.evaluation.speed.part_timer import DECODER, PartTimer
 from fairseq_ccpr.evaluation.speed.search_speed import make_index
 from fairseq_ccpr.evaluation.speed.synthetic_store import grow
 from fairseq_ccpr.search import Index
+from fairseq_ccpr.timing import DECODER, PhaseTimer, phase
 
 BASE, REST = "base", "rest"
 SENTENCES = 10  # at least, in a measurement
@@ -44,7 +44,7 @@ class DecodingSpeed:
     slowest: float  # tokens a second
     fastest: float
     speed: float  # in parts of the base model's, beside it in the same repeat
-    parts: dict[str, float]  # milliseconds a step, from one more run that waits for the device after each part
+    parts: dict[str, float]  # milliseconds a step by phase, from one more run that waits for the device after each
     floor: float  # milliseconds that exact search takes a step at least; 0 without search
     peak_bytes: int  # see `peak_bytes`
 
@@ -62,6 +62,8 @@ class SpeedTest:
         self.cfg, self.task, self.models = cfg, task, models
         self.device = next(models[0].parameters()).device
         self.generators = {BASE: task.build_base_generator(models, cfg.generation)}
+        plain = self.generators[BASE].model  # fairseq's, which marks no phase
+        plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
         self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
         self.signatures = {name: self.generators[name].model.signature() for name in datastores}
 
@@ -137,12 +139,12 @@ class SpeedTest:
         hypotheses = len(samples[0]["net_input"]["src_tokens"]) * self.cfg.generation.beam
         rows = []
         for name, of_system in speeds.items():
-            parts, floor = self._take_apart(name, samples, hypotheses, limits)
+            phases, floor = self._time_phases(name, samples, hypotheses, limits)
             ratios = np.array(of_system) / np.array(speeds[BASE])
             rows.append(
                 DecodingSpeed(
                     name, 0 if name == BASE else entries, batch, hypotheses, float(np.median(of_system)), min(of_system),
-                    max(of_system), float(np.median(ratios)), parts, floor, peaks[name],
+                    max(of_system), float(np.median(ratios)), phases, floor, peaks[name],
                 )
             )  # fmt: skip
         return rows
@@ -157,20 +159,20 @@ class SpeedTest:
         synchronise(self.device)
         return tokens / (time.perf_counter() - start)
 
-    def _take_apart(
+    def _time_phases(
         self, name: str, samples: list[dict[str, Any]], hypotheses: int, limits: Limits
     ) -> tuple[dict[str, float], float]:
-        """Milliseconds a step of each part, and of exact search at least."""
-        with PartTimer(self.device) as timer:
+        """Milliseconds a step of each phase, and of exact search at least."""
+        with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)
             total = time.perf_counter() - start
-        parts = {**timer.seconds, REST: total - sum(timer.seconds.values())}
+        phases = {**timer.seconds, REST: total - sum(timer.seconds.values())}
         floor = 0.0
         if name != BASE:
             index = self.generators[name].model.tokens.retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
-        return {part: 1000 * seconds / timer.calls[DECODER] for part, seconds in parts.items()}, 1000 * floor
+        return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
 
 
 def _fill(rows: Iterable[int], lengths: np.ndarray, tokens: int) -> Iterator[list[int]]:

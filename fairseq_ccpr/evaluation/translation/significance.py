@@ -1,4 +1,8 @@
-"""Any number of systems on one test set: BLEU, chrF and TER, with paired bootstrap resampling."""
+"""Paired bootstrap resampling (Koehn, 2004): of translations by BLEU, chrF and TER, and of accuracies.
+
+Own code, since sacrebleu gives neither the interval of a difference nor p where systems are equal, and since resamples of
+accuracies are drawn within each set.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import numpy as np
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 
-SEED = 12345  # sacrebleu's own, and so are the resamples
+SEED = 12345  # of translations: sacrebleu's own, and so are the resamples
+ACCURACY_SEED = 1
+INTERVAL = 2.5, 97.5  # percentiles
 
 
 @dataclass
@@ -68,9 +74,46 @@ def _against(baseline: tuple[float, np.ndarray], system: tuple[float, np.ndarray
     beside = np.abs(differences) - np.abs(differences).mean()
     # For translations that are all the same, sacrebleu's count finds none, and a p of nearly 0.
     p = (np.sum(beside > abs(difference)) + 1) / (len(beside) + 1) if difference else 1.0
-    interval = np.quantile(differences, [0.025, 0.975])
+    interval = np.percentile(differences, INTERVAL)
     return {
         "difference": round(difference, 2),
         "interval": [round(float(end), 2) for end in interval],
         "p": round(float(p), 4),
     }
+
+
+def resample(hits: np.ndarray, totals: np.ndarray, sets: list[np.ndarray], samples: int) -> np.ndarray:
+    """Bootstrap resamples of each system's accuracy, macro-averaged over sets; systems share the resampled items.
+
+    Args:
+        hits: [N, Q], what counts for each system and item.
+        totals: integers [N, Q], out of how many; where all of a resample are 0, its accuracy is 0.
+        sets: the items of each.
+        samples: how many resamples.
+
+    Returns:
+        fp64 [samples, N].
+    """
+    rng = np.random.default_rng(ACCURACY_SEED)
+    accuracies = np.zeros((samples, len(hits)))
+    for items in sets:
+        for sample in range(samples):
+            drawn = rng.choice(items, len(items))
+            accuracies[sample] += hits[:, drawn].sum(axis=1) / totals[:, drawn].sum(axis=1).clip(1)
+    return accuracies / len(sets)
+
+
+def p_value(resampled: np.ndarray, number: int) -> float:
+    """How likely equal systems are to differ by as much as this one and the first, two-sided.
+
+    Args:
+        resampled: fp64 [samples, N], see `resample`.
+        number: of the system.
+
+    >>> p_value(np.array([[0.0, 1.0], [0.25, 1.0], [0.0, 0.75]]), 1)
+    0.25
+    """
+    differences = resampled[:, number] - resampled[:, 0]
+    mean = differences.mean()
+    beyond = (np.abs(differences - mean) >= abs(mean)).sum()
+    return float((beyond + 1) / (len(differences) + 1))
