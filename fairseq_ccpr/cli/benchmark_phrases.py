@@ -23,9 +23,9 @@ from fairseq_ccpr.evaluation.speed.phrase_speed import (
     measure_search,
 )
 from fairseq_ccpr.evaluation.speed.plots import draw_speed
+from fairseq_ccpr.phrases.samples import sample_sentences
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
-from fairseq_ccpr.text.samples import sample_sentences
 
 HELP = """\
 Speed and size of phrase datastores.

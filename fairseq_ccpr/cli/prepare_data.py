@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -17,6 +16,7 @@ from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import source_language_option, target_language_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import option
+from fairseq_ccpr.storage.atomic import atomic_directory
 
 HELP = """\
 Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.
@@ -79,23 +79,14 @@ def prepare(options: Options, subwords: list[str]) -> int:
     for path in (*dictionaries, *([options.spm] if options.spm else [])):
         if not path.is_file():
             raise ConfigurationError(f"there is no file {path}")
-    if options.output.exists():
-        raise ConfigurationError(f"--output {options.output} exists: give a new folder, or delete it")
-    partial = options.output.with_name(options.output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-    partial.mkdir(parents=True)
-    if not subwords:
-        assert options.train is not None  # see above
-        train_sentencepiece(options.train, languages, partial / "spm", options.pieces)
-        model, dictionaries = partial / "spm.model", [partial / "dict.txt"]
-        write_dictionary(model, dictionaries[0])
-        subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(model)]
-    try:
-        binarise(subsets, languages, subwords, dictionaries, partial)
-    except ConfigurationError:  # nothing of it can be used
-        shutil.rmtree(partial)
-        raise
-    partial.rename(options.output)
+    with atomic_directory(options.output) as folder:
+        if not subwords:
+            assert options.train is not None  # see above
+            train_sentencepiece(options.train, languages, folder / "spm", options.pieces)
+            model, dictionaries = folder / "spm.model", [folder / "dict.txt"]
+            write_dictionary(model, dictionaries[0])
+            subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(model)]
+        binarise(subsets, languages, subwords, dictionaries, folder)
     print(f"{options.output}: {', '.join(subsets)}")
     return 0
 

@@ -13,12 +13,12 @@ from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.lexicon_split import Pair, is_near_copy, split_pairs
 from fairseq_ccpr.phrases.lexicon_store import LexiconManifest, Place, write_lexicon
+from fairseq_ccpr.phrases.samples import sample_occurrences
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.text.samples import sample_occurrences
 from fairseq_ccpr.text.words import has_letters
 
 LONGER_BY = 10  # characters that an example sentence has more than its phrase

@@ -26,7 +26,7 @@ def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
 
 
 def _common_subsequence(one: list[str], two: list[str]) -> int:
-    """Length of the longest common subsequence: nine lines, for which no package is asked for."""
+    """Length of the longest common subsequence; too few lines to need rapidfuzz."""
     lengths = [0] * (len(two) + 1)
     for word in one:
         before = 0

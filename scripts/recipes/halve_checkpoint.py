@@ -4,12 +4,13 @@ python scripts/recipes/halve_checkpoint.py CHECKPOINT OUTPUT
 """
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import torch
 
-torch.serialization.add_safe_globals([Namespace])
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from fairseq_ccpr.storage.atomic import atomic_file  # the package also names what a fairseq checkpoint may hold
 
 
 def main() -> None:
@@ -25,9 +26,8 @@ def main() -> None:
         halves.setdefault(value.data_ptr(), value.half() if value.is_floating_point() else value)
     kept["model"] = {name: halves[value.data_ptr()] for name, value in weights.items()}
     kept |= {"extra_state": {}, "last_optimizer_state": None}
-    partial = output.with_name(output.name + ".partial")
-    torch.save(kept, partial)
-    partial.replace(output)
+    with atomic_file(output) as path:
+        torch.save(kept, path)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from fairseq_ccpr.evaluation.accuracy.phrase_systems import (
     SentenceSystem,
     load_system,
 )
+from fairseq_ccpr.phrases.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.storage.files import describe_files
-from fairseq_ccpr.text.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused
 from tests.small_models import VERSES, random_encoders

@@ -21,8 +21,8 @@ from fairseq_ccpr.evaluation.accuracy.gold_phrases import (
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
+from fairseq_ccpr.phrases.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.settings import check, option
-from fairseq_ccpr.text.samples import sample_occurrences, sample_sentences
 from fairseq_ccpr.text.words import word_spans
 
 Finder = Callable[[list[str]], np.ndarray]  # texts -> int32 [K, 3], spans in characters, by text

@@ -8,8 +8,8 @@ from sacrebleu.metrics import BLEU, CHRF
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Scores of one system's output, and how they were computed."""
+class TranslationScores:
+    """TranslationScores of one system's output, and how they were computed."""
 
     bleu: float
     chrf: float
@@ -17,7 +17,7 @@ class Scores:
     chrf_signature: str
 
 
-def score(hypotheses: list[str], references: list[str]) -> Scores:
+def score(hypotheses: list[str], references: list[str]) -> TranslationScores:
     """Score detokenised text by BLEU and chrF, one reference each.
 
     >>> score(["the cat sat on the mat"], ["the cat sat on the mat"]).bleu
@@ -25,7 +25,7 @@ def score(hypotheses: list[str], references: list[str]) -> Scores:
     """
     bleu, chrf = BLEU(), CHRF()
     results = [metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf)]
-    return Scores(
+    return TranslationScores(
         round(results[0], 2), round(results[1], 2), bleu.get_signature().format(), chrf.get_signature().format()
     )
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.translation.scores import Scores, score
+from fairseq_ccpr.evaluation.translation.scores import TranslationScores, score
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Decodings:
     sources: dict[int, str] = field(default_factory=dict)
     references: dict[int, str] = field(default_factory=dict)
 
-    def scores(self, name: str) -> Scores:
+    def scores(self, name: str) -> TranslationScores:
         """Score one system by BLEU and chrF."""
         ids = sorted(self.references)
         return score([self.systems[name].hypotheses[i] for i in ids], [self.references[i] for i in ids])

@@ -14,7 +14,7 @@ from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.translation.scores import Scores
+from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
 from fairseq_ccpr.evaluation.tuning.phrase_grid import (
     PHRASES,
@@ -46,7 +46,7 @@ class Tuned:
 
     options: str  # of fairseq-generate, for the best settings
     signature: str  # of that
-    scores: dict[str, Scores]  # by name of the system, the base among them
+    scores: dict[str, TranslationScores]  # by name of the system, the base among them
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
     phrase_grid: dict[PhraseSettings, float]  # beside the best of the token grid; empty without a phrase memory
     grid_seconds: float  # the teacher-forced pass included
