@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.page import write_page
 from fairseq_ccpr.evaluation.explain.translate import explain
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.evaluation.translation.test_set import parse_generation
+from fairseq_ccpr.settings import option
 
 HELP = """\
 Translate sentences with retrieval and without, and write a page for any browser, one file that needs no network: for each
@@ -26,30 +29,26 @@ which is then to be the folder that the datastore was built from. A file of that
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's own options."""
-    parser = argparse.ArgumentParser(
-        prog="explain_translation.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("data_bin", metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the page")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--sentences", type=int, default=50, metavar="N", help="how many, the first of the subset")
-    which.add_argument("--ids", type=int, nargs="+", metavar="N", help="these sentences, counted from 0")
-    parser.add_argument("--neighbours", type=int, default=16, metavar="N", help="shown of each token, at most")
-    return parser
+
+    data_bin: str = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    output: Path = option(help="the page", metavar="FILE")
+    sentences: Optional[int] = count_option(None, "how many, the first of the subset (50)")
+    ids: list[int] = option([], "these sentences, counted from 0", nargs="+", metavar="N")
+    neighbours: int = option(16, "shown of each token, at most", within="[0, inf)", needs="at least 0", metavar="N")
 
 
-def explain_command(options: argparse.Namespace, rest: list[str]) -> int:
+def explain_command(options: Options, rest: list[str]) -> int:
     """Explain, write the page, say what is in it."""
-    for name, least in (("sentences", 1), ("neighbours", 0)):
-        if (value := getattr(options, name)) < least:
-            raise ConfigurationError(f"--{name} is {value}: give at least {least}")
+    if options.ids and options.sentences is not None:
+        raise ConfigurationError("--sentences and --ids exclude each other: give one of them")
     check_output(options.output)
     cfg = parse_generation([options.data_bin, *rest])
     if cfg.generation.score_reference:
         raise ConfigurationError("--score-reference is for fairseq-generate alone: leave it out here")
-    explanation = explain(cfg, options.sentences, options.ids, options.neighbours)
+    explanation = explain(cfg, options.sentences or 50, options.ids or None, options.neighbours)
     write_page(explanation, options.output)
     print(summary(explanation, options.output))
     return 0
@@ -76,11 +75,7 @@ def summary(explanation: Explanation, path: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Parse, explain, write."""
-    options, rest = make_parser().parse_known_args(own_arguments())
-    run("explain_translation.py", lambda: explain_command(options, rest))
-
+main = command(HELP, explain_command, Options, rest=True)
 
 if __name__ == "__main__":
     main()

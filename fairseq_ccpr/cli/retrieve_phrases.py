@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Optional
 
-from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
+from fairseq_ccpr.common_options import cpu_option
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.options import HOW_PHRASES_COUNT, PhraseSettings, StoreSettings
+from fairseq_ccpr.decoding.options import PhraseSearchSettings, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.settings import add_options, option, read_options
+from fairseq_ccpr.settings import option
 
 HELP = """\
 For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
@@ -33,40 +33,35 @@ decides what is retrieved, goes to the standard error.
 BATCH = 64  # sentences
 
 
+@dataclass
+class Options:
+    """The command's options beside those of retrieval."""
+
+    datastore: Path = option(help="a datastore with a phrase part", positional=True, metavar="DIR")
+    format: str = option("table", "of the output", choices=("table", "json", "prompt"))
+    max_words: Optional[int] = option(None, "words of a phrase, at most (as in the datastore)", metavar="N")
+    source_language: str = option("German", "as the prompt is to call it", metavar="NAME")
+    target_language: str = option("English", "as the prompt is to call it", metavar="NAME")
+    cpu: bool = cpu_option()
+
+
 @dataclass(frozen=True)
-class ShownPhrases(PhraseSettings):
+class ShownPhrases(PhraseSearchSettings):
     """The decoder's own settings, their options without the prefix; scores of any encoder may be shown."""
 
     PREFIX: ClassVar[str] = ""
 
-    min_similarity: float = option(PhraseSettings.min_similarity, "leave out what scores less", metavar="S")
+    min_similarity: float = option(PhraseSearchSettings.min_similarity, "leave out what scores less", metavar="S")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    parser = argparse.ArgumentParser(prog="retrieve_phrases.py", description=HELP, formatter_class=HelpFormatter)
-    add = parser.add_argument
-    add("datastore", metavar="DIR", type=Path, help="a datastore with a phrase part")
-    add("--format", choices=("table", "json", "prompt"), default="table", help="of the output")
-    add_options(parser, ShownPhrases, without=HOW_PHRASES_COUNT)
-    add("--max-words", type=int, metavar="N", help="words of a phrase, at most (as in the datastore)")
-    add("--source-language", default="German", metavar="NAME", help="as the prompt is to call it")
-    add("--target-language", default="English", metavar="NAME", help="as the prompt is to call it")
-    add_options(parser, StoreSettings)
-    add("--cpu", action="store_true", help="use the CPU even where there is a GPU")
-    return parser
-
-
-def retrieve(options: argparse.Namespace) -> int:
+def retrieve(options: Options, settings: ShownPhrases, waiting: StoreSettings) -> int:
     """Read, retrieve, print."""
-    device = choose_device(options.cpu)
-    settings, datastore = read_options(ShownPhrases, options), PhraseDatastore(options.datastore)
-    encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder))
+    device, datastore = choose_device(options.cpu), PhraseDatastore(options.datastore)
+    encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder, "--encoder"))
     encoder.context.bf16 = settings.bf16
     segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
     if options.max_words is not None:
         segmentation = replace(segmentation, max_words=options.max_words)
-    waiting = read_options(StoreSettings, options)
     retriever = PhraseRetriever(datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting)
     print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
     lines = _read_input()
@@ -93,11 +88,7 @@ def _read_input() -> Iterator[str]:
             raise ConfigurationError(f"the standard input, line {number}: the bytes are not UTF-8") from None
 
 
-def main() -> None:
-    """Parse, retrieve, print."""
-    options = make_parser().parse_args(own_arguments())
-    run("retrieve_phrases.py", lambda: retrieve(options))
-
+main = command(HELP, retrieve, Options, ShownPhrases, StoreSettings)
 
 if __name__ == "__main__":
     main()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
 from fairseq_ccpr.evaluation.tuning.heat_maps import draw_grids
 from fairseq_ccpr.evaluation.tuning.tune import tune
+from fairseq_ccpr.settings import option
 
 HELP = """\
 Choose --knn-k, --knn-lambda and --knn-temperature for tokens, and --phrase-k, --phrase-lambda, --phrase-temperature and
@@ -27,22 +29,18 @@ and goes into FILE as well: --knn-min-similarity, --knn-lambda-max, --phrase-min
 """
 
 
-def make_parser() -> argparse.ArgumentParser:
+@dataclass
+class Options:
     """The command's own options."""
-    parser = argparse.ArgumentParser(
-        prog="tune_retrieval.py", description=HELP, formatter_class=HelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("data_bin", metavar="DATA_BIN", help="folder that fairseq-preprocess wrote")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="where the chosen options go")
-    parser.add_argument("--subset", default="valid", metavar="NAME", help="the held-out pairs")
-    parser.add_argument("--decode", type=int, default=8, metavar="N", help="how many settings to decode with")
-    return parser
+
+    data_bin: str = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    output: Path = option(help="where the chosen options go", metavar="FILE")
+    subset: str = option("valid", "the held-out pairs", metavar="NAME")
+    decode: int = count_option(8, "how many settings to decode with")
 
 
-def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
+def tune_command(options: Options, rest: list[str]) -> int:
     """Tune, print what was tried, write what was chosen."""
-    if options.decode < 1:
-        raise ConfigurationError(f"--decode is {options.decode}: give at least 1")
     if not options.output.absolute().parent.is_dir():
         raise ConfigurationError(
             f"--output {options.output} cannot be written: there is no folder {options.output.parent}"
@@ -62,11 +60,7 @@ def tune_command(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def main() -> None:
-    """Parse, tune, print."""
-    options, rest = make_parser().parse_known_args(own_arguments())
-    run("tune_retrieval.py", lambda: tune_command(options, rest))
-
+main = command(HELP, tune_command, Options, rest=True)
 
 if __name__ == "__main__":
     main()

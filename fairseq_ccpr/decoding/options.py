@@ -64,8 +64,8 @@ class TokenRetrievalSettings:
 
 
 @dataclass(frozen=True)
-class PhraseSettings:
-    """The `--phrase-*` options: which phrases are retrieved, and how they count.
+class PhraseSearchSettings:
+    """The `--phrase-*` options that decide which phrases are retrieved.
 
     Raises:
         ConfigurationError: a value out of its range.
@@ -103,6 +103,19 @@ class PhraseSettings:
         "which sentences share a batch",
         unsigned="the description of the queries has it",
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class PhraseSettings(PhraseSearchSettings):
+    """The `--phrase-*` options: which phrases are retrieved, and how they count.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+
     lambda_: float = option(
         0.8, "the most that the interpolation weight of the phrase datastore may be, 0 to 1", within="[0, 1]",
         needs=SHARE, sign="lambda*",
@@ -130,13 +143,6 @@ class PhraseSettings:
         "it (an ablation)",
         within="[0, inf)", needs="a number of at least 0",
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-# What decides which phrases are retrieved; the other fields say how they count.
-HOW_PHRASES_COUNT = ("lambda_", "temperature", "enter", "gate", "coverage", "reward")
 
 
 @dataclass(frozen=True)
