@@ -352,7 +352,7 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path) -> None:
     write_config(config, settings)
     done = call("run_experiment", config, "--output", tmp_path / "out", check=False)
     refused(
-        done, r"seen from .*: gone\.pt \(model\.path\), valid\.de \(domains\.few\.text\.valid\), valid\.en .*test\.en"
+        done, r"relative to .*: gone\.pt \(model\.path\), valid\.de \(domains\.few\.text\.valid\), valid\.en .*test\.en"
     )
     assert not (tmp_path / "out").exists()
     refused(call("run_experiment", made, "--output", config, check=False), "bad.yaml is a file: give a folder")
