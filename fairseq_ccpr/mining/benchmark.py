@@ -17,20 +17,26 @@ from fairseq_ccpr.mining.f1 import decide, mcnemar, score
 from fairseq_ccpr.mining.fragments import fragment_text
 from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part
-from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
+from fairseq_ccpr.mining.margin import MarginMethod
+from fairseq_ccpr.mining.method import MiningMethod
+from fairseq_ccpr.mining.rfr import RfrMethod
 from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.settings import check, option
 
 BASELINE, RFR, NO_SENTENCE, NO_FILTER = "margin", "RFR", "RFR, fragment alone", "RFR, no entropy filter"
 QUESTIONS = "questions"
-GRIDS = {NO_FILTER: Grid(keep=(1.0,))}
-BASES: dict[str, Settings] = {BASELINE: MarginSettings(), NO_SENTENCE: RfrSettings(sentence_half=False)}
+SYSTEMS: dict[str, tuple[MiningMethod, Grid]] = {
+    BASELINE: (MarginMethod(), Grid()),
+    RFR: (RfrMethod(), Grid()),
+    NO_SENTENCE: (RfrMethod(sentence_half=False), Grid()),
+    NO_FILTER: (RfrMethod(), Grid(keep=(1.0,))),
+}
 HALF = 0.5  # of the sentences that settings are tuned on have no partner
 
 
 share_option = partial(
-    option, within="[0, 1)", needs="a share of sentences, from 0 up to, but not, 1,", metavar="SHARE"
+    option, within="[0, 1)", needs="a share of sentences, at least 0 and less than 1,", metavar="SHARE"
 )
 
 
@@ -56,7 +62,7 @@ class MiningBenchmarkSettings:
     @property
     def systems(self) -> tuple[str, ...]:
         """What is compared, the baseline first."""
-        return (BASELINE, RFR, NO_SENTENCE, NO_FILTER) if self.ablations else (BASELINE, RFR)
+        return tuple(SYSTEMS) if self.ablations else (BASELINE, RFR)
 
 
 @dataclass(frozen=True)
@@ -134,13 +140,13 @@ class PairSample:
         return source, target
 
 
-Tuned = dict[str, tuple[Settings, float]]  # by system: its settings, and their F1 where they were chosen
+Tuned = dict[str, tuple[MiningMethod, float]]  # by system: the tuned method, and its F1 on the tuning set
 
 
 def tune_all(trial: Trial, systems: Sequence[str], test: Trial) -> Tuned:
     """The best settings of each system, the labelled sentences tried among those of a test, as `mine_bitext.py` does."""
-    bases = {system: BASES.get(system, RfrSettings()) for system in systems}
-    return {s: trial.tune(base, GRIDS.get(s, Grid()), test.searched(base)) for s, base in bases.items()}
+    methods = {system: SYSTEMS[system] for system in systems}
+    return {name: trial.tune(method, grid, test.unlabelled(method)) for name, (method, grid) in methods.items()}
 
 
 def evaluate_pairs(
@@ -175,12 +181,10 @@ def evaluate_questions(
 def _compare(test: Trial, tuned: Tuned, about: tuple[str, str, float, int]) -> Iterator[Result]:
     name, encoder, share, number = about
     baseline: np.ndarray | None = None
-    for system, (settings, tuning_f1) in tuned.items():
-        decided = decide(test.answers(settings), settings.threshold)
+    for system, (method, tuning_f1) in tuned.items():
+        decided = decide(test.answers(method), method.threshold)
         right = decided == test.gold
         p = None if baseline is None else mcnemar(baseline, right)
         baseline = right if baseline is None else baseline
         scored = asdict(score(decided, test.gold))
-        yield Result(
-            name, encoder, system, share, number, **scored, p=p, settings=asdict(settings), tuning_f1=tuning_f1
-        )
+        yield Result(name, encoder, system, share, number, **scored, p=p, settings=asdict(method), tuning_f1=tuning_f1)
