@@ -25,7 +25,7 @@ from fairseq_ccpr.mining.f1 import (
 )
 from fairseq_ccpr.mining.fragments import fragment_text, fragments
 from fairseq_ccpr.mining.grid import Grid
-from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part, read_labelled
+from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, read_labelled, remove_partners
 from fairseq_ccpr.mining.margin import MarginMethod, margin_answers
 from fairseq_ccpr.mining.method import Matcher, MiningMethod
 from fairseq_ccpr.mining.miner import MinedPair, Miner
@@ -190,7 +190,7 @@ def test_scores(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("base", [RfrMethod(), RfrMethod(sentence_half=False), MarginMethod()])
 def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng: np.random.Generator) -> None:
     pairs = random_pairs(rng, 36)
-    taken, offered, gold = part(24, 0.5)
+    taken, offered, gold = remove_partners(24, 0.5)
     labelled = LabelledText([pairs[i][0] for i in taken], [pairs[i][1] for i in offered], gold)
     trial = Trial.encode(labelled, ToyEncoder(), "", True)
     settings, f1 = trial.tune(base, GRID)
