@@ -80,7 +80,7 @@ def check(settings: Any) -> None:
         for value in given if several else [given]:
             if value is None:
                 continue
-            if metadata["within"] and not _inside(value, metadata["within"]):
+            if metadata["within"] and not inside(value, metadata["within"]):
                 raise ConfigurationError(f"{name} {value}: {metadata['needs']} is needed")
             if metadata["choices"] and value not in metadata["choices"]:
                 raise ConfigurationError(f"{name} {value}: choose one of {', '.join(metadata['choices'])}")
@@ -251,10 +251,10 @@ def _item(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is list else hint
 
 
-def _inside(value: float, interval: str) -> bool:
+def inside(value: float, interval: str) -> bool:
     """Whether a number is in an interval; no NaN is.
 
-    >>> _inside(1, "(0, 1]"), _inside(0, "(0, 1]"), _inside(5, "[1, inf)")
+    >>> inside(1, "(0, 1]"), inside(0, "(0, 1]"), inside(5, "[1, inf)")
     (True, False, True)
     """
     low, high = map(float, interval[1:-1].split(","))

@@ -16,13 +16,12 @@ from fairseq_ccpr.evaluation.accuracy.plots import draw_f1
 from fairseq_ccpr.mining.benchmark import (
     QUESTIONS,
     MiningBenchmarkSettings,
+    MiningResult,
     PairSample,
-    Result,
     evaluate_pairs,
     evaluate_questions,
 )
-from fairseq_ccpr.mining.labelled import LabelledText
-from fairseq_ccpr.mining.questions import read_questions
+from fairseq_ccpr.mining.labelled import LabelledText, read_questions
 from fairseq_ccpr.mining.report import (
     ablation_table,
     curve_table,
@@ -105,7 +104,7 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
 
 def _evaluate_all(
     samples: dict[str, PairSample], encoders: dict[str, SentenceEncoder], questions: LabelledText | None, quiet: bool
-) -> Iterator[Result]:
+) -> Iterator[MiningResult]:
     for encoder_name, encoder in encoders.items():
         for name, sample in samples.items():
             yield from evaluate_pairs(name, sample, encoder_name, encoder, quiet)
@@ -128,7 +127,7 @@ def _signature(
     })  # fmt: skip
 
 
-def _print(results: list[Result], settings: MiningBenchmarkSettings, asked: bool) -> None:
+def _print(results: list[MiningResult], settings: MiningBenchmarkSettings, asked: bool) -> None:
     pairs = [result for result in results if result.set != QUESTIONS]
     share = settings.non_pairing
     print(f"{settings.size:,} sentences on either side, {share:.0%} of them non-pairing; per cent\n")

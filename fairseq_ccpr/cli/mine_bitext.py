@@ -18,18 +18,11 @@ from fairseq_ccpr.evaluation.speed.machine import peak_bytes
 from fairseq_ccpr.mining.fragments import WINDOW, fragments
 from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, read_labelled
+from fairseq_ccpr.mining.method import MiningMethod
 from fairseq_ccpr.mining.miner import Miner, read_sentences
-from fairseq_ccpr.mining.settings import (
-    ENTROPIES,
-    MARGIN,
-    METHODS,
-    OVER_SENTENCES,
-    RFR,
-    MarginSettings,
-    RfrSettings,
-    Settings,
-    TunedSettings,
-)
+from fairseq_ccpr.mining.pknn import ENTROPIES, OVER_SENTENCES
+from fairseq_ccpr.mining.rfr import RfrMethod
+from fairseq_ccpr.mining.settings import METHODS, TunedSettings
 from fairseq_ccpr.models.pretrained.sentence_encoders import (
     E5,
     MUSE,
@@ -76,7 +69,9 @@ class Options:
     settings: Optional[Path] = option(None, "tuned settings, read, or with --tune written", metavar="JSON")
     output: Optional[Path] = option(None, "where the pairs go", metavar="TSV")
     tune: Optional[Path] = option(None, "labelled pairs to choose the settings by", metavar="TSV")
-    method: Optional[str] = option(None, f"what to tune ({RFR}); otherwise the settings say", choices=tuple(METHODS))
+    method: Optional[str] = option(
+        None, f"what to tune ({RfrMethod.name}); otherwise the settings say", choices=tuple(METHODS)
+    )
     entropy_over: Optional[str] = option(
         None,
         "what a fragment must be sure of to count: which sentence it is in, or which neighbour is its own; for --tune "
@@ -113,11 +108,11 @@ def mine(options: Options) -> int:
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     work.mkdir()
     try:
-        miner = Miner(sources, targets, encoder, tuned.settings, work, options.index, options.quiet)
+        miner = Miner(sources, targets, encoder, tuned.method, work, options.index, options.quiet)
         if options.tune:
             f1 = miner.tune(labelled, Grid())
             tuned = TunedSettings(
-                miner.settings, encoder.fingerprint, _describe_tuning(options.tune, labelled, miner, f1)
+                miner.method, encoder.fingerprint, _describe_tuning(options.tune, labelled, miner, f1)
             )
             tuned.write(options.settings)
             print(
@@ -148,8 +143,10 @@ def _check(options: Options) -> None:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} {word} is for --tune; without it the file of --settings says how to mine"
             )
-    if options.entropy_over and options.method == MARGIN:
-        raise ConfigurationError(f"--entropy-over {options.entropy_over} is of {RFR}, and --method is {MARGIN}")
+    if options.entropy_over and options.method not in (None, RfrMethod.name):
+        raise ConfigurationError(
+            f"--entropy-over {options.entropy_over} is of {RfrMethod.name}, and --method is {options.method}"
+        )
 
 
 def _write(miner: Miner, path: Path) -> int:
@@ -163,10 +160,9 @@ def _write(miner: Miner, path: Path) -> int:
     return count
 
 
-def _untuned(options: Options) -> Settings:
-    if options.method == MARGIN:
-        return MarginSettings()
-    return RfrSettings(entropy_over=options.entropy_over or OVER_SENTENCES)
+def _untuned(options: Options) -> MiningMethod:
+    given = {"entropy_over": options.entropy_over} if options.entropy_over else {}
+    return METHODS[options.method or RfrMethod.name](**given)
 
 
 def _describe_tuning(path: Path, labelled: LabelledText, miner: Miner, f1: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How well translations are found among sentences many of which have none: tests of known truth, and what systems answer."""
+"""A benchmark of mining: F1 of RFR and the margin baseline on sentences many of which have no translation."""
 
 from __future__ import annotations
 
@@ -16,27 +16,33 @@ from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.f1 import decide, mcnemar, score
 from fairseq_ccpr.mining.fragments import fragment_text
 from fairseq_ccpr.mining.grid import Grid
-from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part
-from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
+from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, remove_partners
+from fairseq_ccpr.mining.margin import MarginMethod
+from fairseq_ccpr.mining.method import MiningMethod
+from fairseq_ccpr.mining.rfr import RfrMethod
 from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.settings import check, option
 
 BASELINE, RFR, NO_SENTENCE, NO_FILTER = "margin", "RFR", "RFR, fragment alone", "RFR, no entropy filter"
 QUESTIONS = "questions"
-GRIDS = {NO_FILTER: Grid(keep=(1.0,))}
-BASES: dict[str, Settings] = {BASELINE: MarginSettings(), NO_SENTENCE: RfrSettings(sentence_half=False)}
+SYSTEMS: dict[str, tuple[MiningMethod, Grid]] = {
+    BASELINE: (MarginMethod(), Grid()),
+    RFR: (RfrMethod(), Grid()),
+    NO_SENTENCE: (RfrMethod(sentence_half=False), Grid()),
+    NO_FILTER: (RfrMethod(), Grid(keep=(1.0,))),
+}
 HALF = 0.5  # of the sentences that settings are tuned on have no partner
 
 
 share_option = partial(
-    option, within="[0, 1)", needs="a share of sentences, from 0 up to, but not, 1,", metavar="SHARE"
+    option, within="[0, 1)", needs="a share of sentences, at least 0 and less than 1,", metavar="SHARE"
 )
 
 
 @dataclass(frozen=True)
 class MiningBenchmarkSettings:
-    """How large the tests are; options of `evaluate_mining.py`.
+    """Sizes of the tests; options of `evaluate_mining.py`.
 
     Raises:
         ConfigurationError: a number out of its range.
@@ -55,13 +61,13 @@ class MiningBenchmarkSettings:
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """What is compared, the baseline first."""
-        return (BASELINE, RFR, NO_SENTENCE, NO_FILTER) if self.ablations else (BASELINE, RFR)
+        """List the systems that are compared, the baseline first."""
+        return tuple(SYSTEMS) if self.ablations else (BASELINE, RFR)
 
 
 @dataclass(frozen=True)
-class Result:
-    """What one system has in one test."""
+class MiningResult:
+    """The scores of one system in one test."""
 
     set: str
     encoder: str
@@ -78,28 +84,28 @@ class Result:
 
 @dataclass
 class PairSample:
-    """Pairs in random order: of the test, then those whose targets take the place of others in it, then for tuning."""
+    """Pairs in random order: those of the test, then spares whose targets replace some of its, then those for tuning."""
 
     pairs: list[tuple[str, str]]
     settings: MiningBenchmarkSettings
 
     @classmethod
     def draw(cls, path: Path, settings: MiningBenchmarkSettings) -> PairSample:
-        """Draw from a TSV, of pairs with the same words one.
+        """Draw from a TSV, one of pairs with the same words.
 
         Raises:
             ConfigurationError: it is missing, is no such TSV, or has too few pairs.
         """
-        known = distinct_pairs(path)
+        pairs = distinct_pairs(path)
         sample = cls([], settings)
         needed = sample._tuning_start(settings.tuning_sets)
-        if len(known) < needed:
+        if len(pairs) < needed:
             raise ConfigurationError(
-                f"{path} has {len(known):,} pairs of different words, and the test needs {needed:,}: give more, or a "
+                f"{path} has {len(pairs):,} pairs of different words, and the test needs {needed:,}: give more, or a "
                 "smaller --size, --tuning-size or --tuning-sets"
             )
-        order = np.random.default_rng(settings.seed).permutation(len(known))[:needed]
-        sample.pairs = [known[row] for row in order]
+        order = np.random.default_rng(settings.seed).permutation(len(pairs))[:needed]
+        sample.pairs = [pairs[row] for row in order]
         return sample
 
     def _spares(self) -> int:
@@ -111,21 +117,21 @@ class PairSample:
         return self.settings.size + self._spares() + number * (size + round(HALF * size))
 
     def test(self, encoded: tuple[EncodedText, EncodedText], share: float) -> Trial:
-        """The test with a share of non-pairing sentences; with a larger one more of the same targets are replaced."""
+        """Make the test with a share of non-pairing sentences; a larger share replaces more of the same targets."""
         return self._make(encoded, 0, self.settings.size, share)
 
     def tuning(self, encoded: tuple[EncodedText, EncodedText], number: int) -> Trial:
-        """The n-th of the tuning sets, from 0."""
+        """Make the n-th of the tuning sets, from 0."""
         return self._make(encoded, self._tuning_start(number), self.settings.tuning_size, HALF)
 
     def _make(self, encoded: tuple[EncodedText, EncodedText], start: int, size: int, share: float) -> Trial:
-        taken, offered, places = part(size, share)
-        order = np.random.default_rng([self.settings.seed, start]).permutation(size)  # so that no number gives a hint
-        gold = np.where(places >= 0, order.argsort()[places], -1)
-        return Trial(encoded[0].select(start + taken), encoded[1].select(start + offered[order]), gold)
+        source_rows, target_rows, partners = remove_partners(size, share)
+        order = np.random.default_rng([self.settings.seed, start]).permutation(size)  # so that an index gives no hint
+        gold = np.where(partners >= 0, order.argsort()[partners], -1)
+        return Trial(encoded[0].select(start + source_rows), encoded[1].select(start + target_rows[order]), gold)
 
     def encode(self, encoder: SentenceEncoder, label: str, quiet: bool) -> tuple[EncodedText, EncodedText]:
-        """Vectors of both sides, as far as a test or a tuning set asks for them."""
+        """Encode both sides, without the sources of spares, which nothing uses."""
         rows = range(len(self.pairs))
         spare = range(self.settings.size, self.settings.size + self._spares())
         sides = ([source if row not in spare else "" for row, (source, _) in zip(rows, self.pairs)],
@@ -134,19 +140,19 @@ class PairSample:
         return source, target
 
 
-Tuned = dict[str, tuple[Settings, float]]  # by system: its settings, and their F1 where they were chosen
+Tuned = dict[str, tuple[MiningMethod, float]]  # by system: the tuned method, and its F1 on the tuning set
 
 
 def tune_all(trial: Trial, systems: Sequence[str], test: Trial) -> Tuned:
-    """The best settings of each system, the labelled sentences tried among those of a test, as `mine_bitext.py` does."""
-    bases = {system: BASES.get(system, RfrSettings()) for system in systems}
-    return {s: trial.tune(base, GRIDS.get(s, Grid()), test.searched(base)) for s, base in bases.items()}
+    """Tune each system, the labelled sentences tried among those of a test, as `mine_bitext.py` does."""
+    methods = {system: SYSTEMS[system] for system in systems}
+    return {name: trial.tune(method, grid, test.unlabelled(method)) for name, (method, grid) in methods.items()}
 
 
 def evaluate_pairs(
     name: str, sample: PairSample, encoder_name: str, encoder: SentenceEncoder, quiet: bool
-) -> Iterator[Result]:
-    """All results of a set and an encoder: the test for each tuning set, then the curve with the first one's settings."""
+) -> Iterator[MiningResult]:
+    """Test a set with an encoder: once for each tuning set, then the curve with the first one's settings."""
     settings = sample.settings
     encoded = sample.encode(encoder, f"{name}, {encoder_name}", quiet)
     test = sample.test(encoded, settings.non_pairing)
@@ -163,8 +169,8 @@ def evaluate_pairs(
 
 def evaluate_questions(
     questions: LabelledText, sample: PairSample, encoder_name: str, encoder: SentenceEncoder, quiet: bool
-) -> Iterator[Result]:
-    """Results on questions, with the settings of the first tuning set of a sample of pairs."""
+) -> Iterator[MiningResult]:
+    """Test on questions, with the settings of the first tuning set of a sample of pairs."""
     encoded = sample.encode(encoder, f"tuning, {encoder_name}", quiet)
     tuning = sample.tuning(encoded, 0)
     trial = Trial.encode(questions, encoder, f"{QUESTIONS}, {encoder_name}", quiet)
@@ -172,15 +178,15 @@ def evaluate_questions(
     yield from _compare(trial, tuned, (QUESTIONS, encoder_name, 0.0, 0))
 
 
-def _compare(test: Trial, tuned: Tuned, about: tuple[str, str, float, int]) -> Iterator[Result]:
+def _compare(test: Trial, tuned: Tuned, about: tuple[str, str, float, int]) -> Iterator[MiningResult]:
     name, encoder, share, number = about
     baseline: np.ndarray | None = None
-    for system, (settings, tuning_f1) in tuned.items():
-        decided = decide(test.answers(settings), settings.threshold)
+    for system, (method, tuning_f1) in tuned.items():
+        decided = decide(test.answers(method), method.threshold)
         right = decided == test.gold
         p = None if baseline is None else mcnemar(baseline, right)
         baseline = right if baseline is None else baseline
         scored = asdict(score(decided, test.gold))
-        yield Result(
-            name, encoder, system, share, number, **scored, p=p, settings=asdict(settings), tuning_f1=tuning_f1
+        yield MiningResult(
+            name, encoder, system, share, number, **scored, p=p, settings=asdict(method), tuning_f1=tuning_f1
         )

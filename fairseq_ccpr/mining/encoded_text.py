@@ -25,8 +25,13 @@ class EncodedText:
     fragments: np.ndarray  # [F, d]
 
     def keys(self, sentence_half: bool = True) -> np.ndarray:
-        """What fragments are compared by: [fragment ; sentence], of length 1, fp16 [F, 2d]; or the fragment alone, [F, d]."""
-        return fragment_keys(self.fragments, self.sentences[self.text.owners]) if sentence_half else self.fragments
+        """Make the keys of fragments: [fragment ; sentence] of length 1, fp16 [F, 2d]; or the fragment alone, [F, d].
+
+        Inner products of the former are the mean of two cosines.
+        """
+        if not sentence_half:
+            return self.fragments
+        return np.concatenate([self.fragments * HALF, self.sentences[self.text.owners] * HALF], axis=1).astype(DTYPE)
 
     def select(self, rows: np.ndarray) -> EncodedText:
         """Some of the sentences, int64 [n], in that order."""
@@ -37,11 +42,6 @@ class EncodedText:
             [self.text.sentences[row] for row in rows], [self.text.fragments[place] for place in places], owners
         )
         return EncodedText(chosen, self.sentences[rows], self.fragments[places])
-
-
-def fragment_keys(fragments: np.ndarray, sentences: np.ndarray) -> np.ndarray:
-    """[fragment ; sentence] of length 1, [F, d] and [F, d] -> fp16 [F, 2d]: inner products are the mean of two cosines."""
-    return np.concatenate([fragments * HALF, sentences * HALF], axis=1).astype(DTYPE)
 
 
 def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bool) -> EncodedText:

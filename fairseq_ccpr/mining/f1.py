@@ -1,4 +1,4 @@
-"""How well sentences are paired: precision, recall, F1, and whether two methods differ."""
+"""Precision, recall and F1 of sentence pairs, and McNemar's test whether two methods differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_ccpr.mining.pknn import Answers
 
 @dataclass(frozen=True)
 class Score:
-    """Of all pairs that are given, how many are right; of all right pairs, how many are given; their harmonic mean."""
+    """Of the pairs that are given, the fraction that is right; of all right pairs, that given; their harmonic mean."""
 
     precision: float
     recall: float
@@ -20,7 +20,7 @@ class Score:
 
 
 def decide(answers: Answers, threshold: float) -> np.ndarray:
-    """The partner of each sentence, int64 [S], or -1 where its score is below the threshold."""
+    """Keep the partner of each sentence, int64 [S], or -1 where its score is below the threshold."""
     return np.where(answers.scores >= threshold, answers.partners, -1)
 
 
@@ -39,7 +39,7 @@ def score(decided: np.ndarray, gold: np.ndarray) -> Score:
 
 
 def f1_by_threshold(answers: Answers, gold: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """F1 for each of P thresholds, float64 [P]."""
+    """Compute F1 for each of P thresholds, float64 [P]."""
     given = (answers.scores >= thresholds[:, None]) & (answers.partners >= 0)  # [P, S]
     right = given & (answers.partners == gold)
     # 2 right / (given + gold) is the harmonic mean of right / given and right / gold.
@@ -47,10 +47,13 @@ def f1_by_threshold(answers: Answers, gold: np.ndarray, thresholds: np.ndarray) 
 
 
 def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
-    """McNemar's exact test: the chance of so uneven a split, or a more uneven one, of the cases where only one is right.
+    """Compute the p-value of McNemar's exact test, over the cases where only one of two methods is right.
+
+    In integers, so exact to the last digit, which `scipy.stats.binomtest` is not; that also refuses zero cases.
 
     Args:
-        one: bool [S], where the one method is right; `two` likewise.
+        one: bool [S], where the first method is right.
+        two: bool [S], where the second is.
 
     >>> right = np.array([True] * 10)
     >>> mcnemar(right, ~right), mcnemar(right, right)

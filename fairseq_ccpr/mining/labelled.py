@@ -1,4 +1,4 @@
-"""Sentences of which it is known what pairs with what."""
+"""Labelled text: sentences, questions and paragraphs of which it is known which belong together."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from fairseq_ccpr.text.pairs import read_pairs
 
 @dataclass
 class LabelledText:
-    """S source sentences, T target sentences, and which belong together."""
+    """S source texts, T distinct target texts, and which belong together."""
 
     sources: list[str]
     targets: list[str]
-    gold: np.ndarray  # int64 [S], the number of each one's partner, -1 where it has none
+    gold: np.ndarray  # int64 [S], the row of each source's partner, -1 where it has none
 
     @property
     def paired(self) -> int:
-        """How many sources have a partner."""
+        """Count the sources that have a partner."""
         return int((self.gold >= 0).sum())
 
 
 def read_labelled(path: Path, offered: Container[str] = frozenset()) -> LabelledText:
-    """Labelled sentences of a TSV: source, tab, target; one of the two is empty where a sentence has no partner.
+    """Read a TSV: source, tab, target; one of the two is empty where a sentence has no partner.
 
-    Where every line is a pair, the first third of the pairs stays, the second loses its targets, and the third its
+    Where every line is a pair, the first third of the pairs is kept, the second loses its targets, and the third its
     sources, so that half of either side has no partner.
 
     Args:
         path: the file.
-        offered: targets that are there besides, which no source can lose.
+        offered: targets of the text to be mined; sources keep those as their partners.
 
     Raises:
         ConfigurationError: the file is missing or no such TSV, or has no pair.
@@ -52,16 +52,39 @@ def read_labelled(path: Path, offered: Container[str] = frozenset()) -> Labelled
         targets = [target for _, target in [*pairs, *alone] if target]
         partners = [target if target else None for source, target in [*pairs, *alone] if source]
         return label(sources, targets, partners)
-    taken, kept, _ = part(max(1, len(pairs) * 2 // 3), 0.5)
-    there = {pairs[row][1] for row in kept}
-    targets = [pairs[row][1] for row in taken]
-    partners = [target if target in there or target in offered else None for target in targets]
-    found = [target for target in partners if target is not None]
-    return label([pairs[row][0] for row in taken], [*found, *(pairs[row][1] for row in kept)], partners)
+    source_rows, target_rows, _ = remove_partners(max(1, len(pairs) * 2 // 3), 0.5)
+    targets = [pairs[row][1] for row in target_rows]
+    translations = [pairs[row][1] for row in source_rows]
+    known = {*targets}
+    partners = [target if target in known or target in offered else None for target in translations]
+    kept = [target for target in partners if target is not None]
+    return label([pairs[row][0] for row in source_rows], [*kept, *targets], partners)
+
+
+def read_questions(questions: Path, paragraphs: Path) -> LabelledText:
+    """Read questions as sources and paragraphs as targets, out of two TSVs.
+
+    Args:
+        questions: id of the paragraph that has the answer, tab, question.
+        paragraphs: id, tab, paragraph or whole document.
+
+    Raises:
+        ConfigurationError: a file is missing or no such TSV, an id is repeated or unknown, or a text has no word.
+    """
+    texts: dict[str, str] = {}
+    for name, text in _read_texts(paragraphs):
+        if name in texts:
+            raise ConfigurationError(f"{paragraphs} has two paragraphs '{name}': give each an id of its own")
+        texts[name] = text
+    rows = _read_texts(questions)
+    unknown = next((name for name, _ in rows if name not in texts), None)
+    if unknown is not None:
+        raise ConfigurationError(f"{questions} has a question on '{unknown}', and {paragraphs} has no such paragraph")
+    return label([text for _, text in rows], list(texts.values()), [texts[name] for name, _ in rows])
 
 
 def label(sources: Sequence[str], targets: Sequence[str], partners: Sequence[str | None]) -> LabelledText:
-    """Number the distinct targets, and say which is each source's partner."""
+    """Number the distinct targets, and look up each source's partner."""
     numbers: dict[str, int] = {}
     for target in targets:
         numbers.setdefault(target, len(numbers))
@@ -69,15 +92,15 @@ def label(sources: Sequence[str], targets: Sequence[str], partners: Sequence[str
     return LabelledText(list(sources), list(numbers), gold)
 
 
-def part(size: int, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which sides of pairs make up `size` sources and as many targets, a share of which have no partner.
+def remove_partners(size: int, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose sides of pairs for `size` sources and as many targets, a share of which have no partner.
 
-    The first sources have a partner. The others lose it, and the targets of further pairs take its place.
+    The first sources keep their partner. The others lose it to the targets of further pairs.
 
     Returns:
-        Pairs whose sources are taken, pairs whose targets are, and the place of each source's target or -1, int64 [size].
+        Rows of the sources, rows of the targets, and for each source the index of its target or -1; int64 [size] each.
 
-    >>> part(4, 0.5)
+    >>> remove_partners(4, 0.5)
     (array([0, 1, 2, 3]), array([0, 1, 4, 5]), array([ 0,  1, -1, -1]))
     """
     kept = size - round(share * size)
@@ -87,7 +110,7 @@ def part(size: int, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def distinct_pairs(path: Path) -> list[tuple[str, str]]:
-    """The pairs of a TSV, less those of which one side has the words of an earlier pair, or none.
+    """Read the pairs of a TSV, without those of which one side has the words of an earlier pair, or none.
 
     Raises:
         ConfigurationError: the file is missing or no such TSV.
@@ -103,3 +126,15 @@ def distinct_pairs(path: Path) -> list[tuple[str, str]]:
             for word, known in zip(words, seen):
                 known.add(word)
     return kept
+
+
+def _read_texts(path: Path) -> list[tuple[str, str]]:
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}")
+    rows = list(read_pairs(path))
+    if not rows:
+        raise ConfigurationError(f"{path} is empty: give lines of id, tab, text")
+    for number, (_, text) in enumerate(rows, 1):
+        if not fragments(text, 1):
+            raise ConfigurationError(f"{path}, line {number}: there is no word in '{text[:80]}'")
+    return rows

@@ -2,13 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import numpy as np
 
+from fairseq_ccpr.mining.encoded_text import EncodedText
+from fairseq_ccpr.mining.f1 import f1_by_threshold
+from fairseq_ccpr.mining.grid import Grid, steadiest
+from fairseq_ccpr.mining.method import Matcher
+from fairseq_ccpr.mining.neighbours import SearchableText, SentenceKeys
 from fairseq_ccpr.mining.pknn import DECIMALS, Answers
+from fairseq_ccpr.settings import option
+
+
+@dataclass(frozen=True)
+class MarginMethod:
+    """Matches whole sentences by their margins, searching in both directions; see `MiningMethod`."""
+
+    name: ClassVar[str] = "margin"
+    window: ClassVar[None] = None
+
+    threshold: float = option(1.0, "the margin below which there is no pair")
+    k: int = option(4, "neighbours of a sentence in either direction", within="[1, inf)", needs="at least 1")
+
+    def keys(self, text: EncodedText) -> SentenceKeys:
+        """Take a key a sentence, for those that have words."""
+        owners = np.unique(text.text.owners)
+        return SentenceKeys(text.sentences[owners], owners, len(text.text.sentences))
+
+    def matcher(self, targets: SearchableText, sources: Callable[[], SearchableText]) -> Matcher:
+        """Prepare to match; targets search among the sources when they are first found."""
+        source_keys = sources().keys
+        back_means = np.full(len(targets.keys), np.nan)  # m_y
+
+        def match(queries: SentenceKeys) -> Answers:
+            cosines, ids = targets.keys.search(queries.keys, self.k)
+            found = np.unique(ids[ids >= 0])
+            new = found[np.isnan(back_means[found])]
+            back_means[new] = mean_of_found(source_keys.search(targets.keys.keys_of(new), self.k)[0])
+            answers = margin_answers(cosines, ids, back_means, targets.owners)
+            return answers.spread(queries.owners, queries.sentences)
+
+        return match
+
+    def tune(
+        self, queries: SentenceKeys, gold: np.ndarray, targets: SearchableText, sources: Callable[[], SearchableText],
+        grid: Grid,
+    ) -> tuple[MarginMethod, float]:  # fmt: skip
+        """Choose the threshold among all that separate the answers differently, whatever the grid has."""
+        answers = self.matcher(targets, sources)(queries)
+        scores = np.unique(answers.scores)
+        thresholds = np.concatenate([scores[:1], (scores[1:] + scores[:-1]) / 2, scores[-1:] + 1])
+        f1 = f1_by_threshold(answers, gold, thresholds)
+        best = steadiest(f1)
+        return replace(self, threshold=float(thresholds[best])), float(f1[best])
 
 
 def margin_answers(cosines: np.ndarray, ids: np.ndarray, back_means: np.ndarray, targets: np.ndarray) -> Answers:
-    """For each source sentence the neighbour of the highest margin, cos(x, y) / ((m_x + m_y) / 2).
+    """Choose for each source sentence the neighbour of the highest margin, cos(x, y) / ((m_x + m_y) / 2).
 
     m_x is the mean cosine of x and its k neighbours among the targets, m_y that of y and its k among the sources.
 
@@ -35,7 +88,7 @@ def margin_answers(cosines: np.ndarray, ids: np.ndarray, back_means: np.ndarray,
 
 
 def mean_of_found(cosines: np.ndarray) -> np.ndarray:
-    """The mean cosine of each row's neighbours, [S, k] -> [S]; 0 where there are none.
+    """Average the cosines of each row's neighbours, [S, k] -> [S]; 0 where there are none.
 
     >>> mean_of_found(np.array([[0.5, 0.25, -np.inf]]))
     array([0.375])

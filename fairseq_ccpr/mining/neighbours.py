@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ DECIMALS = 9
 BLOCK_NUMBERS = 1 << 24  # numbers of keys that are scored again at a time: 128 MB in float64
 
 
-class Searched(Protocol):
+class SearchableKeys(Protocol):
     """Keys that are searched by inner product."""
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Searched(Protocol):
         """
 
 
-class Neighbours:
+class IndexedKeys:
     """Keys with an index.
 
     1. An index finds some more neighbours than are wanted;
@@ -59,15 +59,15 @@ class Neighbours:
         self.index = index or ExactIndex(keys, "ip")
 
     def __len__(self) -> int:
-        """See `Searched`."""
+        """See `SearchableKeys`."""
         return len(self.keys)
 
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
-        """See `Searched`."""
+        """See `SearchableKeys`."""
         return self.keys[ids]
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searched`."""
+        """See `SearchableKeys`."""
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
         pending, wide = np.arange(len(queries)), k + SPARE
         # Where very many are equally near, memory is worth more than their order.
@@ -104,56 +104,73 @@ def _sorted(scores: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
 
 
-class JoinedNeighbours:
+class JoinedKeys:
     """Several sets of keys that are searched as one, those of the second numbered after those of the first, and so on.
 
     Args:
         parts: of equal width.
     """
 
-    def __init__(self, parts: Sequence[Searched]) -> None:
+    def __init__(self, parts: Sequence[SearchableKeys]) -> None:
         self.parts = parts
         self.starts = np.cumsum([0, *(len(part) for part in parts)])
 
     def __len__(self) -> int:
-        """See `Searched`."""
+        """See `SearchableKeys`."""
         return int(self.starts[-1])
 
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
-        """See `Searched`; the ids ascend."""
+        """See `SearchableKeys`; the ids ascend."""
         bounds = np.searchsorted(ids, self.starts)
         rows = [ids[first:end] - start for first, end, start in zip(bounds, bounds[1:], self.starts)]
         return np.concatenate([part.keys_of(of_part) for part, of_part in zip(self.parts, rows)])
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `Searched`."""
+        """See `SearchableKeys`."""
         found = [part.search(queries, k) for part in self.parts]
         ids = [np.where(names < 0, -1, names + start) for (_, names), start in zip(found, self.starts)]
         scores, names = _sorted(np.concatenate([of_part for of_part, _ in found], axis=1), np.concatenate(ids, axis=1))
         return scores[:, :k], names[:, :k]
 
 
+class SentenceKeys(NamedTuple):
+    """The keys that a method compares S sentences by."""
+
+    keys: np.ndarray  # [N, d], one a fragment, or one a sentence
+    owners: np.ndarray  # int64 [N], the sentence of each; ascending
+    sentences: int  # S
+
+
 @dataclass
-class Side:
-    """Sentences that are searched, by their fragments or as they are.
+class SearchableText:
+    """S sentences that are searched by their keys.
 
     Attributes:
-        keys: N of them, one a fragment, or one a sentence.
+        keys: N of them.
         owners: int64 [N], the sentence of each; ascending.
         sentences: S.
     """
 
-    keys: Searched
+    keys: SearchableKeys
     owners: np.ndarray
     sentences: int
 
-    def join(self, other: Side) -> Side:
-        """These sentences, then those of another side."""
+    @classmethod
+    def of(cls, keys: SentenceKeys) -> SearchableText:
+        """Search exactly, in memory."""
+        return cls(IndexedKeys(keys.keys), keys.owners, keys.sentences)
+
+    def owners_of(self, ids: np.ndarray) -> np.ndarray:
+        """Look up the sentence of each neighbour, int64 like `ids`, -1 where there is none."""
+        return np.append(self.owners, -1)[ids]
+
+    def join(self, other: SearchableText) -> SearchableText:
+        """Append the sentences of another text to these."""
         owners = np.concatenate([self.owners, other.owners + self.sentences])
-        return Side(JoinedNeighbours([self.keys, other.keys]), owners, self.sentences + other.sentences)
+        return SearchableText(JoinedKeys([self.keys, other.keys]), owners, self.sentences + other.sentences)
 
 
-def open_neighbours(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> Neighbours:
+def index_keys(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> IndexedKeys:
     """Make the index of some keys, in a folder where it needs a file, and open it.
 
     Raises:
@@ -163,4 +180,4 @@ def open_neighbours(keys: np.ndarray, description: IndexDescription, folder: Pat
     if description.file:
         with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
             build_index(keys, description, folder / description.file, bar.update)
-    return Neighbours(keys, open_index(description, keys, folder))
+    return IndexedKeys(keys, open_index(description, keys, folder))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairseq_ccpr.mining.settings import OVER_NEIGHBOURS, OVER_SENTENCES, RfrSettings
-
+OVER_SENTENCES, OVER_NEIGHBOURS = "sentences", "neighbours"
+ENTROPIES = (OVER_SENTENCES, OVER_NEIGHBOURS)
 DECIMALS = 9  # of sums of probabilities
 
 
@@ -121,28 +121,6 @@ def answer(found: Distributions, ranks: np.ndarray, owners: np.ndarray, sentence
     order = np.lexsort((classes, -means, asked))
     first = order[np.unique(asked[order], return_index=True)[1]]
     return Answers(classes[first], means[first]).spread(asked[first], sentences)
-
-
-def rfr_answers(
-    cosines: np.ndarray, ids: np.ndarray, classes: np.ndarray, owners: np.ndarray, sentences: int, settings: RfrSettings
-) -> Answers:
-    """From the neighbours of fragments to the likeliest partner of each sentence.
-
-    Args:
-        cosines: [F, k], -inf where there is no neighbour.
-        ids: int64 [F, k], rows of the target index, -1 where there is none.
-        classes: int64 [N], the sentence of each row.
-        owners: int64 [F], the sentence of each fragment; ascending.
-        sentences: S.
-        settings: of which `beta`, `keep` and `entropy_over` count.
-    """
-    found = distributions(cosines, classes_of(ids, classes), settings.beta, settings.entropy_over)
-    return answer(found, entropy_ranks(found.entropies, owners), owners, sentences, settings.keep)
-
-
-def classes_of(ids: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """The sentence of each neighbour, int64 like `ids`, -1 where there is none."""
-    return np.append(classes, -1)[ids]
 
 
 def _sum_by(rows: np.ndarray, classes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

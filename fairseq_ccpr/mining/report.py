@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.mining.benchmark import BASELINE, RFR, Result
+from fairseq_ccpr.mining.benchmark import BASELINE, RFR, MiningResult
 
 Rows = list[list[Any]]
 
 
-def main_table(results: Sequence[Result], non_pairing: float) -> Rows:
+def main_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
     """F1, precision and recall of the baseline and RFR, by set and encoder, with settings of the first tuning set."""
     rows: Rows = [["set", "encoder", "system", "F1", "precision", "recall", "p"]]
     for result in _of_first(results, non_pairing):
@@ -22,7 +22,7 @@ def main_table(results: Sequence[Result], non_pairing: float) -> Rows:
     return rows
 
 
-def ablation_table(results: Sequence[Result], non_pairing: float) -> Rows:
+def ablation_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
     """F1 of all systems, a row for each set and encoder."""
     chosen = _of_first(results, non_pairing)
     systems = list(dict.fromkeys(result.system for result in chosen))
@@ -33,7 +33,7 @@ def ablation_table(results: Sequence[Result], non_pairing: float) -> Rows:
     return rows
 
 
-def curve_table(results: Sequence[Result]) -> Rows:
+def curve_table(results: Sequence[MiningResult]) -> Rows:
     """F1 by the share of non-pairing sentences: figure 2 of the paper."""
     chosen = [result for result in results if result.tuning_set == 0 and result.system in (BASELINE, RFR)]
     shares = sorted({result.non_pairing for result in chosen})
@@ -44,7 +44,7 @@ def curve_table(results: Sequence[Result]) -> Rows:
     return rows
 
 
-def tuning_table(results: Sequence[Result], non_pairing: float) -> Rows:
+def tuning_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
     """Mean and standard deviation of F1 over the tuning sets: table 8 of the paper."""
     chosen = [r for r in results if r.non_pairing == non_pairing and r.system in (BASELINE, RFR)]
     rows: Rows = [["set", "encoder", BASELINE, RFR]]
@@ -54,7 +54,7 @@ def tuning_table(results: Sequence[Result], non_pairing: float) -> Rows:
     return rows
 
 
-def curves(results: Sequence[Result]) -> dict[str, dict[float, float]]:
+def curves(results: Sequence[MiningResult]) -> dict[str, dict[float, float]]:
     """F1 in per cent by share of non-pairing sentences, for each set, encoder and system."""
     found: dict[str, dict[float, float]] = {}
     for result in results:
@@ -75,7 +75,7 @@ def p_value(p: float | None) -> str:
     return "< .001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
-def _of_first(results: Sequence[Result], non_pairing: float) -> list[Result]:
+def _of_first(results: Sequence[MiningResult], non_pairing: float) -> list[MiningResult]:
     return [r for r in results if r.tuning_set == 0 and r.non_pairing == non_pairing]
 
 

@@ -1,76 +1,44 @@
-"""Settings of mining, as `--tune` writes them to a file and mining reads them."""
+"""Mining methods by name, and their settings as `--tune` writes them to a file and mining reads them."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.mining.fragments import WINDOW
-from fairseq_ccpr.settings import signature
+from fairseq_ccpr.mining.margin import MarginMethod
+from fairseq_ccpr.mining.method import MiningMethod
+from fairseq_ccpr.mining.rfr import RfrMethod
+from fairseq_ccpr.settings import inside, signature
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import write_json
 
-RFR, MARGIN = "rfr", "margin"
-METHODS = (RFR, MARGIN)
-OVER_SENTENCES, OVER_NEIGHBOURS = "sentences", "neighbours"
-ENTROPIES = (OVER_SENTENCES, OVER_NEIGHBOURS)
-
-
-@dataclass(frozen=True)
-class RfrSettings:
-    """Robust fragment-level retrieval."""
-
-    k: int = 10  # neighbours of a fragment
-    beta: float = 75.0  # how much the nearest of them count
-    keep: float = 0.5  # p, the share of a sentence's fragments that count, those of the lowest entropies
-    threshold: float = 0.5  # P, the probability below which there is no pair
-    window: int = WINDOW  # n, words of a fragment
-    sentence_half: bool = True  # whether a fragment's vector holds its sentence's
-    entropy_over: str = OVER_SENTENCES  # or neighbours
-
-    @property
-    def method(self) -> str:
-        """Its name."""
-        return RFR
-
-
-@dataclass(frozen=True)
-class MarginSettings:
-    """The margin-ratio baseline."""
-
-    threshold: float = 1.0  # the margin below which there is no pair
-    k: int = 4  # neighbours of a sentence in either direction
-
-    @property
-    def method(self) -> str:
-        """Its name."""
-        return MARGIN
-
-
-Settings = Union[RfrSettings, MarginSettings]
-_KINDS: dict[str, Any] = {RFR: RfrSettings, MARGIN: MarginSettings}
+METHODS: dict[str, Callable[..., MiningMethod]] = {
+    RfrMethod.name: RfrMethod,
+    MarginMethod.name: MarginMethod,
+}
 
 
 @dataclass(frozen=True)
 class TunedSettings:
-    """Settings with what they were chosen by."""
+    """A method and its settings, with what they were chosen by."""
 
-    settings: Settings
+    method: MiningMethod
     encoder: str  # its fingerprint
     tuned: dict[str, Any] = field(default_factory=dict)  # on what, and how well they did there
 
     def signature(self) -> str:
-        """One line that names all that decides a result."""
-        parts = {"method": self.settings.method, **asdict(self.settings), "encoder": fingerprint.short(self.encoder)}
-        return signature({name: _plain(value) for name, value in parts.items()})
+        """Name all that decides a result in one line."""
+        values = {name: f"{v:.6g}" if isinstance(v, float) else v for name, v in asdict(self.method).items()}
+        return signature({"method": self.method.name, **values, "encoder": fingerprint.short(self.encoder)})
 
     def write(self, path: Path) -> None:
-        """Write them; the file appears when it is whole."""
-        values = {"method": self.settings.method, **asdict(self.settings), "encoder": self.encoder, "tuned": self.tuned}
+        """Write them atomically."""
+        values = {"method": self.method.name, **asdict(self.method), "encoder": self.encoder, "tuned": self.tuned}
         write_json(path, values)
 
     @classmethod
@@ -85,32 +53,25 @@ class TunedSettings:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             encoder, tuned = values.pop("encoder"), values.pop("tuned")
-            settings = _KINDS[values.pop("method")](**values)
-            _check(settings)
+            method = METHODS[values.pop("method")](**values)
+            _check(method)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"{path} holds no settings of mine_bitext.py ({type(error).__name__}: {error}): make them anew with --tune"
             ) from None
-        return cls(settings, encoder, tuned)
+        return cls(method, encoder, tuned)
 
 
-def _plain(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def _check(settings: Settings) -> None:
-    for name, value in asdict(settings).items():
-        kind = type(getattr(type(settings)(), name))
+def _check(method: MiningMethod) -> None:
+    """Check types and ranges of what a file has."""
+    for one in fields(method):
+        value = getattr(method, one.name)
+        kind: Any = type(one.default)
         if not isinstance(value, (int, float) if kind is float else kind) or (
             kind is float and not math.isfinite(value)
         ):
-            raise ValueError(f"{name} is {value!r}, and must be a {kind.__name__}")
-    if settings.k < 1:
-        raise ValueError(f"k is {settings.k}, and must be at least 1")
-    if isinstance(settings, RfrSettings):
-        if not 0 < settings.keep <= 1:
-            raise ValueError(f"keep is {settings.keep}, and must be above 0 and at most 1")
-        if settings.window < 1:
-            raise ValueError(f"window is {settings.window}, and must be at least 1")
-        if settings.entropy_over not in ENTROPIES:
-            raise ValueError(f"entropy_over is {settings.entropy_over}, and must be one of {', '.join(ENTROPIES)}")
+            raise ValueError(f"{one.name} is {value!r}, and must be a {kind.__name__}")
+        if one.metadata["within"] and not inside(value, one.metadata["within"]):
+            raise ValueError(f"{one.name} is {value}, and must be {one.metadata['needs']}")
+        if one.metadata["choices"] and value not in one.metadata["choices"]:
+            raise ValueError(f"{one.name} is {value}, and must be one of {', '.join(one.metadata['choices'])}")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
 
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining import encoded_text, miner, neighbours
-from fairseq_ccpr.mining.encoded_text import encode
+from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.f1 import (
     decide,
     f1_by_threshold,
@@ -23,14 +25,17 @@ from fairseq_ccpr.mining.f1 import (
 )
 from fairseq_ccpr.mining.fragments import fragment_text, fragments
 from fairseq_ccpr.mining.grid import Grid
-from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, part, read_labelled
-from fairseq_ccpr.mining.margin import margin_answers
-from fairseq_ccpr.mining.miner import Miner, Pair
-from fairseq_ccpr.mining.neighbours import Neighbours
+from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, read_labelled, remove_partners
+from fairseq_ccpr.mining.margin import MarginMethod, margin_answers
+from fairseq_ccpr.mining.method import Matcher, MiningMethod
+from fairseq_ccpr.mining.miner import MinedPair, Miner
+from fairseq_ccpr.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys
 from fairseq_ccpr.mining.pknn import Answers, answer, distributions, entropy_ranks
-from fairseq_ccpr.mining.settings import MarginSettings, RfrSettings, Settings
+from fairseq_ccpr.mining.rfr import RfrMethod
+from fairseq_ccpr.mining.settings import METHODS, TunedSettings
 from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.models.pretrained.sentence_encoders import MeanPooledEncoder, load_sentence_encoder
+from fairseq_ccpr.settings import option
 from tests.helpers import write_lines
 from tests.mining.toy_text import WORDS, ToyEncoder, random_pairs
 from tests.small_models import random_weights, sentencepiece_tokenizer
@@ -56,7 +61,7 @@ def test_fragments_of_several_scripts() -> None:
 
 
 def plain_answers(
-    cosines: np.ndarray, classes: np.ndarray, owners: np.ndarray, sentences: int, settings: RfrSettings
+    cosines: np.ndarray, classes: np.ndarray, owners: np.ndarray, sentences: int, settings: RfrMethod
 ) -> tuple[list[int], list[float], list[float]]:
     """RFR by the book, one number at a time: partners, scores, entropies."""
     of_fragment: list[dict[int, float]] = []
@@ -101,7 +106,7 @@ def random_neighbours(
 def test_answers_equal_a_plain_reference(entropy_over: str, rng: np.random.Generator) -> None:
     for beta, keep in ((50, 0.1), (75, 0.7), (2000, 1.0), (100, 0.5)):
         cosines, classes, owners = random_neighbours(rng, 60, 7, 12)
-        settings = RfrSettings(beta=beta, keep=keep, entropy_over=entropy_over)
+        settings = RfrMethod(beta=beta, keep=keep, entropy_over=entropy_over)
         partners, scores, entropies = plain_answers(cosines, classes, owners, 12, settings)
         found = distributions(cosines, classes, beta, entropy_over)
         assert np.allclose(found.entropies, entropies, atol=1e-8)
@@ -127,13 +132,13 @@ def test_neighbours_come_in_one_order(monkeypatch: Any, rng: np.random.Generator
     queries[0] = keys[7]
     exact = (queries.astype(np.float64) @ keys.astype(np.float64).T).round(neighbours.DECIMALS)
     expected = np.lexsort((np.broadcast_to(np.arange(90), exact.shape), -exact), axis=1)
-    scores, ids = Neighbours(keys).search(queries, 70)
+    scores, ids = IndexedKeys(keys).search(queries, 70)
     assert (ids == expected[:, :70]).all() and (scores == np.take_along_axis(exact, ids, 1)).all()
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 78 * 8 * 7)
-    with_threads(2, lambda: np.testing.assert_array_equal(Neighbours(keys).search(queries, 70)[1], ids))
-    scores, ids = Neighbours(keys).search(queries, 120)
+    with_threads(2, lambda: np.testing.assert_array_equal(IndexedKeys(keys).search(queries, 70)[1], ids))
+    scores, ids = IndexedKeys(keys).search(queries, 120)
     assert (ids[:, :90] == expected).all() and (ids[:, 90:] == -1).all() and np.isneginf(scores[:, 90:]).all()
-    assert (Neighbours(keys[:0]).search(queries, 2)[1] == -1).all()
+    assert (IndexedKeys(keys[:0]).search(queries, 2)[1] == -1).all()
 
 
 def with_threads(count: int, do: Any) -> None:
@@ -182,28 +187,28 @@ def test_scores(rng: np.random.Generator) -> None:
     assert np.isclose(mcnemar(one, two), binomtest(only[0], sum(only)).pvalue)
 
 
-@pytest.mark.parametrize("base", [RfrSettings(), RfrSettings(sentence_half=False), MarginSettings()])
-def test_tuned_settings_have_the_f1_they_were_chosen_for(base: Settings, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("base", [RfrMethod(), RfrMethod(sentence_half=False), MarginMethod()])
+def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng: np.random.Generator) -> None:
     pairs = random_pairs(rng, 36)
-    taken, offered, gold = part(24, 0.5)
+    taken, offered, gold = remove_partners(24, 0.5)
     labelled = LabelledText([pairs[i][0] for i in taken], [pairs[i][1] for i in offered], gold)
     trial = Trial.encode(labelled, ToyEncoder(), "", True)
     settings, f1 = trial.tune(base, GRID)
     assert f1 == score(decide(trial.answers(settings), settings.threshold), gold).f1 > 0.5
-    if isinstance(base, RfrSettings):
+    if isinstance(base, RfrMethod):
         tried = [
-            RfrSettings(k, beta, keep, threshold, sentence_half=base.sentence_half)
+            RfrMethod(k, beta, keep, threshold, sentence_half=base.sentence_half)
             for k in GRID.k for beta in GRID.beta for keep in GRID.keep for threshold in GRID.threshold
         ]  # fmt: skip
     else:
-        tried = [MarginSettings(threshold) for threshold in np.linspace(0, 2, 300)]
+        tried = [MarginMethod(threshold) for threshold in np.linspace(0, 2, 300)]
     assert f1 >= max(score(decide(trial.answers(each), each.threshold), gold).f1 for each in tried)
 
 
-@pytest.mark.parametrize("base", [RfrSettings(), MarginSettings()])
+@pytest.mark.parametrize("base", [RfrMethod(), MarginMethod()])
 @pytest.mark.parametrize("apart", [True, False])
 def test_settings_are_tuned_among_all_that_is_mined(
-    base: Settings, apart: bool, tmp_path: Path, rng: np.random.Generator
+    base: MiningMethod, apart: bool, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     pairs = random_pairs(rng, 70)
     labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
@@ -220,13 +225,13 @@ def test_settings_are_tuned_among_all_that_is_mined(
     gold = np.array([numbers[known[source]] if known[source] in there else -1 for source in labelled.sources])
     assert (gold >= 0).sum() == labelled.paired == (8 if apart else 16)
 
-    def f1_of(settings: Settings) -> float:
+    def f1_of(settings: MiningMethod) -> float:
         return score(decide(whole.answers(settings), settings.threshold)[: len(gold)], gold).f1
 
-    assert f1 == f1_of(mining.settings) > 0.5
-    others = [replace(mining.settings, threshold=threshold) for threshold in np.linspace(0, 2, 200)]
-    if isinstance(base, RfrSettings):
-        others = [RfrSettings(k, beta, 1.0, p) for k in GRID.k for beta in GRID.beta for p in GRID.threshold]
+    assert f1 == f1_of(mining.method) > 0.5
+    others = [replace(mining.method, threshold=threshold) for threshold in np.linspace(0, 2, 200)]
+    if isinstance(base, RfrMethod):
+        others = [RfrMethod(k, beta, 1.0, p) for k in GRID.k for beta in GRID.beta for p in GRID.threshold]
     assert f1 >= max(map(f1_of, others))
 
 
@@ -256,13 +261,15 @@ def test_labelled_text(tmp_path: Path, rng: np.random.Generator) -> None:
     assert distinct_pairs(write_lines(tmp_path / "same.tsv", *rows)) == [("One!", "Eins"), ("four", "vier")]
 
 
-def mined(folder: Path, sources: list[str], targets: list[str], settings: Settings, index: str = "auto") -> list[Pair]:
+def mined(
+    folder: Path, sources: list[str], targets: list[str], settings: MiningMethod, index: str = "auto"
+) -> list[MinedPair]:
     return list(Miner(sources, targets, ToyEncoder(), settings, folder, index, quiet=True).mine())
 
 
-@pytest.mark.parametrize("settings", [RfrSettings(k=6, beta=1000, threshold=0.7), MarginSettings(1.02)])
+@pytest.mark.parametrize("settings", [RfrMethod(k=6, beta=1000, threshold=0.7), MarginMethod(1.02)])
 def test_mining_does_not_depend_on_blocks_or_threads(
-    settings: Settings, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
+    settings: MiningMethod, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
 ) -> None:
     pairs = random_pairs(rng, 60)
     sources = [source for source, _ in pairs[:45]] + ["", "...", pairs[0][0]]
@@ -280,7 +287,7 @@ def test_mining_does_not_depend_on_blocks_or_threads(
     with_threads(2, lambda: check_same(mined(tmp_path / "parts", sources, targets, settings), whole))
 
 
-def check_same(one: list[Pair], two: list[Pair]) -> None:
+def check_same(one: list[MinedPair], two: list[MinedPair]) -> None:
     assert [pair[:2] for pair in one] == [pair[:2] for pair in two]
     assert np.allclose([pair.score for pair in one], [pair.score for pair in two], atol=1e-5)
 
@@ -289,7 +296,7 @@ def test_mining_through_faiss(tmp_path: Path, rng: np.random.Generator) -> None:
     pytest.importorskip("faiss")
     pairs = random_pairs(rng, 50)
     sides = [source for source, _ in pairs], [target for _, target in pairs]
-    settings = RfrSettings(k=6, beta=1000, threshold=0.3)
+    settings = RfrMethod(k=6, beta=1000, threshold=0.3)
     check_same(mined(tmp_path / "a", *sides, settings, "Flat"), mined(tmp_path / "b", *sides, settings, "exact"))
 
 
@@ -354,7 +361,7 @@ def test_equal_texts_are_encoded_once() -> None:
 
 
 def test_text_of_any_kind_can_be_mined(tmp_path: Path, rng: np.random.Generator) -> None:
-    settings = RfrSettings(k=50, beta=500, keep=0.5, threshold=0.0)
+    settings = RfrMethod(k=50, beta=500, keep=0.5, threshold=0.0)
     one = random_pairs(rng, 1)
     assert [pair[:2] for pair in mined(tmp_path / "one", [one[0][0]], [one[0][1]], settings)] == one  # k above F
     twin = "bao beo bio"
@@ -366,3 +373,47 @@ def test_text_of_any_kind_can_be_mined(tmp_path: Path, rng: np.random.Generator)
     wrong = mined(tmp_path / "wrong", [one[0][0]], ["это совсем другой язык", "и здесь тоже"], settings)
     assert len(wrong) == 1 and wrong[0].score <= 0.75
     assert mined(tmp_path / "none", ["...", ""], [twin], settings) == []
+
+
+@dataclass(frozen=True)
+class NearestMethod:
+    """A third method: the nearest sentence, whatever its neighbourhood."""
+
+    name: ClassVar[str] = "nearest"
+    window: ClassVar[None] = None
+
+    threshold: float = option(0.5, "the cosine below which there is no pair", within="[0, 1]", needs="from 0 to 1")
+
+    def keys(self, text: EncodedText) -> SentenceKeys:
+        return SentenceKeys(text.sentences, np.arange(len(text.sentences)), len(text.sentences))
+
+    def matcher(self, targets: SearchableText, sources: Callable[[], SearchableText]) -> Matcher:
+        def match(queries: SentenceKeys) -> Answers:
+            scores, ids = targets.keys.search(queries.keys, 1)
+            return Answers(targets.owners_of(ids)[:, 0], scores[:, 0])
+
+        return match
+
+    def tune(
+        self, queries: SentenceKeys, gold: np.ndarray, targets: SearchableText, sources: Callable[[], SearchableText],
+        grid: Grid,
+    ) -> tuple[NearestMethod, float]:  # fmt: skip
+        thresholds = np.array(grid.threshold)
+        f1 = f1_by_threshold(self.matcher(targets, sources)(queries), gold, thresholds)
+        return NearestMethod(float(thresholds[f1.argmax()])), float(f1.max())
+
+
+def test_a_third_method_is_a_class_and_a_line(tmp_path: Path, monkeypatch: Any, rng: np.random.Generator) -> None:
+    monkeypatch.setitem(METHODS, NearestMethod.name, NearestMethod)
+    pairs = random_pairs(rng, 60)
+    labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
+    sources, targets = ([pair[side] for pair in pairs[30:]] for side in (0, 1))
+    mining = Miner(sources, targets, ToyEncoder(), NearestMethod(), tmp_path / "work", quiet=True)
+    assert mining.tune(labelled, GRID) > 0.5
+    found = list(mining.mine())
+    assert sum(pair[:2] in pairs for pair in found) > 0.7 * len(found) > 14
+    TunedSettings(mining.method, "toy").write(tmp_path / "s.json")
+    assert TunedSettings.read(tmp_path / "s.json").method == mining.method
+    TunedSettings(NearestMethod(2.0), "toy").write(tmp_path / "s.json")
+    with pytest.raises(ConfigurationError, match=r"threshold is 2.0, and must be from 0 to 1"):
+        TunedSettings.read(tmp_path / "s.json")

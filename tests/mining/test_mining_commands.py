@@ -13,7 +13,8 @@ import pytest
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.experiments.config import read_config
 from fairseq_ccpr.experiments.pipeline import Plan
-from fairseq_ccpr.mining.settings import RfrSettings, TunedSettings
+from fairseq_ccpr.mining.rfr import RfrMethod
+from fairseq_ccpr.mining.settings import TunedSettings
 from fairseq_ccpr.models.pretrained.sentence_encoders import StoredVectors
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, refused, write_lines
@@ -66,9 +67,9 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
     found = list(read_pairs(tmp_path / "mined.tsv"))
     assert len(found) > 25 and len(known & set(found)) > 0.7 * len(found)
     tuned = TunedSettings.read(tmp_path / "s.json")
-    assert tuned.settings.method == method and tuned.tuned["paired"] == 30
+    assert tuned.method.name == method and tuned.tuned["paired"] == 30
     other = tmp_path / "other.json"
-    TunedSettings(type(tuned.settings)(threshold=0.999 if method == "rfr" else 9.0), tuned.encoder).write(other)
+    TunedSettings(type(tuned.method)(threshold=0.999 if method == "rfr" else 9.0), tuned.encoder).write(other)
     call(*words, "--settings", other)
     assert len((tmp_path / "mined.tsv").read_bytes()) < len(first)
 
@@ -167,15 +168,15 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     refused(
         call(*words, check=False), "s.json holds no settings of mine_bitext.py .KeyError: 'encoder'.: make them anew"
     )
-    TunedSettings(RfrSettings(keep=2.0), "x").write(tmp_path / "s.json")
+    TunedSettings(RfrMethod(keep=2.0), "x").write(tmp_path / "s.json")
     refused(call(*words, check=False), "keep is 2.0, and must be above 0 and at most 1")
     for beta in ("75", math.nan):
-        TunedSettings(RfrSettings(beta=beta), "x").write(tmp_path / "s.json")  # type: ignore[arg-type]
+        TunedSettings(RfrMethod(beta=beta), "x").write(tmp_path / "s.json")  # type: ignore[arg-type]
         refused(call(*words, check=False), "beta is ('75'|nan), and must be a float")
     refused(call(*words, "--method", "margin", check=False), "--method margin is for --tune")
     refused(call(*words, "--output", tmp_path, check=False), "--output .*: give a file for plain text")
     refused(call(*words, "--output", tmp_path / "m.tsv.gz", check=False), "m.tsv.gz: give a file for plain text")
-    TunedSettings(RfrSettings(), "elsewhere").write(tmp_path / "s.json")
+    TunedSettings(RfrMethod(), "elsewhere").write(tmp_path / "s.json")
     refused(call(*words, check=False), "was tuned with the encoder elsewhere, and --encoder .*vectors is")
     (tmp_path / "s.json").unlink()
     words += ["--tune", made / "gold.tsv"]
