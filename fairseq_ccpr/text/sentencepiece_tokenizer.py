@@ -8,12 +8,7 @@ from pathlib import Path
 import sentencepiece
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.text.sentencepiece_model import (
-    NORMAL,
-    is_unigram,
-    read_pieces,
-    replace_pieces,
-)
+from fairseq_ccpr.text.sentencepiece_model import parse_model, replace_pieces
 from fairseq_ccpr.text.subwords import DICTIONARY, SubwordTokenizer, read_symbols
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
@@ -40,14 +35,15 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
         The piece of the lowest score stays, since the cost of an unknown character is set by it.
         """
-        if not is_unigram(self.model):
+        message = parse_model(self.model)
+        if message.trainer_spec.model_type != message.trainer_spec.UNIGRAM:
             raise ConfigurationError(
                 "the encoder's SentencePiece model is BPE, which needs all its pieces: leave out --keep-pieces-of"
             )
-        pieces = read_pieces(self.model)
-        lowest = min((p for p in pieces if p.type == NORMAL), key=lambda p: p.score).text
-        stays = {*kept, lowest}
-        model = replace_pieces(self.model, (p for p in pieces if p.type != NORMAL or p.text in stays))
+        normal = [piece for piece in message.pieces if piece.type == piece.NORMAL]
+        stays = {*kept, min(normal, key=lambda piece: piece.score).piece}
+        pieces = (piece for piece in message.pieces if piece.type != piece.NORMAL or piece.piece in stays)
+        model = replace_pieces(message, pieces)
         return SentencePieceTokenizer([s for s in self.symbols if s in stays], model)
 
     @property

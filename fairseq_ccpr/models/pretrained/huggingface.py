@@ -83,11 +83,11 @@ def _read_tokenizer(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
 def _read_sentencepiece(path: Path) -> tuple[SubwordTokenizer, list[int]]:
     content = path.read_bytes()
     try:
-        pieces = [piece.text for piece in read_pieces(content)]
+        pieces = read_pieces(content)
         tokenizer = SentencePieceTokenizer(pieces[len(SPECIALS) :], content)
-    except (ValueError, KeyError, RuntimeError) as error:
+    except RuntimeError as error:
         raise CheckpointError(f"{path} is no SentencePiece model ({error})") from None
-    if pieces[: len(SPECIALS)] != [special.text for special in SPECIALS]:
+    if pieces[: len(SPECIALS)] != SPECIALS:
         raise CheckpointError(f"{path} begins with the pieces {pieces[:3]}: give the model of an XLM-R, <unk> <s> </s>")
     return tokenizer, list(range(len(tokenizer.dictionary)))
 

