@@ -33,7 +33,7 @@ from fairseq_ccpr.evaluation.accuracy.retrieved_report import (
     report,
     retrieved_table,
 )
-from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.storage import fingerprint
 
@@ -77,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--phrase-k", type=int, default=8, metavar="N", help="different strings retrieved for each phrase, at most")
     add("--min-similarity", type=float, default=0.0, metavar="S", help="leave out what scores less")
     add(
-        "--segmentation", metavar=KINDS,
+        "--segmentation", metavar=SEGMENTATIONS,
         help="which spans of words are asked for (of the kind that the datastore has)",
     )  # fmt: skip
     add("--threshold", type=float, default=0.9, metavar="P", help="probability above which a span is a phrase")

@@ -52,8 +52,7 @@ def retrieve(options: argparse.Namespace) -> int:
     """Read, retrieve, print."""
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
     settings, datastore = read_options(PhraseSettings, options), PhraseDatastore(options.datastore)
-    encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder))
-    encoder.context.bf16 = settings.bf16
+    encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder), bf16=settings.bf16)
     segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
     if options.max_words is not None:
         segmentation = replace(segmentation, max_words=options.max_words)

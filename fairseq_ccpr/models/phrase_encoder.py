@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import DEFAULT_KIND, KINDS, SpanEncoder
+from fairseq_ccpr.models.span_encoder import DEFAULT_ARCHITECTURE, ENCODER_CLASSES, SpanEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 SIMILARITIES = "cosine", "dot"
@@ -38,7 +38,7 @@ class PhraseEncoderConfig(FairseqDataclass):
     dropout: float = field(default=0.2, metadata={"help": "dropout inside the context encoder"})
 
 
-@register_model(DEFAULT_KIND, dataclass=PhraseEncoderConfig)
+@register_model(DEFAULT_ARCHITECTURE, dataclass=PhraseEncoderConfig)
 class PhraseEncoder(SpanEncoder):
     """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper.
 
@@ -120,7 +120,7 @@ class PhraseEncoder(SpanEncoder):
         return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
 
 
-KINDS[DEFAULT_KIND] = PhraseEncoder
+ENCODER_CLASSES[DEFAULT_ARCHITECTURE] = PhraseEncoder
 
 
 def of_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:

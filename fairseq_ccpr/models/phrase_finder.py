@@ -24,7 +24,7 @@ from fairseq_ccpr.text.subwords import (
 from fairseq_ccpr.text.words import word_spans
 
 LEARNED, ALL, NGRAM, LEXICON = "learned", "all", "ngram:", "lexicon:"
-KINDS = "learned|all|ngram:N|lexicon:FILE"
+SEGMENTATIONS = "learned|all|ngram:N|lexicon:FILE"
 
 
 @dataclass(frozen=True)

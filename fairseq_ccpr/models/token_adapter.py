@@ -14,7 +14,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.identity_init import start_from_the_identity
+from fairseq_ccpr.models.identity_init import init_as_identity
 
 HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
 WIDEST_OUTPUT = 512  # the paper's, for that decoder
@@ -47,7 +47,7 @@ class TokenAdapter(BaseFairseqModel):
         self.trained_on: dict[str, str] = {}
         self.hidden = nn.Linear(dimension, hidden)
         self.output = nn.Linear(hidden, output)
-        start_from_the_identity(self.hidden, self.output)
+        init_as_identity(self.hidden, self.output)
 
     @classmethod
     def build_model(cls, cfg: TokenAdapterConfig, task: Any) -> "TokenAdapter":

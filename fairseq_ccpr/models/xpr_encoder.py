@@ -13,10 +13,10 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.identity_init import start_from_the_identity
+from fairseq_ccpr.models.identity_init import init_as_identity
 from fairseq_ccpr.models.momentum_encoder import MomentumEncoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import KINDS, SpanEncoder
+from fairseq_ccpr.models.span_encoder import ENCODER_CLASSES, SpanEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 NAME = "phrase_encoder_xpr"
@@ -71,7 +71,7 @@ class XprEncoder(SpanEncoder):
         self.head: nn.Module = nn.Identity()
         if dimension:
             first, last = nn.Linear(hidden, 2 * hidden), nn.Linear(2 * hidden, dimension)
-            start_from_the_identity(first, last)
+            init_as_identity(first, last)
             self.head = nn.Sequential(first, nn.ReLU(), last)
         self.momentum: Optional[MomentumEncoder] = None
         if momentum:
@@ -153,7 +153,7 @@ class XprEncoder(SpanEncoder):
         return of_strings([self.context.fingerprint(), of_parameters(heads), f"{NAME} layer={self.layer}"])
 
 
-KINDS[NAME] = XprEncoder
+ENCODER_CLASSES[NAME] = XprEncoder
 
 
 def project(head: nn.Module, pooled: Tensor) -> Tensor:

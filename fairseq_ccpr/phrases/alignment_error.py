@@ -23,7 +23,7 @@ Link = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class GoldPair:
+class AlignedPair:
     """A sentence pair and its links, counted from 0; sure links are possible as well."""
 
     pair: SentencePair
@@ -40,7 +40,7 @@ class AlignmentCounts:
     found_sure: int = 0  # A ∩ S
     found_possible: int = 0  # A ∩ P
 
-    def add(self, links: set[Link], gold: GoldPair) -> None:
+    def add(self, links: set[Link], gold: AlignedPair) -> None:
         """Count one sentence."""
         self.found += len(links)
         self.sure += len(gold.sure)
@@ -67,7 +67,7 @@ class AlignmentCounts:
         return 1 - (self.found_sure + self.found_possible) / (self.found + self.sure)
 
 
-def read_gold(sentences: Path, links: Path) -> list[GoldPair]:
+def read_gold(sentences: Path, links: Path) -> list[AlignedPair]:
     """Read a gold set.
 
     Raises:
@@ -92,13 +92,13 @@ def read_gold(sentences: Path, links: Path) -> list[GoldPair]:
             possible.add(link)
             if match[2] == "-":
                 sure.add(link)
-        gold.append(GoldPair(pair, frozenset(sure), frozenset(possible)))
+        gold.append(AlignedPair(pair, frozenset(sure), frozenset(possible)))
     if not any(pair.sure for pair in gold):
         raise ConfigurationError(f"{links} holds no sure link: there is nothing to measure against")
     return gold
 
 
-def measure(aligner: Aligner, gold: Iterable[GoldPair]) -> AlignmentCounts:
+def measure(aligner: Aligner, gold: Iterable[AlignedPair]) -> AlignmentCounts:
     """Align the gold set with a trained aligner and count."""
     pairs = list(gold)
     counts = AlignmentCounts()

@@ -19,7 +19,7 @@ from fairseq_ccpr.text.subwords import (
 
 
 @dataclass(frozen=True)
-class Example:
+class TypeExample:
     """A phrase in a sentence."""
 
     phrase: int  # its number among those of a batch
@@ -31,7 +31,7 @@ class Example:
 
 def usable_examples(
     tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int
-) -> list[Example]:
+) -> list[TypeExample]:
     """The first `most` examples that the encoder can take.
 
     Sentences are cut to `max_subwords`; one whose phrase is cut as well, or is no whole subwords, is passed over. Where
@@ -45,29 +45,29 @@ def usable_examples(
         most: how many; 0 asks for the phrase itself.
         max_subwords: without the markers.
     """
-    found: list[Example] = []
+    found: list[TypeExample] = []
     for text, start, end in places:
         if len(found) == most:
             break
         subwords = tokenizer.encode(text).cut(max_subwords)
         if (bounds := subword_bounds(subwords, start, end)) is not None:
-            found.append(Example(phrase, len(found), subwords, *bounds))
+            found.append(TypeExample(phrase, len(found), subwords, *bounds))
     if found:
         return found
     subwords = tokenizer.encode(string).cut(max_subwords)
-    return [Example(phrase, 0, subwords, 1, max(1, len(subwords.ids) - 2))]
+    return [TypeExample(phrase, 0, subwords, 1, max(1, len(subwords.ids) - 2))]
 
 
 def stored_examples(
     tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int
-) -> Iterator[list[Example]]:
+) -> Iterator[list[TypeExample]]:
     """The examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
     for number in range(len(types)):
         places = (types.example(number, place) for place in range(int(types.counts[number])))
         yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords)
 
 
-def as_tables(examples: list[Example], pad: int) -> list[dict[str, Tensor]]:
+def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
     """Sentences of like length together, each with one phrase.
 
     Returns:

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_ccpr.training.all_gather import gather_rows, share_gradient
+from fairseq_ccpr.training.all_gather import all_gather_rows, divide_gradient
 from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
 
 SPANS_A_PAIR = 4  # a phrase and another span, on either side
@@ -44,9 +44,9 @@ class CcprCriterion(FairseqCriterion):
         """See `FairseqCriterion.forward`."""
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
-        scale = share_gradient(scale)
-        vectors = [gather_rows(of_side) for of_side, _ in outputs]
-        strings, contexts = ([gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
+        scale = divide_gradient(scale)
+        vectors = [all_gather_rows(of_side) for of_side, _ in outputs]
+        strings, contexts = ([all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
         alignment = segmentation = vectors[0].new_zeros(())
         for one, other in ((0, 1), (1, 0)):
             excluded = equal_candidates(strings[other], contexts[other], self.cfg.mask_equal_strings)

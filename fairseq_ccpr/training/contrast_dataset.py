@@ -27,7 +27,7 @@ TRIES = 6  # random spans for each that is wanted, since some are phrases, and s
 
 
 @dataclass
-class Side:
+class SentenceWithSpans:
     """A sentence, the phrases drawn from it, as many other spans."""
 
     subwords: Subwords
@@ -37,11 +37,11 @@ class Side:
 
 
 @dataclass
-class Example:
+class ContrastExample:
     """A source sentence, and the target sentences that its phrases are translated in: its own, and others."""
 
-    source: Side  # with the phrases of all targets, in their order
-    targets: list[Side]
+    source: SentenceWithSpans  # with the phrases of all targets, in their order
+    targets: list[SentenceWithSpans]
 
 
 class PhraseContrastDataset(LengthBatches):
@@ -86,7 +86,7 @@ class PhraseContrastDataset(LengthBatches):
     def __len__(self) -> int:
         return len(self.sentences)
 
-    def __getitem__(self, index: int) -> Example | None:
+    def __getitem__(self, index: int) -> ContrastExample | None:
         """A sentence pair with phrases of this epoch; None where subwords cut through all of them."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(self.sentences[index])
@@ -105,13 +105,15 @@ class PhraseContrastDataset(LengthBatches):
         if not sides:
             return None
         phrases = [(a, b) for _, a, b, _, _ in self.pairs.pairs_of(number).tolist()]
-        return Example(self._side(source, source_spans, phrases, rng), sides)
+        return ContrastExample(self._side(source, source_spans, phrases, rng), sides)
 
-    def _side(self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator) -> Side:
+    def _side(
+        self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator
+    ) -> SentenceWithSpans:
         """A sentence with the spans drawn from it, which are whole subwords, and as many that are none of its phrases."""
         bounds = [found for span in spans if (found := subword_bounds(subwords, *span)) is not None]
         strings = [subwords.text[start:end] for start, end in spans]
-        return Side(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
+        return SentenceWithSpans(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
 
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
@@ -126,7 +128,7 @@ class PhraseContrastDataset(LengthBatches):
         taken = {subword_bounds(encoded, *span) for span in phrases}
         return [bounds for bounds in found if bounds is not None and bounds not in taken][:count]
 
-    def collater(self, samples: list[Example | None]) -> dict[str, Any]:
+    def collater(self, samples: list[ContrastExample | None]) -> dict[str, Any]:
         """See `FairseqDataset.collater`. Phrases of the source and of the target side are in the same order."""
         examples = [sample for sample in samples if sample is not None]
         if not examples:
@@ -141,7 +143,7 @@ class PhraseContrastDataset(LengthBatches):
             "target": target,
         }
 
-    def _collate(self, sides: list[Side]) -> dict[str, Tensor]:
+    def _collate(self, sides: list[SentenceWithSpans]) -> dict[str, Tensor]:
         """tokens [S, L], spans and others int64 [K, 3] (sentence, first, last subword), strings and contexts int64 [K]."""
         return {
             "tokens": collate([side.subwords for side in sides], self.tokenizer.pad),

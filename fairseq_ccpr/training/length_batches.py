@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from fairseq.data import ConcatDataset, FairseqDataset
+from fairseq.data import ConcatDataset
+
+from fairseq_ccpr.training.sized_dataset import SizedDataset
 
 
-class LengthBatches(FairseqDataset):
+class LengthBatches(SizedDataset):
     """A dataset of n examples that fairseq puts in order, and in batches, anew each epoch.
 
     An example has sentences on two sides, and a batch is a table of subwords for each side, filled up with padding.
@@ -39,12 +41,8 @@ class LengthBatches(FairseqDataset):
         return (self.counts * self.lengths).max(axis=1)
 
     def size(self, index: int) -> int:
-        """See `FairseqDataset.size`."""
+        """Return the subwords of one example, as in `sizes`."""
         return int((self.counts[index] * self.lengths[index]).max())
-
-    def num_tokens(self, index: int) -> int:
-        """See `FairseqDataset.num_tokens`."""
-        return self.size(index)
 
     def ordered_indices(self) -> np.ndarray:
         """By length, which makes for little padding; ties at random, so that batches are not of one place in the text."""

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
-from fairseq_ccpr.phrases.type_examples import Example, as_tables, usable_examples
+from fairseq_ccpr.phrases.type_examples import TypeExample, as_tables, usable_examples
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.training.contrast_draw import digest
+from fairseq_ccpr.training.sized_dataset import SizedDataset
 
-Row = tuple[tuple[str, str], list[list[Example]], int]  # both phrases, their examples, the number of the pair
+Row = tuple[tuple[str, str], list[list[TypeExample]], int]  # both phrases, their examples, the number of the pair
 
 
-class LexiconDataset(FairseqDataset):
+class LexiconDataset(SizedDataset):
     """The phrase pairs of one or several lexicons.
 
     Args:
@@ -34,7 +34,6 @@ class LexiconDataset(FairseqDataset):
         self.lexicons, self.tokenizer, self.sentences = lexicons, tokenizer, sentences
         self.max_subwords, self.seed, self.epoch = max_subwords, seed, 1
         self.starts = np.cumsum([0, *(len(lexicon.pairs) for lexicon in lexicons)])
-        self.sizes = np.ones(len(self), dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -64,7 +63,7 @@ class LexiconDataset(FairseqDataset):
         if not samples:
             return {}
         examples = [
-            Example(number + side * len(samples), one.place, one.subwords, one.first, one.last)
+            TypeExample(number + side * len(samples), one.place, one.subwords, one.first, one.last)
             for side in (0, 1)
             for number, (_, of_sides, _) in enumerate(samples)
             for one in of_sides[side]
@@ -86,18 +85,6 @@ class LexiconDataset(FairseqDataset):
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         """No: fairseq's workers would go on with the examples of the first epoch."""
         return False
-
-    def size(self, index: int) -> int:
-        """See `FairseqDataset.size`."""
-        return 1
-
-    def num_tokens(self, index: int) -> int:
-        """See `FairseqDataset.num_tokens`: batches are of so many pairs."""
-        return 1
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """See `FairseqDataset.num_tokens_vec`."""
-        return self.sizes[indices]
 
     def ordered_indices(self) -> np.ndarray:
         """At random, so that each epoch puts other pairs together."""

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional
 
-import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
@@ -18,6 +16,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
 from fairseq_ccpr.training.contrast_task import ContrastTask
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
+from fairseq_ccpr.training.sized_dataset import SizedDataset
 
 
 @dataclass
@@ -54,15 +53,15 @@ class TokenContrastConfig(FairseqDataclass):
     disable_validation: bool = II("dataset.disable_validation")
 
 
-class Numbers(FairseqDataset):
+class NumberedDraws(SizedDataset):
     """0 to `count` - 1, for fairseq to make batches of: what they stand for is drawn, or looked up, on the device."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.sizes = np.ones(count, dtype=np.int64)
+        self.count = count
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return self.count
 
     def __getitem__(self, index: int) -> int:
         return int(index)
@@ -70,20 +69,8 @@ class Numbers(FairseqDataset):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return indices
 
-    def num_tokens(self, index: int) -> int:
-        """See `FairseqDataset.num_tokens`."""
-        return 1
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """See `FairseqDataset.num_tokens_vec`."""
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        """See `FairseqDataset.size`."""
-        return 1
-
     def collater(self, samples: list[int]) -> dict[str, Any]:
-        """See `FairseqDataset.collater`."""
+        """Make a batch of numbers, which also says the first of them."""
         count = len(samples)
         if not count:
             return {}
@@ -130,9 +117,9 @@ class TokenContrastTask(ContrastTask):
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """See `FairseqTask.load_dataset`. `train` is what anchors are drawn from, `valid` the queries."""
         if split == "train":
-            self.datasets[split] = Numbers(self.cfg.anchors_per_epoch)
+            self.datasets[split] = NumberedDraws(self.cfg.anchors_per_epoch)
         else:
-            self.datasets[split] = Numbers(len(self.sampler.query_values))
+            self.datasets[split] = NumberedDraws(len(self.sampler.query_values))
 
     def train_step(
         self,

@@ -12,7 +12,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.training.all_gather import gather_rows
+from fairseq_ccpr.training.all_gather import all_gather_rows
 from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses
 
 
@@ -40,9 +40,9 @@ class XpcoCriterion(FairseqCriterion):
         """See `FairseqCriterion.forward`."""
         count = sample["nsentences"]
         vectors, candidates = model(sample["tables"], 2 * count)
-        sides = [gather_rows(of_side) for of_side in vectors.chunk(2)]
-        others = sides if candidates is vectors else [gather_rows(of_side) for of_side in candidates.chunk(2)]
-        strings = gather_rows(sample["strings"].T.contiguous())
+        sides = [all_gather_rows(of_side) for of_side in vectors.chunk(2)]
+        others = sides if candidates is vectors else [all_gather_rows(of_side) for of_side in candidates.chunk(2)]
+        strings = all_gather_rows(sample["strings"].T.contiguous())
         momentum = model.momentum
         loss = vectors.new_zeros(())
         for one, other in ((0, 1), (1, 0)):

