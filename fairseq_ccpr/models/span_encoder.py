@@ -1,4 +1,4 @@
-"""What the phrase encoders have in common, and which of them a checkpoint holds."""
+"""The interface of phrase encoders, and loading one from a checkpoint of either kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alignment error rate (Och and Ney, 2003) on sentences that people have aligned.
+"""Alignment error rate (Och and Ney, 2003) against manual alignments.
 
 A gold set is two files, line by line: sentence pairs, `source ||| target`, words between spaces; and links, `i-j` where
 they are sure and `ipj` where they are possible, counted from 1.
@@ -33,7 +33,7 @@ class AlignedPair:
 
 @dataclass
 class AlignmentCounts:
-    """What the measures are made of; counts of several sentences add up."""
+    """Sufficient statistics of precision, recall and AER; those of several sentences add up."""
 
     found: int = 0  # A
     sure: int = 0  # S
@@ -108,5 +108,5 @@ def measure(aligner: Aligner, gold: Iterable[AlignedPair]) -> AlignmentCounts:
 
 
 def as_set(links: np.ndarray) -> set[Link]:
-    """Links [A, 2] as a set."""
+    """Convert links [A, 2] to a set."""
     return {(int(i), int(j)) for i, j in links}

@@ -48,21 +48,21 @@ class EncoderAligner(Aligner):
             )
 
     def describe(self) -> dict[str, Any]:
-        """See `Aligner.describe`."""
+        """Return the rule and the layer."""
         return super().describe() | {"encoder_layer": self.layer}
 
     def fingerprints(self) -> dict[str, str]:
-        """See `Aligner.fingerprints`."""
+        """Return the fingerprint of the encoder."""
         return {"encoder": self.encoder.fingerprint()}
 
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
-        """Read the pairs, whose reader may count on it, and learn nothing."""
+        """Learn nothing, but read the pairs, since their reader counts them."""
         for _ in pairs:
             pass
 
     @torch.inference_mode()
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
-        """Links [A, 2] of each pair."""
+        """Align sentence pairs: links [A, 2] of each."""
         tokenizer, limit = self.encoder.tokenizer, self.encoder.max_positions
         encoded = [[tokenizer.encode(text).cut(limit) for text in (pair.source, pair.target)] for pair in pairs]
         links: list[np.ndarray] = [np.empty((0, 2), np.int32)] * len(pairs)
@@ -77,13 +77,13 @@ class EncoderAligner(Aligner):
         return links
 
     def _states(self, batch: list[Subwords]) -> Tensor:
-        """States of subwords, fp32 [S, L, H]."""
+        """Compute the states of subwords, fp32 [S, L, H]."""
         tokens = collate(batch, self.encoder.tokenizer.pad).to(next(self.encoder.parameters()).device)
         return self.encoder.states(tokens, self.layer).float()
 
 
 def default_layer(layers: int) -> int:
-    """The layer whose states align best, as far as measured: half of the way up.
+    """Return the layer whose states align best as far as measured: the middle one.
 
     >>> default_layer(12)
     6
@@ -92,7 +92,7 @@ def default_layer(layers: int) -> int:
 
 
 def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
-    """Which words each subword has characters of, bool [n, W]; markers and spaces have those of none.
+    """Mark the words that each subword has characters of, bool [n, W]; markers and spaces have none.
 
     A word has several subwords, and a subword may have parts of several words, as of two Chinese characters.
     """
@@ -102,7 +102,7 @@ def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
 
 
 def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_target: np.ndarray) -> np.ndarray:
-    """Pairs of words that have a pair of subwords each of which is nearest to the other.
+    """Link words that have mutually nearest subwords.
 
     Args:
         source: states of subwords [at least n, H].

@@ -1,4 +1,4 @@
-"""From phrase pairs and unlabelled text of both languages to a lexicon: filter, find example sentences, split, write."""
+"""Builds a lexicon from phrase pairs and monolingual text: filters, finds example sentences, splits, writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LexiconSettings:
 
 @dataclass
 class LexiconCounts:
-    """What became of the phrase pairs that were read."""
+    """Counts of the phrase pairs read, by outcome."""
 
     read: int = 0
     empty: int = 0  # a side has no letter
@@ -49,12 +49,12 @@ class LexiconCounts:
 
 @dataclass
 class SplitCoverage:
-    """What a split has."""
+    """Pairs, phrases and examples of a split."""
 
     pairs: int
     phrases: list[int]  # of source and target
     examples: list[float]  # of a phrase, on average
-    full: list[float]  # share of the phrases that have all that were asked for
+    full: list[float]  # fraction of the phrases with as many examples as wanted
 
 
 def build_lexicon(
@@ -111,7 +111,7 @@ def build_lexicon(
 
 
 def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
-    """The usable pairs, each once, in the order of the file; `counts` learns of the others."""
+    """Read the usable pairs, each once, in the order of the file, and count the others in `counts`."""
     kept: dict[Pair, None] = {}
     for source, target in read_pairs(path, empty_lines=True):
         pair = source.strip(), target.strip()
@@ -128,7 +128,7 @@ def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
 
 
 def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pair]:
-    """About `limit` pairs, always the same ones; a smaller limit takes some of a larger one's.
+    """Draw about `limit` pairs, always the same ones; those of a smaller limit are among those of a larger one.
 
     They are so many, and all others between their phrases: a translation that is left out would count as a wrong one.
     """

@@ -1,4 +1,4 @@
-"""Which phrase pairs of a dictionary are near-copies, and which belong to which split."""
+"""Splits a dictionary into train, valid and test without shared strings; detects near-copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[str, str]
 
 
 def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
-    """Whether ROUGE-L is above `most` both ways: more than that share of either side's words is common, in order.
+    """Tell whether ROUGE-L is above `most` both ways: a common subsequence of more than that fraction of either side's words.
 
     >>> is_near_copy("Windows Server", "windows server"), is_near_copy("der Server", "the server")
     (True, False)
@@ -24,7 +24,7 @@ def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
 
 
 def _common_subsequence(one: list[str], two: list[str]) -> int:
-    """Length of the longest common subsequence."""
+    """Return the length of the longest common subsequence."""
     lengths = [0] * (len(two) + 1)
     for word in one:
         before = 0
@@ -34,7 +34,7 @@ def _common_subsequence(one: list[str], two: list[str]) -> int:
 
 
 def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """3 : 1 : 1, no string being in two splits, on either side and in whatever case.
+    """Split 3 : 1 : 1, no string being in two splits, on either side and in whatever case.
 
     Pairs that share a string, directly or by others, stay together. Group by group, the largest first, equal ones in an
     order as good as random, each goes to the split that lacks most. It does not depend on the order of the pairs.
@@ -64,7 +64,7 @@ class _Groups:
         self.parent: dict[str, str] = {}
 
     def find(self, string: str) -> str:
-        """What stands for the string's set."""
+        """Return the representative of the string's set."""
         parent = self.parent.setdefault(string, string)
         while parent != self.parent[parent]:
             self.parent[string] = parent = self.parent[parent]  # halves the way of the next one

@@ -93,7 +93,7 @@ class PhraseTypes:
         return len(self.phrases)
 
     def example(self, phrase: int, number: int) -> Place:
-        """An example of a phrase, `number` counted from 0."""
+        """Read an example of a phrase, `number` counted from 0."""
         sentence, start, end = self._examples[self._offsets[phrase] + number].tolist()
         return self._sentences[sentence], start, end
 
@@ -119,7 +119,7 @@ class Lexicon:
         self.sides = [PhraseTypes(self.directory / side, *of_side) for side, *of_side in counts]
 
     def check(self) -> None:
-        """The full check; see `check_every_byte`."""
+        """Check every byte against the manifest."""
         check_every_byte(self.directory, self.manifest.files, FORMAT)
 
 

@@ -12,7 +12,7 @@ _NONE = np.iinfo(np.int32).max  # the first link of a stretch of words without a
 def consistent_pairs(
     source_sizes: np.ndarray, target_sizes: np.ndarray, links: np.ndarray, max_words: int
 ) -> np.ndarray:
-    """All pairs of word spans with at least one link between them and none from inside to outside.
+    """List all pairs of word spans with at least one link between them and none from inside to outside.
 
     Spans may overlap, and may begin and end with words that have no link.
 
@@ -78,7 +78,7 @@ def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, 
 
 
 def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Spans in characters for spans in words.
+    """Convert spans in words to spans in characters.
 
     >>> character_spans([[(0, 3), (4, 9)]], np.array([0]), np.array([[0, 2]])).tolist()
     [[0, 9]]

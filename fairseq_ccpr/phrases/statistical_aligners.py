@@ -29,7 +29,7 @@ _STAGES: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 def import_thot() -> Any:
-    """The module `thot.alignment`.
+    """Import the module `thot.alignment`.
 
     Raises:
         ConfigurationError: it is not installed.
@@ -92,7 +92,7 @@ class StatisticalAligner(Aligner):
         return model
 
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
-        """Links [A, 2] of each pair."""
+        """Align sentence pairs: links [A, 2] of each."""
         heuristic = self.symmetrization.replace("-", "_").upper()
         self._aligner.heuristic = getattr(self.thot.SymmetrizationHeuristic, heuristic)
         sources, targets = zip(*(pair.words() for pair in pairs))

@@ -1,4 +1,4 @@
-"""Phrases with example sentences as an encoder takes them: subwords, in tables of sentences of like length."""
+"""Phrases with example sentences, tokenised and batched for an encoder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TypeExample:
 def usable_examples(
     tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int
 ) -> list[TypeExample]:
-    """The first `most` examples that the encoder can take.
+    """Return the first `most` examples that the encoder can take.
 
     Sentences are cut to `max_subwords`; one whose phrase is cut as well, or is no whole subwords, is passed over. Where
     none is left the phrase itself is the sentence.
@@ -61,14 +61,14 @@ def usable_examples(
 def stored_examples(
     tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int
 ) -> Iterator[list[TypeExample]]:
-    """The examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
+    """Yield the examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
     for number in range(len(types)):
         places = (types.example(number, place) for place in range(int(types.counts[number])))
         yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords)
 
 
 def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
-    """Sentences of like length together, each with one phrase.
+    """Batch sentences of like length, each with one phrase.
 
     Returns:
         Tables of tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases int64 [S] and places

@@ -1,4 +1,4 @@
-"""Vectors of all phrases of a lexicon's side, from any number of example sentences, and how often they find each other."""
+"""Vectors of all phrases of a lexicon's side, from any number of example sentences, and retrieval by them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def type_means(
     encode: Encode, tokenizer: SubwordTokenizer, types: PhraseTypes, counts: Sequence[int], max_subwords: int,
     device: torch.device, show: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The mean over the first m example sentences of each phrase, for several m.
+    """Average the vectors of the first m example sentences of each phrase, for several m.
 
     Args:
         encode: tokens int64 [S, L] and spans int64 [S, 3] -> a vector of each span, of several kinds, fp32 [J, S, d].
@@ -60,7 +60,7 @@ def type_means(
 
 @torch.inference_mode()
 def find_translations(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
-    """Whether the nearest candidate of each query is one of its translations; a tie counts against it.
+    """Tell whether the nearest candidate of each query is one of its translations; a tie counts against it.
 
     Args:
         queries: [n, o], of length 1.

@@ -1,4 +1,4 @@
-"""Samples of text that depend neither on its order nor on how often a sentence comes, and need no second reading."""
+"""One-pass samples of text that depend neither on its order nor on repeated sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairseq_ccpr.text.words import by_first_word, occurrences
 
 
 def digest_of(text: str) -> int:
-    """A number by which texts come in an order that is as good as random, and the same everywhere."""
+    """Hash a text to a number that orders texts pseudo-randomly, the same everywhere."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -33,7 +33,7 @@ class Sample:
         self._highest: list[int] = []  # a heap of the digests, negated
 
     def offer(self, text: str) -> None:
-        """Take a text in, if it is one of them."""
+        """Consider a text for the sample."""
         digest = digest_of(text)
         if digest in self._kept or (len(self._kept) == self.size and digest > -self._highest[0]):
             return
@@ -43,12 +43,12 @@ class Sample:
             del self._kept[-heapq.heappop(self._highest)]
 
     def texts(self) -> list[str]:
-        """The sample, lowest digest first."""
+        """Return the sample, lowest digest first."""
         return [self._kept[digest] for digest in sorted(self._kept)]
 
 
 def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) -> list[str]:
-    """At most `size` sentences, none of `excluded`, none empty."""
+    """Sample at most `size` sentences, none of `excluded`, none empty."""
     sample = Sample(size)
     for line in _sentences(paths, excluded):
         sample.offer(line)
@@ -58,7 +58,7 @@ def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) ->
 def sample_occurrences(
     paths: list[Path], strings: Collection[str], size: int, excluded: Collection[str], longer_by: int = 0
 ) -> dict[str, list[tuple[str, int, int]]]:
-    """For each string at most `size` sentences that have it as whole words, with its first place there.
+    """Sample for each string at most `size` sentences that have it as whole words, with its first place there.
 
     Args:
         paths: texts, a sentence a line; read once, whatever their size.

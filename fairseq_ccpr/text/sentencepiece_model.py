@@ -1,4 +1,4 @@
-"""SentencePiece models made of given pieces, with the message classes that come with sentencepiece."""
+"""Reads and makes SentencePiece models with the message classes that come with sentencepiece."""
 
 from __future__ import annotations
 

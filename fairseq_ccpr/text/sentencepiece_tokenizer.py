@@ -27,11 +27,11 @@ class SentencePieceTokenizer(SubwordTokenizer):
         self.processor.LoadFromSerializedProto(model)
 
     def split(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """See `SubwordTokenizer.split`."""
+        """Split a text with the SentencePiece model."""
         return piece_spans(self.processor, text)
 
     def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
-        """See `SubwordTokenizer.restrict`.
+        """Make a tokenizer of fewer pieces.
 
         The piece of the lowest score stays, since the cost of an unknown character is set by it.
         """
@@ -53,7 +53,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
     @classmethod
     def load(cls, directory: Path) -> SentencePieceTokenizer:
-        """See `SubwordTokenizer.load`."""
+        """Read the model and the dictionary of a directory."""
         path = directory / cls.filename
         try:
             return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
@@ -62,7 +62,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
 
 def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:
-    """Pieces of a text with the characters each stands for, spaces around it left out.
+    """Yield the pieces of a text with the characters each stands for, spaces around it left out.
 
     The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where in the
     text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no piece), each of

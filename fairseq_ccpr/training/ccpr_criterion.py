@@ -41,7 +41,7 @@ class CcprCriterion(FairseqCriterion):
         self.cfg = cfg
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """See `FairseqCriterion.forward`."""
+        """Compute the loss summed over phrase pairs, their number, and what is logged."""
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
         scale = divide_gradient(scale)
@@ -67,7 +67,7 @@ class CcprCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """See `FairseqCriterion.reduce_metrics`."""
+        """Log means over phrase pairs."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in ("loss", "segmentation", "temperature"):
             total = sum(float(log.get(name, 0)) for log in logging_outputs)
@@ -81,5 +81,5 @@ class CcprCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """See `FairseqCriterion.logging_outputs_can_be_summed`."""
+        """Return True: all that is logged are sums."""
         return True

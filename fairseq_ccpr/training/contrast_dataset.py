@@ -1,4 +1,4 @@
-"""Batches that a phrase encoder trains on: sentence pairs, phrase pairs in them, and spans that are no phrases."""
+"""The training data of CCPR: sentence pairs, phrase pairs in them, and spans that are no phrases."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PhraseContrastDataset(LengthBatches):
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the phrases of an epoch, which decide how many sentences come with them; see `FairseqDataset.set_epoch`."""
+        """Draw the phrases of an epoch, which decide how many sentences come with them."""
         super().set_epoch(epoch)
         self.drawn = self.draw.draw(epoch)
         owners = np.repeat(np.arange(len(self)), np.diff(self.drawn.starts))
@@ -129,7 +129,7 @@ class PhraseContrastDataset(LengthBatches):
         return [bounds for bounds in found if bounds is not None and bounds not in taken][:count]
 
     def collater(self, samples: list[ContrastExample | None]) -> dict[str, Any]:
-        """See `FairseqDataset.collater`. Phrases of the source and of the target side are in the same order."""
+        """Make a batch. Phrases of the source and of the target side are in the same order."""
         examples = [sample for sample in samples if sample is not None]
         if not examples:
             return {}

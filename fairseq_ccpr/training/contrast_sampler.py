@@ -1,4 +1,4 @@
-"""What an adapter trains and validates on: the keys of a token datastore, drawn as anchors, positives and negatives."""
+"""Draws the training data of an adapter from a token datastore: anchors, positives and negatives."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ class ContrastSampler:
         self._index: ExactIndex | None = None
 
     def rows(self, entries: Tensor) -> Tensor:
-        """The keys of entries, fp32 [..., d] on the training device."""
+        """Return the keys of entries, fp32 [..., d] on the training device."""
         return self.keys[entries.to(self.keys.device)].to(self.device).float()
 
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
-        """Random anchors with their positives and negatives.
+        """Draw random anchors with their positives and negatives.
 
         What is drawn depends on nothing but the arguments and, for hard negatives, on the adapter as it was when the
         centres were last made: in the first draw of each R updates, or after a resume.
@@ -117,7 +117,7 @@ class ContrastSampler:
         return self._contrast(adapter, self.rows(self.clusters.members[slots]), slots, update, generator)
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
-        """The same for queries of validation as anchors, those of tokens that training has twice or more."""
+        """Draw the same for queries of validation as anchors, those of tokens that training has twice or more."""
         queries = queries.to(self.device)
         cluster = self.cluster_of_token[self.query_values[queries].long()]
         known = cluster >= 0
@@ -165,7 +165,7 @@ class ContrastSampler:
 
     @torch.no_grad()
     def precision(self, adapter: Any, queries: Tensor, k: int) -> Tensor:
-        """Share of the k nearest neighbours that have the query's token, fp32 [Q].
+        """Compute the fraction of the k nearest neighbours that have the query's token, fp32 [Q].
 
         Args:
             queries: which of those of validation.

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs of like length, others together each epoch, of a size that counts every sentence."""
+"""Batches of sentence pairs of like length, shuffled each epoch, whose size counts every sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LengthBatches(SizedDataset):
     epoch = 1
 
     def set_epoch(self, epoch: int) -> None:
-        """See `FairseqDataset.set_epoch`."""
+        """Remember the epoch, which the order depends on."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
@@ -45,7 +45,7 @@ class LengthBatches(SizedDataset):
         return int((self.counts[index] * self.lengths[index]).max())
 
     def ordered_indices(self) -> np.ndarray:
-        """By length, which makes for little padding; ties at random, so that batches are not of one place in the text."""
+        """Order by length, which saves padding; ties at random, so that batches are not of one place in the text."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
         return order[self.lengths.max(axis=1)[order].argsort(kind="stable")]
 
@@ -56,7 +56,7 @@ class LengthBatches(SizedDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Parts of `indices`, one after another, each as large as it may be.
+        """Cut `indices` into batches, each as large as it may be.
 
         Args:
             indices: int64, examples in order.
@@ -90,7 +90,7 @@ class Mixture(LengthBatches, ConcatDataset):
         self.set_epoch(datasets[0].epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See `FairseqDataset.set_epoch`."""
+        """Set the epoch of every data set, and read their new sizes."""
         super().set_epoch(epoch)
         self.counts = np.concatenate([dataset.counts for dataset in self.datasets])
         self.lengths = np.concatenate([dataset.lengths for dataset in self.datasets])

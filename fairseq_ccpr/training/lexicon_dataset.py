@@ -1,4 +1,4 @@
-"""Batches that XPR trains on: phrase pairs, each phrase in some of its example sentences, drawn anew each epoch."""
+"""The training data of XPR: phrase pairs with example sentences that are drawn again each epoch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LexiconDataset(SizedDataset):
         return (strings[0], strings[1]), examples, int(index)
 
     def collater(self, samples: list[Row]) -> dict[str, Any]:
-        """K pairs: see `as_tables`, phrases numbered with the sources first; strings and pairs as numbers.
+        """Make a batch of K pairs: tables of `as_tables`, phrases numbered sources first; strings and pairs as numbers.
 
         Returns:
             tables; strings int64 [2, K], equal where strings are; pairs int64 [K], numbers in this dataset.
@@ -77,7 +77,7 @@ class LexiconDataset(SizedDataset):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """See `FairseqDataset.set_epoch`."""
+        """Remember the epoch, which order and examples depend on."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
@@ -87,5 +87,5 @@ class LexiconDataset(SizedDataset):
         return False
 
     def ordered_indices(self) -> np.ndarray:
-        """At random, so that each epoch puts other pairs together."""
+        """Shuffle, so that each epoch puts other pairs together."""
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self))

@@ -64,7 +64,7 @@ class PhraseContrastTask(PhraseTask):
         )
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """See `FairseqTask.load_dataset`. Validation asks for translations in their own sentences, of CPR too."""
+        """Load a split. Validation has translations in their own sentences, for CPR too."""
         options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
         pairs = self.open_folders(split, PhrasePairs)
         sets = [PhraseContrastDataset(of_language_pair, self.tokenizer, options) for of_language_pair in pairs]
@@ -77,7 +77,7 @@ class PhraseContrastTask(PhraseTask):
         self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Index the target phrases of the valid part; see `FairseqTask.begin_valid_epoch`."""
+        """Index the target phrases of the valid part."""
         model.eval()
         dataset = self.dataset("valid")
         vectors, strings, contexts = [], [], []
@@ -91,7 +91,7 @@ class PhraseContrastTask(PhraseTask):
         self.indexed = torch.cat(strings), torch.cat(contexts)
 
     def _samples(self, dataset: FairseqDataset) -> Any:
-        """All of a dataset in batches, where the model is."""
+        """Yield all of a data set in batches, where the model is."""
         on_gpu = torch.cuda.is_available() and not self.cfg.cpu
         for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=INDEX_TOKENS):
             sample = dataset.collater([dataset[int(i)] for i in batch])
@@ -99,7 +99,7 @@ class PhraseContrastTask(PhraseTask):
                 yield utils.move_to_cuda(sample) if on_gpu else sample
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
-        """See `FairseqTask.valid_step`. `accuracy` asks for the very entry, `string_accuracy` for its string."""
+        """Log acc@1 with the loss: `accuracy` demands the very entry, `string_accuracy` its string."""
         loss, count, logged = super().valid_step(sample, model, criterion)
         source, target = sample["source"], sample["target"]
         with torch.no_grad(), cpu_autocast(model):

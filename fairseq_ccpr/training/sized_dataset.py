@@ -1,4 +1,4 @@
-"""What fairseq asks of a data set to make batches of it: the size of each example."""
+"""The base of data sets: the sizes of examples, of which fairseq makes batches."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class TokenContrastTask(ContrastTask):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint says of the keys it was trained on; see `FairseqTask.state_dict`."""
+        """Return for a checkpoint which states it was trained on."""
         return self.trained_on
 
     @cached_property
@@ -115,7 +115,7 @@ class TokenContrastTask(ContrastTask):
         return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text)
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """See `FairseqTask.load_dataset`. `train` is what anchors are drawn from, `valid` the queries."""
+        """Load a split: `train` is what anchors are drawn from, `valid` the queries."""
         if split == "train":
             self.datasets[split] = NumberedDraws(self.cfg.anchors_per_epoch)
         else:
@@ -130,7 +130,7 @@ class TokenContrastTask(ContrastTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> Any:
-        """See `FairseqTask.train_step`."""
+        """Train on contrasts that are drawn for the batch."""
         numbers = sample["numbers"]
         adapter = _adapter(model)
         with cpu_autocast(adapter):
@@ -139,11 +139,11 @@ class TokenContrastTask(ContrastTask):
         return super().train_step(contrasts, model, criterion, optimizer, update_num, ignore_grad)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """See `FairseqTask.begin_valid_epoch`."""
+        """Index the keys that validation searches."""
         self.sampler.prepare_validation(_adapter(model))
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
-        """See `FairseqTask.valid_step`."""
+        """Log the precision of retrieval with the loss."""
         numbers, adapter = sample["numbers"], _adapter(model)
         model.eval()
         keys = self.sampler.draw_held_out(adapter, numbers)

@@ -37,7 +37,7 @@ class XpcoCriterion(FairseqCriterion):
         self.scale = 1 / cfg.contrast_temperature
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """See `FairseqCriterion.forward`."""
+        """Compute the loss summed over pairs, their number, and what is logged."""
         count = sample["nsentences"]
         vectors, candidates = model(sample["tables"], 2 * count)
         sides = [all_gather_rows(of_side) for of_side in vectors.chunk(2)]
@@ -63,7 +63,7 @@ class XpcoCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """See `FairseqCriterion.reduce_metrics`."""
+        """Log means over pairs, and over the queries of validation."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
         total = sum(float(log.get("loss", 0)) for log in logging_outputs)
         metrics.log_scalar("loss", total / max(count, 1), count, round=3)
@@ -73,12 +73,12 @@ class XpcoCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """See `FairseqCriterion.logging_outputs_can_be_summed`."""
+        """Return True: all that is logged are sums."""
         return True
 
 
 def false_negatives(own: Tensor, candidates: Tensor) -> Tensor:
-    """Which candidates are no negatives of a pair, since one of their strings is its own, bool [K, C].
+    """Mark the candidates that are no negatives of a pair, since one of their strings is its own, bool [K, C].
 
     An equal string on the candidates' side is the right answer itself, one on the other side another translation. Where
     language pairs are mixed, what is a source in one may be a target in another.

@@ -78,14 +78,14 @@ class ContextEncoder(nn.Module):
         return self.arguments.max_positions - MARKERS
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """States of the last layer, int64 [B, L] -> [B, L, H]; what pads has states of no meaning.
+        """Compute the states of the last layer, int64 [B, L] -> [B, L, H]; those of padding have no meaning.
 
         In training mode with dropout, so that two calls see two masks.
         """
         return self.states(tokens, self.layers)
 
     def states(self, tokens: Tensor, layer: int) -> Tensor:
-        """States of any layer from 0, the embeddings, to `layers`; those above it cost nothing.
+        """Compute the states of any layer from 0, the embeddings, to `layers`; those above it cost nothing.
 
         Args:
             tokens: int64 [B, L], with both markers; `collate` makes them. L is at most `max_positions` + 2.
@@ -99,7 +99,7 @@ class ContextEncoder(nn.Module):
         return self.states_of_layers(tokens, [layer])[0]
 
     def states_of_layers(self, tokens: Tensor, layers: Sequence[int]) -> list[Tensor]:
-        """`states` of several layers at the cost of the highest."""
+        """Compute `states` of several layers at the cost of the highest."""
         for layer in layers:
             if not 0 <= layer <= self.layers:
                 raise ConfigurationError(
@@ -129,7 +129,7 @@ class ContextEncoder(nn.Module):
         return [of_layer[layer].transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
-        """Digest of all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
+        """Digest all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
         settings = [f"{name}={value}" for name, value in sorted(vars(self.arguments).items()) if "dropout" not in name]
         parts = [fingerprint.of_parameters(self.transformer.named_parameters()), self.tokenizer.content.hex()]
         return fingerprint.of_strings([*parts, *settings, *self.tokenizer.symbols])
@@ -191,7 +191,7 @@ class ContextEncoder(nn.Module):
 
 
 def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with those of a head, which fairseq's loaders ask for: their own, or else one that changes nothing."""
+    """Add the weights of a head, which fairseq's loaders need: their own, or else one that changes nothing."""
     if any(".lm_head." in name for name in weights):
         return weights
     embeddings = weights[TRANSFORMER + "embed_tokens.weight"]
@@ -205,7 +205,7 @@ def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_empty(directory: Path) -> None:
-    """See that an encoder can be written to a directory.
+    """Check that an encoder can be written to a directory.
 
     Raises:
         CheckpointError: something is there.
@@ -215,7 +215,7 @@ def check_empty(directory: Path) -> None:
 
 
 def _checkpoint(arguments: Namespace, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """A checkpoint as fairseq's trainer writes them, less what only training needs."""
+    """Make a checkpoint as fairseq's trainer writes them, less what only training needs."""
     history = {"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "num_updates": 0}
     history["lr_scheduler_state"] = {}
     task = {"task": "masked_lm", "data": ".", "tokens_per_sample": arguments.max_positions, "criterion": "masked_lm"}
