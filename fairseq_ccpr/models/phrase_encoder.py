@@ -98,12 +98,12 @@ class PhraseEncoder(SpanEncoder):
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
         """Compute vectors of phrases, of length 1 where similarity is cosine."""
-        vectors = of_ends(self.align, states, spans)
+        vectors = project_ends(self.align, states, spans)
         return nn.functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
         """Compute the log-odds that spans are phrases, fp32 [K]; arguments as in `vectors`."""
-        return of_ends(self.segment, states, spans).squeeze(1)
+        return project_ends(self.segment, states, spans).squeeze(1)
 
     @classmethod
     def restore(
@@ -123,7 +123,7 @@ class PhraseEncoder(SpanEncoder):
 ENCODER_CLASSES[DEFAULT_ARCHITECTURE] = PhraseEncoder
 
 
-def of_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
+def project_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
     """Compute linear([H_s ; H_e]) by one product a subword: there are many more spans than subwords.
 
     Args:

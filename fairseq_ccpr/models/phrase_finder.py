@@ -126,11 +126,11 @@ class PhraseFinder:
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width)]
         for batch in batches_of_like_length(fitting, encoded):
-            places, of_batch, made = self._find_in_batch([encoded[number] for number in batch])
+            places, batch_probabilities, batch_vectors = self._find_in_batch([encoded[number] for number in batch])
             places[:, 0] = np.array(batch)[places[:, 0]]
             spans.append(places)
-            probabilities.append(of_batch)
-            vectors.append(made)
+            probabilities.append(batch_probabilities)
+            vectors.append(batch_vectors)
         found = np.concatenate(spans)
         order = found[:, 0].argsort(kind="stable")
         too_long = len(texts) - len(fitting)

@@ -101,8 +101,10 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
         if not issubclass(kind, wanted):
             raise KeyError(f"a {kind.__name__} rather than a {wanted.__name__}")
-        of_context = {TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)}
-        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, of_context, bf16)
+        context_weights = {
+            TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)
+        }
+        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, context_weights, bf16)
         model = kind.restore(context, weights, settings)
         model.trained_on = list(state["task_state"].get("trained_on", []))
     except pickle.UnpicklingError:

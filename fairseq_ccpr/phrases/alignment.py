@@ -49,7 +49,7 @@ class Aligner(ABC):
     """Finds the links between the words of sentence pairs.
 
     Args:
-        symmetrization: how two directions become one alignment; it may be set anew at any time where `directed`.
+        symmetrization: how two directions become one alignment; it may be changed at any time where `directed`.
     """
 
     directed = True  # whether it aligns in both directions and makes one of them

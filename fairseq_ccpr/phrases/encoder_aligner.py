@@ -68,12 +68,12 @@ class EncoderAligner(Aligner):
         links: list[np.ndarray] = [np.empty((0, 2), np.int32)] * len(pairs)
         for batch in _batches(encoded):
             sides = zip(*(encoded[number] for number in batch))
-            states = [self._states(list(of_side)) for of_side in sides]
+            states = [self._states(list(side)) for side in sides]
             for number, source, target in zip(batch, *states):
                 pair, (source_subwords, target_subwords) = pairs[number], encoded[number]
-                of_source = words_of_subwords(source_subwords, pair.source_words)
-                of_target = words_of_subwords(target_subwords, pair.target_words)
-                links[number] = linked_words(source, target, of_source, of_target)
+                source_words = words_of_subwords(source_subwords, pair.source_words)
+                target_words = words_of_subwords(target_subwords, pair.target_words)
+                links[number] = linked_words(source, target, source_words, target_words)
         return links
 
     def _states(self, batch: list[Subwords]) -> Tensor:
@@ -101,20 +101,20 @@ def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
     return (starts < spans[:, 1]) & (ends > spans[:, 0]) & (starts < ends)
 
 
-def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_target: np.ndarray) -> np.ndarray:
+def linked_words(source: Tensor, target: Tensor, source_words: np.ndarray, target_words: np.ndarray) -> np.ndarray:
     """Link words that have mutually nearest subwords.
 
     Args:
         source: states of subwords [at least n, H].
         target: [at least m, H].
-        of_source: words of the n source subwords, bool [n, W].
-        of_target: of the m target subwords, bool [m, V].
+        source_words: words of the n source subwords, bool [n, W].
+        target_words: of the m target subwords, bool [m, V].
 
     Returns:
         Links int32 [A, 2], in ascending order.
     """
     i, j = (
-        torch.from_numpy(np.flatnonzero(of_side.any(axis=1))).to(source.device) for of_side in (of_source, of_target)
+        torch.from_numpy(np.flatnonzero(side.any(axis=1))).to(source.device) for side in (source_words, target_words)
     )
     if not len(i) or not len(j):
         return np.empty((0, 2), np.int32)
@@ -122,7 +122,7 @@ def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_targe
     forward, backward = similarity.argmax(dim=1), similarity.argmax(dim=0)
     mutual = backward[forward] == torch.arange(len(i), device=i.device)
     left, right = i[mutual].cpu().numpy(), j[forward[mutual]].cpu().numpy()
-    shared = of_source[left].T.astype(np.int32) @ of_target[right].astype(np.int32)  # [W, V]
+    shared = source_words[left].T.astype(np.int32) @ target_words[right].astype(np.int32)  # [W, V]
     return np.argwhere(shared).astype(np.int32)
 
 

@@ -43,7 +43,7 @@ class LexiconCounts:
     empty: int = 0  # a side has no letter
     repeated: int = 0
     near_copies: int = 0
-    without_examples: int = 0  # on one side at least; left out unless they were asked for
+    without_examples: int = 0  # on one side at least; left out unless kept by `keep_phrases_alone`
     not_drawn: int = 0  # beyond the limit
 
 
@@ -97,16 +97,16 @@ def build_lexicon(
         counts.without_examples = len(kept) - len(with_examples)
         chosen = draw(kept if settings.keep_phrases_alone else with_examples, settings.limit, counts)
         splits = split_pairs(chosen)
-        for name, of_split in splits.items():
-            if not of_split:
+        for name, split in splits.items():
+            if not split:
                 raise ConfigurationError(_nothing_left(pairs, name, counts, len(chosen)))
         fingerprints = {
             name: fingerprint.of_files(paths)
             for name, paths in (("pairs", [pairs]), ("source_text", texts[0]), ("target_text", texts[1]))
         }
-        for name, of_split in splits.items():
+        for name, split in splits.items():
             manifest = LexiconManifest(*languages, asdict(settings), fingerprints)
-            write_lexicon(partial / name, manifest, of_split, (source_examples, target_examples))
+            write_lexicon(partial / name, manifest, split, (source_examples, target_examples))
     return counts, {name: _coverage(part, examples, settings.examples) for name, part in splits.items()}
 
 
@@ -130,7 +130,7 @@ def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
 def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pair]:
     """Draw about `limit` pairs, always the same ones; those of a smaller limit are among those of a larger one.
 
-    They are so many, and all others between their phrases: a translation that is left out would count as a wrong one.
+    To these come all other pairs between their phrases: a translation that is left out would count as a wrong one.
     """
     chosen = pairs if limit is None else sorted(pairs, key=lambda pair: digest_of("\t".join(pair)))[:limit]
     sources, targets = ({pair[side] for pair in chosen} for side in (0, 1))

@@ -43,11 +43,11 @@ def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     {'train': 6, 'valid': 2, 'test': 2}
     """
     groups: defaultdict[str, list[Pair]] = defaultdict(list)
-    of_string = _Groups()
+    connected = _Groups()
     for source, target in pairs:
-        of_string.join(source.casefold(), target.casefold())
+        connected.join(source.casefold(), target.casefold())
     for pair in sorted(pairs):
-        groups[of_string.find(pair[0].casefold())].append(pair)
+        groups[connected.find(pair[0].casefold())].append(pair)
     lacking = {name: len(pairs) * share / sum(SHARES.values()) for name, share in SHARES.items()}
     parts: dict[str, list[Pair]] = {name: [] for name in SHARES}
     for group in sorted(groups.values(), key=lambda group: (-len(group), digest_of("\t".join(group[0])))):

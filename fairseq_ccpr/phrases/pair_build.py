@@ -66,7 +66,7 @@ class ExtractionSettings:
 
 @dataclass
 class Split:
-    """One of the sets that are made: rows of a text."""
+    """A set to be written, train or valid: rows of a text."""
 
     text: TextPairs
     first: int = 0  # usable sentence pairs of the text before it

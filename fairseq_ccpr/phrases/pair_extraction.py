@@ -68,7 +68,7 @@ def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.nda
 
 
 def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, max_words: int) -> Iterator[np.ndarray]:
-    """The boxes [4, n] themselves, and with so many words without a link before and behind the target words as may be."""
+    """Yield the boxes [4, n], and each extended by unlinked words before and after its target words."""
     _, _, first, end = boxes
     for before in range(max_words):
         for after in range(max_words - before):
@@ -91,8 +91,8 @@ def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, sp
     Returns:
         int [P, 2], (first character, end).
     """
-    first = _starts(np.array([len(of_sentence) for of_sentence in words]))[sentence]
-    characters = np.array([span for of_sentence in words for span in of_sentence])  # [W, 2]
+    first = _starts(np.array([len(spans_of_words) for spans_of_words in words]))[sentence]
+    characters = np.array([span for spans_of_words in words for span in spans_of_words])  # [W, 2]
     return np.column_stack([characters[first + spans[:, 0], 0], characters[first + spans[:, 1] - 1, 1]])
 
 

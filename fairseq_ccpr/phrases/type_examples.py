@@ -34,15 +34,15 @@ def usable_examples(
 ) -> list[TypeExample]:
     """Return the first `most` examples that the encoder can take.
 
-    Sentences are cut to `max_subwords`; one whose phrase is cut as well, or is no whole subwords, is passed over. Where
+    Sentences are cut to `max_subwords`; one whose phrase is cut as well, or is no whole subwords, is skipped. Where
     none is left the phrase itself is the sentence.
 
     Args:
         tokenizer: the encoder's.
         phrase: the number that the examples get.
         string: the phrase.
-        places: its examples, in the order in which they are wanted.
-        most: how many; 0 asks for the phrase itself.
+        places: its examples, in order of preference.
+        most: how many; 0: the phrase itself.
         max_subwords: without the markers.
     """
     found: list[TypeExample] = []

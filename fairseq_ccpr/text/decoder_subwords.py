@@ -23,7 +23,7 @@ SENTENCES = 1 << 15  # in the tokenisation cache, about 1.5 kB each
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
-SEPARATOR = "@@"  # how subword-nmt and fastBPE end a piece that its word goes on after
+SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
 UNKNOWN = "⁇"  # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
 # What Moses writes for a character, and for a hyphen within a word.
 MOSES = {
@@ -58,7 +58,7 @@ class Pieces:
 
 
 class DecoderSubwords:
-    """The subwords of a translation model, made by the tokenizer and the BPE that fairseq was told to use.
+    """The subwords of a translation model, made by fairseq's tokenizer and BPE.
 
     Args:
         tokenizer: of `task.build_tokenizer`, or None.
@@ -153,7 +153,7 @@ class DecoderSubwords:
             pieces = piece_spans(self.bpe.sp, text)
             return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
         symbols = (text if self.bpe is None else self.bpe.encode(text)).split()
-        if self.mark and self.mark in text:  # which pieces go on cannot be told
+        if self.mark and self.mark in text:  # which pieces continue is ambiguous
             return [(symbol, 0, len(text) + 1) for symbol in symbols]
         surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
         origins = _Origins.trace("".join(surfaces), text)

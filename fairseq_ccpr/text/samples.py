@@ -63,7 +63,7 @@ def sample_occurrences(
     Args:
         paths: texts, a sentence a line; read once, whatever their size.
         strings: what is looked for.
-        size: sentences wanted of each.
+        size: sentences of each, at most.
         excluded: sentences that do not count.
         longer_by: characters that a sentence has more than the string, at least.
 

@@ -76,7 +76,7 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
         if byte is None:
             begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
         else:
-            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte goes on with a character of UTF-8
+            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte continues a character of UTF-8
             after = begin + 1
         start, end = origins[begin], origins[after]
         if begin < after:

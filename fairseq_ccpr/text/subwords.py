@@ -156,7 +156,7 @@ def subword_bounds(subwords: Subwords, start: int, end: int) -> tuple[int, int] 
 
     Returns:
         None where a piece at a border holds letters of a neighbouring word too (two Chinese characters in one piece, of
-        which one is asked for), or where the text was cut before its end.
+        one is meant), or where the text was cut before its end.
     """
     stop = len(subwords.ids) - 1
     first = bisect_right(subwords.ends, start, 1, stop)

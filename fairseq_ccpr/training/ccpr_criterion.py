@@ -45,7 +45,7 @@ class CcprCriterion(FairseqCriterion):
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
         scale = divide_gradient(scale)
-        vectors = [all_gather_rows(of_side) for of_side, _ in outputs]
+        vectors = [all_gather_rows(side_vectors) for side_vectors, _ in outputs]
         strings, contexts = ([all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
         alignment = segmentation = vectors[0].new_zeros(())
         for one, other in ((0, 1), (1, 0)):

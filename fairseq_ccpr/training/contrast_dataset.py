@@ -23,7 +23,7 @@ from fairseq_ccpr.training.contrast_draw import ContrastOptions, PhraseDraw, dig
 from fairseq_ccpr.training.length_batches import LengthBatches
 
 Span = tuple[int, int]  # in characters
-TRIES = 6  # random spans for each that is wanted, since some are phrases, and some end beyond the sentence
+TRIES = 6  # random spans for each one needed, since some are phrases, and some end beyond the sentence
 
 
 @dataclass
@@ -45,7 +45,7 @@ class ContrastExample:
 
 
 class PhraseContrastDataset(LengthBatches):
-    """Sentence pairs with phrase pairs drawn anew each epoch.
+    """Sentence pairs with phrase pairs drawn again each epoch.
 
     Args:
         pairs: of one language pair.
@@ -161,5 +161,5 @@ def _is_whole(subwords: Subwords, span: Span) -> bool:
 
 def _numbered(spans: list[list[tuple[int, int]]]) -> Tensor:
     """Spans of each sentence with the sentence's number, int64 [K, 3]."""
-    rows = [(number, *span) for number, of_sentence in enumerate(spans) for span in of_sentence]
+    rows = [(number, *span) for number, sentence_spans in enumerate(spans) for span in sentence_spans]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)

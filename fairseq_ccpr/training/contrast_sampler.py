@@ -101,7 +101,7 @@ class ContrastSampler:
         """Draw random anchors with their positives and negatives.
 
         What is drawn depends on nothing but the arguments and, for hard negatives, on the adapter as it was when the
-        centres were last made: in the first draw of each R updates, or after a resume.
+        centres were last computed: in the first draw of each R updates, or after a resume.
 
         Args:
             adapter: from h to z, as it is now.

@@ -32,10 +32,10 @@ class ContrastTask(CpuAutocast, FairseqTask):
 
     @property
     def source_dictionary(self) -> None:
-        """There is none."""
+        """None: there is no such dictionary."""
         return None
 
     @property
     def target_dictionary(self) -> None:
-        """There is none."""
+        """None: there is no such dictionary."""
         return None

@@ -9,7 +9,7 @@ from fairseq_ccpr.training.sized_dataset import SizedDataset
 
 
 class LengthBatches(SizedDataset):
-    """A dataset of n examples that fairseq puts in order, and in batches, anew each epoch.
+    """A data set of n examples that fairseq orders and batches again each epoch.
 
     An example has sentences on two sides, and a batch is a table of subwords for each side, filled up with padding.
 
@@ -32,7 +32,7 @@ class LengthBatches(SizedDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """No: fairseq's workers would go on with the dataset as it was in the first epoch."""
+        """False: fairseq's workers would keep the data set of the first epoch."""
         return False
 
     @property

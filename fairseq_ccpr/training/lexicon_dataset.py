@@ -65,8 +65,8 @@ class LexiconDataset(SizedDataset):
         examples = [
             TypeExample(number + side * len(samples), one.place, one.subwords, one.first, one.last)
             for side in (0, 1)
-            for number, (_, of_sides, _) in enumerate(samples)
-            for one in of_sides[side]
+            for number, (_, examples_of_sides, _) in enumerate(samples)
+            for one in examples_of_sides[side]
         ]
         return {
             "nsentences": len(samples),
@@ -83,7 +83,7 @@ class LexiconDataset(SizedDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """No: fairseq's workers would go on with the examples of the first epoch."""
+        """False: fairseq's workers would keep the examples of the first epoch."""
         return False
 
     def ordered_indices(self) -> np.ndarray:

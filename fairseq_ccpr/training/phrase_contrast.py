@@ -55,7 +55,7 @@ class PhraseContrastTask(PhraseTask):
         super().__init__(cfg)
         if not 0 <= cfg.different_context_fraction <= 1:
             raise ConfigurationError(
-                f"--different-context-fraction is {cfg.different_context_fraction}: give a share between 0 and 1"
+                f"--different-context-fraction is {cfg.different_context_fraction}: give a fraction between 0 and 1"
             )
         if cfg.phrases_per_sentence < 1:
             raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
@@ -67,7 +67,7 @@ class PhraseContrastTask(PhraseTask):
         """Load a split. Validation has translations in their own sentences, for CPR too."""
         options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
         pairs = self.open_folders(split, PhrasePairs)
-        sets = [PhraseContrastDataset(of_language_pair, self.tokenizer, options) for of_language_pair in pairs]
+        sets = [PhraseContrastDataset(folder, self.tokenizer, options) for folder in pairs]
         if left_out := sum(one.left_out for one in sets):
             logger.info(
                 "%s: %d sentence pairs of more than %d subwords left out", split, left_out, self.cfg.max_subwords
@@ -105,7 +105,7 @@ class PhraseContrastTask(PhraseTask):
         with torch.no_grad(), cpu_autocast(model):
             vectors = model.vectors(model.context(source["tokens"]), source["spans"])
         _, found = self.index.search(vectors, 1)
-        strings, contexts = (of_index[found.squeeze(1)] for of_index in self.indexed)
+        strings, contexts = (indexed[found.squeeze(1)] for indexed in self.indexed)
         right = strings == target["strings"]
         exactly = (right & (contexts == target["contexts"])).sum()
         return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}

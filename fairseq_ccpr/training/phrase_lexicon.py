@@ -31,7 +31,7 @@ class PhraseLexiconConfig(PhraseTaskConfig):
     )
     sentences: int = field(
         default=4,
-        metadata={"help": "example sentences of a phrase, drawn anew each epoch; 0: the phrase alone (an ablation)"},
+        metadata={"help": "example sentences of a phrase, drawn again each epoch; 0: the phrase alone (an ablation)"},
     )
     max_subwords: int = field(default=128, metadata={"help": "sentences are cut to this"})
     max_tokens: Optional[int] = II("dataset.max_tokens")
@@ -99,7 +99,7 @@ class PhraseLexiconTask(PhraseTask):
             for types in lexicon.sides
         )
         found = find_translations(sources, targets, pairs), find_translations(targets, sources, pairs.flip(1))
-        return torch.stack([of_side[rows] for of_side, rows in zip(found, pairs.T)])
+        return torch.stack([side[rows] for side, rows in zip(found, pairs.T)])
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
         """Log `accuracy` with the loss: acc@1 of both directions; any of several translations counts."""

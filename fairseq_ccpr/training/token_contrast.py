@@ -31,7 +31,7 @@ class TokenContrastConfig(FairseqDataclass):
         default="hard", metadata={"help": "hard: from clusters near the anchor; random: from any other"}
     )
     refresh_interval: int = field(
-        default=200, metadata={"help": "R, updates until the clusters' centres are made anew"}
+        default=200, metadata={"help": "R, updates until the clusters' centres are recomputed"}
     )
     anchors_per_epoch: int = field(
         default=32000, metadata={"help": "anchors drawn in an epoch, after which fairseq validates and saves"}

@@ -40,17 +40,22 @@ class XpcoCriterion(FairseqCriterion):
         """Compute the loss summed over pairs, their number, and what is logged."""
         count = sample["nsentences"]
         vectors, candidates = model(sample["tables"], 2 * count)
-        sides = [all_gather_rows(of_side) for of_side in vectors.chunk(2)]
-        others = sides if candidates is vectors else [all_gather_rows(of_side) for of_side in candidates.chunk(2)]
+        sides = [all_gather_rows(side_vectors) for side_vectors in vectors.chunk(2)]
+        others = (
+            sides if candidates is vectors else [all_gather_rows(side_vectors) for side_vectors in candidates.chunk(2)]
+        )
         strings = all_gather_rows(sample["strings"].T.contiguous())
         momentum = model.momentum
         loss = vectors.new_zeros(())
         for one, other in ((0, 1), (1, 0)):
-            wanted, of_wanted = others[other], strings
+            targets, candidate_strings = others[other], strings
             if momentum is not None:
-                queued, of_queued = momentum.queued(other)
-                wanted, of_wanted = torch.cat([wanted, queued]), torch.cat([strings, of_queued])
-            loss = loss + alignment_losses(sides[one], wanted, self.scale, false_negatives(strings, of_wanted)).sum()
+                queued, queued_strings = momentum.queued(other)
+                targets, candidate_strings = torch.cat([targets, queued]), torch.cat([strings, queued_strings])
+            loss = (
+                loss
+                + alignment_losses(sides[one], targets, self.scale, false_negatives(strings, candidate_strings)).sum()
+            )
         if momentum is not None and model.training:
             momentum.enqueue((others[0].detach(), others[1].detach()), strings)
         logged = {

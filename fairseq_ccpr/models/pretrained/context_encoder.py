@@ -119,14 +119,14 @@ class ContextEncoder(nn.Module):
         padding = tokens.eq(self.tokenizer.pad)
         states, _ = self.transformer.forward_embedding(tokens)
         states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]
-        of_layer = {0: states}
+        layer_states = {0: states}
         for number, block in enumerate(self.transformer.layers[: max(layers)], 1):
             states = block(states, encoder_padding_mask=padding)
             if number in layers:
-                of_layer[number] = states
+                layer_states[number] = states
         if self.transformer.layer_norm is not None and self.layers in layers:
-            of_layer[self.layers] = self.transformer.layer_norm(states)
-        return [of_layer[layer].transpose(0, 1) for layer in layers]
+            layer_states[self.layers] = self.transformer.layer_norm(states)
+        return [layer_states[layer].transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
         """Digest all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""

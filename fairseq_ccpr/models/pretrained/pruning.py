@@ -62,7 +62,7 @@ def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
     """Remove all layers above the first `layers`, so that the states of that layer become the last.
 
     Raises:
-        ConfigurationError: it has no so many, or would have none; or it normalises its last states once more.
+        ConfigurationError: it has fewer layers, or none would stay; or it normalises its last states once more.
     """
     if not 1 <= layers <= encoder.layers:
         raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
