@@ -127,12 +127,12 @@ def linked_words(source: Tensor, target: Tensor, source_words: np.ndarray, targe
 
 
 def _directions(states: Tensor) -> Tensor:
-    """States [n, H] less what all have in common, which says little of any, at length 1."""
+    """Centre states [n, H] and normalise them: what all share says little of any."""
     return torch.nn.functional.normalize(states - states.mean(dim=0) if len(states) > 1 else states, dim=1)
 
 
 def _batches(encoded: list[list[Subwords]]) -> Iterator[list[int]]:
-    """Pairs of like length together, about BATCH_TOKENS subwords a side."""
+    """Batch pairs of like length, about BATCH_TOKENS subwords a side."""
     lengths = [max(len(subwords.ids) for subwords in sides) for sides in encoded]
     batch: list[int] = []
     for number in sorted(range(len(encoded)), key=lengths.__getitem__):

@@ -52,7 +52,7 @@ def consistent_pairs(
 
 
 def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.ndarray) -> np.ndarray:
-    """The pairs of spans of `length` source words whose target words begin and end with a link; int [4, n].
+    """List the pairs of spans of `length` source words whose target words begin and end with a link; int [4, n].
 
     Rows are source start, source end, target start, target end, in words numbered through all sentences.
     """
@@ -97,7 +97,7 @@ def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, sp
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
-    """[S], where each sentence begins when its words are numbered through all."""
+    """Return where each sentence begins if words are numbered through all sentences, [S]."""
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
@@ -121,7 +121,7 @@ class _Ranges:
 
 
 def _free_neighbours(linked: np.ndarray, sentence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each word, how many words without a link stand next before and next after it in its sentence; two [W]."""
+    """Count the unlinked words directly before and directly after each word in its sentence; two [W]."""
     size = len(sentence)
     free = np.ones(size, bool)
     free[linked] = False

@@ -78,7 +78,7 @@ class StatisticalAligner(Aligner):
         )
 
     def _train_direction(self, model: Any, direction: str, show: bool) -> Any:
-        """Train all stages, which take their pairs from each other; the last model."""
+        """Train all stages, each from the one before, and return the last model."""
         for number, (kind, iterations) in enumerate(_STAGES[self.name]):
             if number:
                 model = getattr(self.thot, kind)(model)

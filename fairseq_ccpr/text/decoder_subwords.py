@@ -208,7 +208,7 @@ class _Origins:
 
 
 def _for_target_text(tokenizer: Any) -> Any:
-    """fairseq's Moses encodes by the rules of the source language and decodes by the target's: here it is the other way."""
+    """Swap the languages of fairseq's Moses, which encodes by the rules of the source and decodes by the target's."""
     if not isinstance(tokenizer, MosesTokenizer):
         return tokenizer
     given = tokenizer.cfg
@@ -223,7 +223,7 @@ def _for_target_text(tokenizer: Any) -> Any:
 
 
 def _mark_of_bpe(bpe: Any) -> str:
-    """What its pieces bear to tell where words begin or end."""
+    """Return the mark by which its pieces tell where words begin or end."""
     if bpe is None:
         return ""
     if isinstance(bpe, SentencepieceBPE):
@@ -237,7 +237,7 @@ def _mark_of_bpe(bpe: Any) -> str:
 
 
 def _mark_of_dictionary(dictionary: Dictionary) -> str:
-    """What its symbols bear to tell where words begin or end; nothing where they are words."""
+    """Return the mark by which its symbols tell where words begin or end; empty if they are words."""
     symbols = dictionary.symbols[dictionary.nspecial :]
     counts = {mark: sum(mark in symbol for symbol in symbols) for mark in (BLANK, SEPARATOR)}
     mark = max(counts, key=counts.__getitem__)

@@ -88,5 +88,5 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
 
 
 def _byte(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
-    """The byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
+    """Return the byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
     return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None

@@ -78,7 +78,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         return character.lower() if self.settings.lower_case else character
 
     def _split_word(self, word: str) -> list[tuple[str, int, int]]:
-        """The longest piece, then the longest of what remains; all of it unknown where that fails."""
+        """Take the longest piece, then the longest of the rest; a word where that fails is unknown as a whole."""
         pieces = []
         start = 0
         while start < len(word) <= LONGEST_WORD:

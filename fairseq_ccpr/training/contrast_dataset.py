@@ -87,7 +87,7 @@ class PhraseContrastDataset(LengthBatches):
         return len(self.sentences)
 
     def __getitem__(self, index: int) -> ContrastExample | None:
-        """A sentence pair with phrases of this epoch; None where subwords cut through all of them."""
+        """Return a sentence pair with phrases of this epoch; None where subwords cut through all of them."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(self.sentences[index])
         source = self.tokenizer.encode(self.pairs.sentence(number)[0])
@@ -118,7 +118,7 @@ class PhraseContrastDataset(LengthBatches):
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
     ) -> list[tuple[int, int]]:
-        """So many random spans of words, no longer than phrases, that are none of the sentence's phrases, drawn or not;
+        """Draw `count` random spans of words, no longer than phrases, that are none of the sentence's phrases, drawn or not;
         fewer where it has few."""
         words = word_spans(encoded.text)
         first = rng.integers(0, len(words), TRIES * count)
@@ -155,11 +155,11 @@ class PhraseContrastDataset(LengthBatches):
 
 
 def _is_whole(subwords: Subwords, span: Span) -> bool:
-    """Whether no subword crosses its borders."""
+    """Tell whether no subword crosses the borders of a span."""
     return subword_bounds(subwords, *span) is not None
 
 
 def _numbered(spans: list[list[tuple[int, int]]]) -> Tensor:
-    """Spans of each sentence with the sentence's number, int64 [K, 3]."""
+    """Return the spans of each sentence with the sentence's number, int64 [K, 3]."""
     rows = [(number, *span) for number, sentence_spans in enumerate(spans) for span in sentence_spans]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)

@@ -99,7 +99,7 @@ class Occurrences:
         self.same_context = self._runs(digests)
 
     def _runs(self, digests: np.ndarray) -> np.ndarray:
-        """Where in `order` the phrase pairs that share all digests with each begin and end, int64 [2, P].
+        """Find where in `order` the phrase pairs that share all digests with each begin and end, int64 [2, P].
 
         Args:
             digests: int64 [., P].

@@ -142,7 +142,7 @@ class ContrastSampler:
 
     @torch.no_grad()
     def _similarities(self, adapter: Any, anchors: Tensor, update: int) -> Tensor:
-        """Of each anchor to the centre of each cluster, [B, C]."""
+        """Compute similarities of anchors to the centres of clusters, [B, C]."""
         interval = update // self.settings.refresh_interval
         if self._centres is None or interval != self._refreshed:
             generator = self._generator(interval, -1)
@@ -151,7 +151,7 @@ class ContrastSampler:
         return adapter(anchors).float() @ self._centres.T
 
     def _generator(self, *numbers: int) -> torch.Generator:
-        """A generator of its own for each sequence of numbers."""
+        """Seed a generator for a sequence of numbers."""
         seed = self.settings.seed
         for number in numbers:
             seed = (seed * 1_000_003 + number) % (1 << 63)
@@ -179,7 +179,7 @@ class ContrastSampler:
 
 
 def _hold_out(sentences: np.ndarray, settings: ContrastSettings) -> np.ndarray:
-    """Which entries belong to the sentences held out, bool [N]: about `valid_queries` of them."""
+    """Mark the entries of the sentences held out, bool [N]: about `valid_queries` of them."""
     first = np.diff(sentences, prepend=sentences[0] - 1) != 0  # entries stand sentence by sentence
     lengths = np.diff(np.append(np.flatnonzero(first), len(sentences)))
     order = np.random.default_rng(settings.seed).permutation(len(lengths))
@@ -190,7 +190,7 @@ def _hold_out(sentences: np.ndarray, settings: ContrastSettings) -> np.ndarray:
 
 
 def _sample(keys: np.ndarray, values: np.ndarray, settings: ContrastSettings) -> tuple[np.ndarray, np.ndarray]:
-    """At most `valid_queries` of some entries, in order."""
+    """Sample at most `valid_queries` of some entries, in order."""
     count = min(settings.valid_queries, len(values))
     rows = np.sort(np.random.default_rng(settings.seed).choice(len(values), count, replace=False))
     return keys[rows], values[rows]

@@ -39,7 +39,7 @@ class LexiconDataset(SizedDataset):
         return int(self.starts[-1])
 
     def __getitem__(self, index: int) -> Row:
-        """A phrase pair with its examples of this epoch."""
+        """Return a phrase pair with its examples of this epoch."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
         lexicon = self.lexicons[number]

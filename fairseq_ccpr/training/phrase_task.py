@@ -71,7 +71,7 @@ class PhraseTask(ContrastTask):
         self.tokenizer.save(folder)
 
     def _same_tokenizer(self, folder: Path) -> bool:
-        """Whether the checkpoints of a folder have the tokenizer of this training."""
+        """Tell whether the checkpoints of a folder have the tokenizer of this training."""
         there = load_tokenizer(folder)
         return (there.filename, there.content, there.symbols) == (
             self.tokenizer.filename, self.tokenizer.content, self.tokenizer.symbols,

@@ -154,7 +154,7 @@ class TokenContrastTask(ContrastTask):
 
 
 def _raw(directory: str) -> TokenDatastore:
-    """A datastore whose keys are the decoder's own states."""
+    """Open a datastore whose keys are the decoder's own states."""
     datastore = TokenDatastore(directory)
     if datastore.section.projection is not None:
         raise ConfigurationError(
@@ -165,13 +165,13 @@ def _raw(directory: str) -> TokenDatastore:
 
 
 def _states(datastore: TokenDatastore) -> dict[str, str]:
-    """Which states its keys are."""
+    """Return which states its keys are."""
     section = datastore.section
     return {"model": section.fingerprints["model"], "key_layer": section.key_layer}
 
 
 def _adapter(model: Any) -> Any:
-    """The adapter itself, outside fairseq's wrappers for several processes."""
+    """Unwrap the adapter from fairseq's wrappers for several processes."""
     while hasattr(model, "module"):
         model = model.module
     return model
