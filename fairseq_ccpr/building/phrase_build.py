@@ -19,7 +19,7 @@ from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import TOTALS
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.search import SLOW, TIMEOUT, IndexDescription
@@ -42,7 +42,7 @@ class PhraseBuildSettings:
         None,
         "which spans of words are phrases: what the encoder takes for one, all, those of N words, or those that a file "
         "names (learned; all with XPR)",
-        metavar=KINDS,
+        metavar=SEGMENTATIONS,
     )
     threshold: float = option(0.7, "probability above which it does", metavar="P")
     max_words: int = option(7, "words of a phrase, at most", metavar="N")
@@ -118,10 +118,9 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
-    encoder = load_phrase_encoder(settings.encoder)
+    encoder = load_phrase_encoder(settings.encoder, bf16=settings.bf16)
     kind = choose_segmentation(settings.segmentation, encoder)
     segmentation = Segmentation(kind, settings.threshold, settings.max_words)
-    encoder.context.bf16 = settings.bf16
     build = _Build(settings, encoder, segmentation, processes)
     build.plan_index(10**6)  # a typing error shows now
     part, chunks = build.part, build.chunks

@@ -24,7 +24,7 @@ from fairseq_ccpr.evaluation.accuracy.retrieved_report import (
     report,
     retrieved_table,
 )
-from fairseq_ccpr.models.phrase_finder import KINDS, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
@@ -68,7 +68,7 @@ class Options:
     phrase_k: int = count_option(8, "different strings retrieved for each phrase, at most")
     min_similarity: float = option(0.0, "leave out what scores less", metavar="S")
     segmentation: Optional[str] = option(
-        None, "which spans of words are queries (of the kind that the datastore has)", metavar=KINDS
+        None, "which spans of words are queries (of the kind that the datastore has)", metavar=SEGMENTATIONS
     )
     threshold: float = option(0.9, "probability above which a span is a phrase", metavar="P")
     reference_threshold: float = option(

@@ -57,8 +57,7 @@ class ShownPhrases(PhraseSearchSettings):
 def retrieve(options: Options, settings: ShownPhrases, waiting: StoreSettings) -> int:
     """Read, retrieve, print."""
     device, datastore = choose_device(options.cpu), PhraseDatastore(options.datastore)
-    encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder, "--encoder"))
-    encoder.context.bf16 = settings.bf16
+    encoder = load_phrase_encoder(find_encoder(datastore, settings.encoder, "--encoder"), bf16=settings.bf16)
     segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
     if options.max_words is not None:
         segmentation = replace(segmentation, max_words=options.max_words)

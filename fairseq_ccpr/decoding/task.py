@@ -155,8 +155,7 @@ class TranslationRetrievalTask(TranslationTask):
         device, settings = next(models[0].parameters()).device, self.phrase_settings
         path = find_encoder(datastore, settings.encoder)
         with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
-            encoder = load_phrase_encoder(path)
-        encoder.context.bf16 = settings.bf16
+            encoder = load_phrase_encoder(path, bf16=settings.bf16)
         if getattr(encoder, "similarity", "cosine") != "cosine":
             logger.warning(
                 "the phrases of %s are compared by inner products without bounds: --phrase-temperature and "

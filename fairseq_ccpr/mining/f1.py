@@ -49,8 +49,6 @@ def f1_by_threshold(answers: Answers, gold: np.ndarray, thresholds: np.ndarray) 
 def mcnemar(one: np.ndarray, two: np.ndarray) -> float:
     """Compute the p-value of McNemar's exact test, over the cases where only one of two methods is right.
 
-    In integers, so exact to the last digit, which `scipy.stats.binomtest` is not; that also refuses zero cases.
-
     Args:
         one: bool [S], where the first method is right.
         two: bool [S], where the second is.

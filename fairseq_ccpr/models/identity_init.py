@@ -1,14 +1,14 @@
-"""A feed-forward network that begins as a rotation of what it is given, so that training starts from good vectors."""
+"""Identity initialisation: a feed-forward network that starts as a rotation of its input, and so from good vectors."""
 
 import torch
 from torch import nn
 
 
 @torch.no_grad()
-def start_from_the_identity(hidden: nn.Linear, output: nn.Linear) -> None:
-    """Make output(ReLU(hidden(x))) the first numbers of a rotation of x, since x = ReLU(x) - ReLU(-x).
+def init_as_identity(hidden: nn.Linear, output: nn.Linear) -> None:
+    """Make output(ReLU(hidden(x))) the first dimensions of a rotation of x, since x = ReLU(x) - ReLU(-x).
 
-    Further hidden units stay random, and count for nothing yet. A network too narrow for this stays random.
+    Further hidden units stay random, and do not contribute yet. A network too narrow for this stays random.
 
     Args:
         hidden: [d] -> [d_f], where d_f is at least 2 d.

@@ -1,4 +1,4 @@
-"""A copy of an encoder that follows it slowly, as MoCo has it, and a queue of what it has encoded."""
+"""MoCo: a copy of an encoder that follows it slowly, and a queue of the vectors it has computed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class MomentumEncoder(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> MomentumEncoder:
-        """Its encoder never trains."""
+        """Switch the mode of the module, but keep its encoder in evaluation mode."""
         super().train(mode)
         self.encoder.eval()
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> MomentumEncoder:
-        """What moves a module moves it, but no precision is lost."""
+        """Move it as any module, but keep its precision."""
         return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), *args, **kwargs)
 
     @torch.no_grad()
@@ -57,12 +57,12 @@ class MomentumEncoder(nn.Module):
         return min(int(self.enqueued), self.vectors.size(1))
 
     def queued(self, side: int) -> tuple[Tensor, Tensor]:
-        """Vectors [F, o] of a side, and the strings of both phrases of each pair, int64 [F, 2]."""
+        """Return the vectors [F, o] of a side, and the strings of both phrases of each pair, int64 [F, 2]."""
         return self.vectors[side, : self.filled], self.strings[: self.filled]
 
     @torch.no_grad()
     def enqueue(self, vectors: tuple[Tensor, Tensor], strings: Tensor) -> None:
-        """Put pairs in the place of the oldest.
+        """Replace the oldest pairs of the queue by new ones.
 
         Args:
             vectors: [K, o] of either side.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import DEFAULT_KIND, KINDS, SpanEncoder
+from fairseq_ccpr.models.span_encoder import DEFAULT_ARCHITECTURE, ENCODER_CLASSES, SpanEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 SIMILARITIES = "cosine", "dot"
@@ -38,7 +38,7 @@ class PhraseEncoderConfig(FairseqDataclass):
     dropout: float = field(default=0.2, metadata={"help": "dropout inside the context encoder"})
 
 
-@register_model(DEFAULT_KIND, dataclass=PhraseEncoderConfig)
+@register_model(DEFAULT_ARCHITECTURE, dataclass=PhraseEncoderConfig)
 class PhraseEncoder(SpanEncoder):
     """h = MLP_align([H_s ; H_e]) and P(phrase) = sigmoid(MLP_seg([H_i ; H_j])): equations 1 and 5 of the CCPR paper.
 
@@ -61,7 +61,7 @@ class PhraseEncoder(SpanEncoder):
 
     @classmethod
     def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> "PhraseEncoder":
-        """See `BaseFairseqModel.build_model`."""
+        """Build an untrained model from its options and the pretrained encoder."""
         if cfg.phrase_dim < 1:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1")
         if not cfg.phrase_temperature > 0:
@@ -77,7 +77,7 @@ class PhraseEncoder(SpanEncoder):
         return (self.log_scale + SCALE_SPEED * self.scale_offset).exp().clamp_max(MOST_SCALE)
 
     def forward(self, *sides: dict[str, Tensor]) -> "tuple[list[tuple[Tensor, Tensor]], Tensor | float]":
-        """All that training asks for, in one call, as torch's distributed wrappers want it.
+        """Compute all that training needs in one call, as torch's distributed wrappers want it.
 
         Args:
             sides: batches of sentences: tokens int64 [S, L], spans of phrases and of others int64 [., 3].
@@ -93,38 +93,38 @@ class PhraseEncoder(SpanEncoder):
         return outputs, self.scale
 
     def states(self, tokens: Tensor) -> Tensor:
-        """See `SpanEncoder.states`: those of the last layer."""
+        """Compute the states of the last layer."""
         return self.context(tokens)
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
-        """See `SpanEncoder.vectors`; of length 1 where similarity is cosine."""
-        vectors = of_ends(self.align, states, spans)
+        """Compute vectors of phrases, of length 1 where similarity is cosine."""
+        vectors = project_ends(self.align, states, spans)
         return nn.functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
 
     def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
-        """Log-odds that spans are phrases, fp32 [K]; arguments as in `vectors`."""
-        return of_ends(self.segment, states, spans).squeeze(1)
+        """Compute the log-odds that spans are phrases, fp32 [K]; arguments as in `vectors`."""
+        return project_ends(self.segment, states, spans).squeeze(1)
 
     @classmethod
     def restore(
         cls, context: ContextEncoder, weights: "dict[str, Tensor]", settings: "dict[str, Any]"
     ) -> "PhraseEncoder":
-        """See `SpanEncoder.restore`."""
+        """Rebuild the encoder with the heads of a checkpoint."""
         model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
         model.load_state_dict(weights)
         return model
 
     def fingerprint(self) -> str:
-        """See `SpanEncoder.fingerprint`."""
+        """Digest the context encoder, the heads and the similarity."""
         heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith(("align.", "segment."))]
         return of_strings([self.context.fingerprint(), of_parameters(heads), self.similarity])
 
 
-KINDS[DEFAULT_KIND] = PhraseEncoder
+ENCODER_CLASSES[DEFAULT_ARCHITECTURE] = PhraseEncoder
 
 
-def of_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
-    """linear([H_s ; H_e]), with a product a subword rather than one a span, of which there are many more.
+def project_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
+    """Compute linear([H_s ; H_e]) by one product a subword: there are many more spans than subwords.
 
     Args:
         linear: from 2H to m.

@@ -1,4 +1,4 @@
-"""Finding the phrases of text and their vectors, for an index and for queries alike."""
+"""Segments text into phrases and encodes them, for keys and queries alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairseq_ccpr.text.subwords import (
 from fairseq_ccpr.text.words import word_spans
 
 LEARNED, ALL, NGRAM, LEXICON = "learned", "all", "ngram:", "lexicon:"
-KINDS = "learned|all|ngram:N|lexicon:FILE"
+SEGMENTATIONS = "learned|all|ngram:N|lexicon:FILE"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Segmentation:
         return Path(path) if path and path != self.kind else None
 
     def explain_nothing(self) -> str:
-        """The end of a sentence on text in which it finds no phrase: what was asked for, and what to do.
+        """Complete a message about text without a phrase: the settings, and what to do.
 
         >>> Segmentation("ngram:5").explain_nothing()
         'with --segmentation ngram:5: ask for fewer words, or give more text'
@@ -119,25 +119,25 @@ class PhraseFinder:
 
     @torch.inference_mode()
     def find(self, texts: list[str]) -> FoundPhrases:
-        """The phrases of texts."""
+        """Find the phrases of texts."""
         encoded = [self.tokenizer.encode(text) for text in texts]
         limit = self.encoder.context.max_positions + 2
         fitting = [number for number, subwords in enumerate(encoded) if len(subwords.ids) <= limit]
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width)]
         for batch in batches_of_like_length(fitting, encoded):
-            places, of_batch, made = self._find_in_batch([encoded[number] for number in batch])
+            places, batch_probabilities, batch_vectors = self._find_in_batch([encoded[number] for number in batch])
             places[:, 0] = np.array(batch)[places[:, 0]]
             spans.append(places)
-            probabilities.append(of_batch)
-            vectors.append(made)
+            probabilities.append(batch_probabilities)
+            vectors.append(batch_vectors)
         found = np.concatenate(spans)
         order = found[:, 0].argsort(kind="stable")
         too_long = len(texts) - len(fitting)
         return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[order], too_long)
 
     def _find_in_batch(self, batch: list[Subwords]) -> tuple[np.ndarray, Tensor, Tensor]:
-        """Spans with the text's place in the batch, probabilities, vectors."""
+        """Return spans with the text's place in the batch, probabilities, vectors."""
         candidates = [self._candidates(subwords) for subwords in batch]
         numbers = np.repeat(np.arange(len(batch)), [len(c) for c in candidates])
         rows = np.concatenate(candidates)  # [C, 4]
@@ -155,7 +155,7 @@ class PhraseFinder:
         return found, probabilities.cpu(), self._vectors(states, spans).cpu()
 
     def _candidates(self, subwords: Subwords) -> np.ndarray:
-        """Spans that may be phrases; see `candidate_spans`."""
+        """Return the candidate spans, with a lexicon only those that it names."""
         spans = candidate_spans(subwords, *self.segmentation.words)
         if self.lexicon is None:
             return spans
@@ -164,7 +164,7 @@ class PhraseFinder:
 
 
 def read_phrases(path: Path) -> frozenset[str]:
-    """The phrases that a lexicon names: one a line, or several with tabs between them, such as translations.
+    """Read the phrases that a lexicon names: one a line, or several with tabs between them, such as translations.
 
     Raises:
         ConfigurationError: there is no such file, or nothing in it.
@@ -180,7 +180,7 @@ def read_phrases(path: Path) -> frozenset[str]:
 
 
 def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = ALL) -> str:
-    """The kind of segmentation that is meant: the one given, or else what the encoder has learnt.
+    """Return the kind of segmentation given, or else the one that the encoder has learnt.
 
     Args:
         kind: as it was given; a lexicon's path becomes absolute, since it is kept with what is built.
@@ -194,7 +194,7 @@ def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = A
 
 
 def candidate_spans(subwords: Subwords, fewest: int, most: int) -> np.ndarray:
-    """Spans of `fewest` to `most` whole words whose borders no subword crosses.
+    """List the spans of `fewest` to `most` whole words whose borders no subword crosses.
 
     Returns:
         int64 [C, 4]: start and end in characters, first and last subword; by start, then by end.

@@ -1,4 +1,4 @@
-"""What the phrase encoders have in common, and which of them a checkpoint holds."""
+"""The interface of phrase encoders, and loading one from a checkpoint of either kind."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class SpanEncoder(BaseFairseqModel):
     trained_on: list[str]
 
     def states(self, tokens: Tensor) -> Tensor:
-        """What `vectors` is made of, int64 [S, L] -> [S, L, H]."""
+        """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""
         raise NotImplementedError
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
-        """Vectors of phrases, each in one sentence.
+        """Compute vectors of phrases, each in one sentence.
 
         Args:
             states: [S, L, H].
@@ -52,38 +52,39 @@ class SpanEncoder(BaseFairseqModel):
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """Digest of all that decides the phrases and vectors of a text."""
+        """Digest all that decides the phrases and vectors of a text."""
         raise NotImplementedError
 
     @classmethod
     def restore(cls: type[E], context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> E:
-        """The encoder of a checkpoint's weights and options; KeyError or RuntimeError where they are others."""
+        """Rebuild the encoder from a checkpoint's weights and options; KeyError or RuntimeError where they are others."""
         raise NotImplementedError
 
     @classmethod
     def load(cls: type[E], path: Path) -> E:
-        """The encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
+        """Load the encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
 
         Its tokenizer is the one that training left beside the checkpoint. What only training needs is not loaded.
 
         Raises:
             CheckpointError: a missing file, the checkpoint of something else, or no tokenizer beside it.
         """
-        made = load_phrase_encoder(path, cls)
-        assert isinstance(made, cls)
-        return made
+        encoder = load_phrase_encoder(path, cls)
+        assert isinstance(encoder, cls)
+        return encoder
 
 
-KINDS: dict[str, type[SpanEncoder]] = {}  # by the name of their architecture, filled by their modules
-DEFAULT_KIND = "phrase_encoder"
+ENCODER_CLASSES: dict[str, type[SpanEncoder]] = {}  # by the name of their architecture, filled by their modules
+DEFAULT_ARCHITECTURE = "phrase_encoder"
 
 
-def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder) -> SpanEncoder:
-    """The phrase encoder of a checkpoint, whichever kind it is.
+def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf16: bool = False) -> SpanEncoder:
+    """Load the phrase encoder of a checkpoint, whichever kind it is.
 
     Args:
         path: the checkpoint, in its folder.
         wanted: the kind that it must be.
+        bf16: whether its context encoder computes in bfloat16.
 
     Raises:
         CheckpointError: see `SpanEncoder.load`.
@@ -97,11 +98,13 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder) -> 
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         settings = state["cfg"]["model"]
         weights = {name: weight for name, weight in state["model"].items() if not name.startswith(MOMENTUM)}
-        kind = KINDS[settings.get("_name") or DEFAULT_KIND]
+        kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
         if not issubclass(kind, wanted):
             raise KeyError(f"a {kind.__name__} rather than a {wanted.__name__}")
-        of_context = {TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)}
-        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, of_context)
+        context_weights = {
+            TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)
+        }
+        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, context_weights, bf16)
         model = kind.restore(context, weights, settings)
         model.trained_on = list(state["task_state"].get("trained_on", []))
     except pickle.UnpicklingError:

@@ -14,7 +14,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.identity_init import start_from_the_identity
+from fairseq_ccpr.models.identity_init import init_as_identity
 
 HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
 WIDEST_OUTPUT = 512  # the paper's, for that decoder
@@ -47,11 +47,11 @@ class TokenAdapter(BaseFairseqModel):
         self.trained_on: dict[str, str] = {}
         self.hidden = nn.Linear(dimension, hidden)
         self.output = nn.Linear(hidden, output)
-        start_from_the_identity(self.hidden, self.output)
+        init_as_identity(self.hidden, self.output)
 
     @classmethod
     def build_model(cls, cfg: TokenAdapterConfig, task: Any) -> "TokenAdapter":
-        """See `BaseFairseqModel.build_model`."""
+        """Build an untrained adapter for the keys of the task."""
         for name in ("adapter_hidden_dim", "adapter_output_dim"):
             if (value := getattr(cfg, name)) < 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give a width, or 0 for the default")
@@ -59,12 +59,12 @@ class TokenAdapter(BaseFairseqModel):
         return cls(d, cfg.adapter_hidden_dim or HIDDEN_TIMES * d, cfg.adapter_output_dim or default_output(d))
 
     def forward(self, keys: Tensor) -> Tensor:
-        """z of each key, [..., d] -> [..., d_o]."""
+        """Compute z of each key, [..., d] -> [..., d_o]."""
         return self.output(torch.relu(self.hidden(keys.to(self.hidden.weight.dtype))))
 
     @classmethod
     def load(cls, path: Path) -> "TokenAdapter":
-        """The adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32; its sizes are those of the weights.
+        """Load the adapter of a checkpoint that fairseq-train wrote, on the CPU in fp32; its sizes are those of the weights.
 
         Its `trained_on` says which model's states it was trained on, and of which layer, where the checkpoint does.
 
@@ -97,5 +97,5 @@ class TokenAdapter(BaseFairseqModel):
 
 
 def default_output(dimension: int) -> int:
-    """Width of z where none is given, for keys of width `dimension`."""
+    """Return the width of z where none is given, for keys of width `dimension`."""
     return min(dimension, WIDEST_OUTPUT)

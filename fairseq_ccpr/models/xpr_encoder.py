@@ -13,10 +13,10 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.identity_init import start_from_the_identity
+from fairseq_ccpr.models.identity_init import init_as_identity
 from fairseq_ccpr.models.momentum_encoder import MomentumEncoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import KINDS, SpanEncoder
+from fairseq_ccpr.models.span_encoder import ENCODER_CLASSES, SpanEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 NAME = "phrase_encoder_xpr"
@@ -71,7 +71,7 @@ class XprEncoder(SpanEncoder):
         self.head: nn.Module = nn.Identity()
         if dimension:
             first, last = nn.Linear(hidden, 2 * hidden), nn.Linear(2 * hidden, dimension)
-            start_from_the_identity(first, last)
+            init_as_identity(first, last)
             self.head = nn.Sequential(first, nn.ReLU(), last)
         self.momentum: Optional[MomentumEncoder] = None
         if momentum:
@@ -80,7 +80,7 @@ class XprEncoder(SpanEncoder):
 
     @classmethod
     def build_model(cls, cfg: XprEncoderConfig, task: Any) -> "XprEncoder":
-        """See `BaseFairseqModel.build_model`."""
+        """Build an untrained model from its options and the pretrained encoder."""
         if cfg.phrase_dim is not None and cfg.phrase_dim < 0:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1, or 0 for no projection head")
         if not 0 <= cfg.encoder_momentum < 1:
@@ -100,7 +100,7 @@ class XprEncoder(SpanEncoder):
 
     @classmethod
     def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "XprEncoder":
-        """See `SpanEncoder.restore`."""
+        """Rebuild the encoder with the head of a checkpoint, without its momentum encoder."""
         head = weights.get("head.2.weight")
         layer = context.layers if settings["layer"] is None else int(settings["layer"])
         model = cls(context, layer, 0 if head is None else len(head))
@@ -108,10 +108,10 @@ class XprEncoder(SpanEncoder):
         return model
 
     def forward(self, tables: Sequence[dict[str, Tensor]], phrases: int) -> tuple[Tensor, Tensor]:
-        """Vectors of phrases by the encoder, and by the momentum encoder, without gradients, where there is one.
+        """Compute vectors of phrases by the encoder and by the momentum encoder, without gradients, where there is one.
 
         Args:
-            tables: example sentences; see `as_tables`.
+            tables: example sentences, as `as_tables` makes them.
             phrases: K, of both sides together.
 
         Returns:
@@ -131,39 +131,39 @@ class XprEncoder(SpanEncoder):
             return vectors, project(slow["head"], pooled)
 
     def states(self, tokens: Tensor) -> Tensor:
-        """See `SpanEncoder.states`: those of its layer."""
+        """Compute the states of the layer that is pooled."""
         return self.context.states(tokens, self.layer)
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
-        """See `SpanEncoder.vectors`; of length 1."""
+        """Compute vectors of phrases, of length 1."""
         return self.project(span_means(states, spans))
 
     def project(self, pooled: Tensor) -> Tensor:
-        """Vectors of length 1 out of means [K, H], fp32 [K, o]."""
+        """Compute vectors of length 1 from means [K, H], fp32 [K, o]."""
         return project(self.head, pooled)
 
     def follow(self) -> None:
-        """Let the momentum encoder, where there is one, take a step."""
+        """Update the momentum encoder, if there is one."""
         if self.momentum is not None:
             self.momentum.follow(nn.ModuleDict({"context": self.context, "head": self.head}))
 
     def fingerprint(self) -> str:
-        """See `SpanEncoder.fingerprint`."""
+        """Digest the context encoder, the head and the layer."""
         heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith("head.")]
         return of_strings([self.context.fingerprint(), of_parameters(heads), f"{NAME} layer={self.layer}"])
 
 
-KINDS[NAME] = XprEncoder
+ENCODER_CLASSES[NAME] = XprEncoder
 
 
 def project(head: nn.Module, pooled: Tensor) -> Tensor:
-    """Norm(head(x)), [K, H] -> fp32 [K, o]."""
+    """Compute Norm(head(x)), [K, H] -> fp32 [K, o]."""
     weights = next(head.parameters(), pooled)
     return nn.functional.normalize(head(pooled.to(weights.dtype)).float(), dim=1)
 
 
 def span_means(states: Tensor, spans: Tensor) -> Tensor:
-    """The mean over the subwords of each span: equation 2 of the XPR paper.
+    """Average the states of the subwords of each span: equation 2 of the XPR paper.
 
     Args:
         states: [S, L, H].
@@ -179,10 +179,10 @@ def span_means(states: Tensor, spans: Tensor) -> Tensor:
 
 
 def pool(tables: Sequence[dict[str, Tensor]], phrases: int, encode: Any) -> Tensor:
-    """The mean over the example sentences of each phrase of what `span_means` gives.
+    """Average `span_means` over the example sentences of each phrase.
 
     Args:
-        tables: see `as_tables`.
+        tables: as `as_tables` makes them.
         phrases: K; each has an example.
         encode: tokens int64 [S, L] -> states [S, L, H].
 

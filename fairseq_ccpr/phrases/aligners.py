@@ -1,4 +1,4 @@
-"""The aligners by the names that options and manifests give them."""
+"""The aligners by their names in options and manifests."""
 
 from __future__ import annotations
 

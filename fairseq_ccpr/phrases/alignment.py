@@ -1,4 +1,4 @@
-"""Word alignment of sentence pairs: what an aligner is, those there are, and alignments that are ready.
+"""Word alignment of sentence pairs: the interface of aligners, and alignments in Pharaoh format.
 
 Links are int32 [A, 2], (source word, target word), counted from 0.
 """
@@ -29,7 +29,7 @@ class SentencePair:
     links: np.ndarray | None = None  # where they were given
 
     def words(self) -> tuple[list[str], list[str]]:
-        """The words of both sides in lower case, as statistical aligners and frequencies count them."""
+        """Return the words of both sides in lower case, as statistical aligners and frequencies count them."""
         return (
             [self.source[a:b].lower() for a, b in self.source_words],
             [self.target[a:b].lower() for a, b in self.target_words],
@@ -38,7 +38,7 @@ class SentencePair:
 
 @dataclass(frozen=True)
 class AlignerOptions:
-    """What aligners may be told; each takes what concerns it."""
+    """Options of all aligners; each reads those that concern it."""
 
     symmetrization: str = "grow-diag-final-and"
     encoder: Path | None = None  # directory of a context encoder
@@ -49,7 +49,7 @@ class Aligner(ABC):
     """Finds the links between the words of sentence pairs.
 
     Args:
-        symmetrization: how two directions become one alignment; it may be set anew at any time where `directed`.
+        symmetrization: how two directions become one alignment; it may be changed at any time where `directed`.
     """
 
     directed = True  # whether it aligns in both directions and makes one of them
@@ -58,11 +58,11 @@ class Aligner(ABC):
         self.symmetrization = symmetrization
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest says of how it aligns, besides its name."""
+        """Return the settings that a manifest records besides the name."""
         return {"symmetrization": self.symmetrization}
 
     def fingerprints(self) -> dict[str, str]:
-        """Of what it was made from, besides the text that it learns from."""
+        """Return fingerprints of what it was made from, besides its training text."""
         return {}
 
     @abstractmethod
@@ -71,11 +71,11 @@ class Aligner(ABC):
 
     @abstractmethod
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
-        """Links [A, 2] of each pair."""
+        """Align sentence pairs: links [A, 2] of each."""
 
 
 def parse_links(text: str, source_size: int, target_size: int, where: str) -> np.ndarray:
-    """Links of one line in Pharaoh format, which counts words from 0.
+    """Parse the links of one line in Pharaoh format, which counts words from 0.
 
     >>> parse_links("0-1 1-0", 2, 2, "").tolist()
     [[0, 1], [1, 0]]

@@ -1,4 +1,4 @@
-"""Alignment error rate (Och and Ney, 2003) on sentences that people have aligned.
+"""Alignment error rate (Och and Ney, 2003) against manual alignments.
 
 A gold set is two files, line by line: sentence pairs, `source ||| target`, words between spaces; and links, `i-j` where
 they are sure and `ipj` where they are possible, counted from 1.
@@ -23,7 +23,7 @@ Link = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class GoldPair:
+class AlignedPair:
     """A sentence pair and its links, counted from 0; sure links are possible as well."""
 
     pair: SentencePair
@@ -33,14 +33,14 @@ class GoldPair:
 
 @dataclass
 class AlignmentCounts:
-    """What the measures are made of; counts of several sentences add up."""
+    """Sufficient statistics of precision, recall and AER; those of several sentences add up."""
 
     found: int = 0  # A
     sure: int = 0  # S
     found_sure: int = 0  # A ∩ S
     found_possible: int = 0  # A ∩ P
 
-    def add(self, links: set[Link], gold: GoldPair) -> None:
+    def add(self, links: set[Link], gold: AlignedPair) -> None:
         """Count one sentence."""
         self.found += len(links)
         self.sure += len(gold.sure)
@@ -67,7 +67,7 @@ class AlignmentCounts:
         return 1 - (self.found_sure + self.found_possible) / (self.found + self.sure)
 
 
-def read_gold(sentences: Path, links: Path) -> list[GoldPair]:
+def read_gold(sentences: Path, links: Path) -> list[AlignedPair]:
     """Read a gold set.
 
     Raises:
@@ -92,13 +92,13 @@ def read_gold(sentences: Path, links: Path) -> list[GoldPair]:
             possible.add(link)
             if match[2] == "-":
                 sure.add(link)
-        gold.append(GoldPair(pair, frozenset(sure), frozenset(possible)))
+        gold.append(AlignedPair(pair, frozenset(sure), frozenset(possible)))
     if not any(pair.sure for pair in gold):
         raise ConfigurationError(f"{links} holds no sure link: there is nothing to measure against")
     return gold
 
 
-def measure(aligner: Aligner, gold: Iterable[GoldPair]) -> AlignmentCounts:
+def measure(aligner: Aligner, gold: Iterable[AlignedPair]) -> AlignmentCounts:
     """Align the gold set with a trained aligner and count."""
     pairs = list(gold)
     counts = AlignmentCounts()
@@ -108,5 +108,5 @@ def measure(aligner: Aligner, gold: Iterable[GoldPair]) -> AlignmentCounts:
 
 
 def as_set(links: np.ndarray) -> set[Link]:
-    """Links [A, 2] as a set."""
+    """Convert links [A, 2] to a set."""
     return {(int(i), int(j)) for i, j in links}

@@ -49,42 +49,42 @@ class EncoderAligner(Aligner):
             )
 
     def describe(self) -> dict[str, Any]:
-        """See `Aligner.describe`."""
+        """Return the rule and the layer."""
         return super().describe() | {"encoder_layer": self.layer}
 
     def fingerprints(self) -> dict[str, str]:
-        """See `Aligner.fingerprints`."""
+        """Return the fingerprint of the encoder."""
         return {"encoder": self.encoder.fingerprint()}
 
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
-        """Read the pairs, whose reader may count on it, and learn nothing."""
+        """Learn nothing, but read the pairs, since their reader counts them."""
         for _ in pairs:
             pass
 
     @torch.inference_mode()
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
-        """Links [A, 2] of each pair."""
+        """Align sentence pairs: links [A, 2] of each."""
         tokenizer, limit = self.encoder.tokenizer, self.encoder.max_positions
         encoded = [[tokenizer.encode(text).cut(limit) for text in (pair.source, pair.target)] for pair in pairs]
         links: list[np.ndarray] = [np.empty((0, 2), np.int32)] * len(pairs)
         for batch in _batches(encoded):
             sides = zip(*(encoded[number] for number in batch))
-            states = [self._states(list(of_side)) for of_side in sides]
+            states = [self._states(list(side)) for side in sides]
             for number, source, target in zip(batch, *states):
                 pair, (source_subwords, target_subwords) = pairs[number], encoded[number]
-                of_source = words_of_subwords(source_subwords, pair.source_words)
-                of_target = words_of_subwords(target_subwords, pair.target_words)
-                links[number] = linked_words(source, target, of_source, of_target)
+                source_words = words_of_subwords(source_subwords, pair.source_words)
+                target_words = words_of_subwords(target_subwords, pair.target_words)
+                links[number] = linked_words(source, target, source_words, target_words)
         return links
 
     def _states(self, batch: list[Subwords]) -> Tensor:
-        """States of subwords, fp32 [S, L, H]."""
+        """Compute the states of subwords, fp32 [S, L, H]."""
         tokens = collate(batch, self.encoder.tokenizer.pad).to(next(self.encoder.parameters()).device)
         return self.encoder.states(tokens, self.layer).float()
 
 
 def default_layer(layers: int) -> int:
-    """The layer whose states align best, as far as measured: half of the way up.
+    """Return the layer whose states align best as far as measured: the middle one.
 
     >>> default_layer(12)
     6
@@ -93,7 +93,7 @@ def default_layer(layers: int) -> int:
 
 
 def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
-    """Which words each subword has characters of, bool [n, W]; markers and spaces have those of none.
+    """Mark the words that each subword has characters of, bool [n, W]; markers and spaces have none.
 
     A word has several subwords, and a subword may have parts of several words, as of two Chinese characters.
     """
@@ -102,20 +102,20 @@ def words_of_subwords(subwords: Subwords, words: Spans) -> np.ndarray:
     return (starts < spans[:, 1]) & (ends > spans[:, 0]) & (starts < ends)
 
 
-def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_target: np.ndarray) -> np.ndarray:
-    """Pairs of words that have a pair of subwords each of which is nearest to the other.
+def linked_words(source: Tensor, target: Tensor, source_words: np.ndarray, target_words: np.ndarray) -> np.ndarray:
+    """Link words that have mutually nearest subwords.
 
     Args:
         source: states of subwords [at least n, H].
         target: [at least m, H].
-        of_source: words of the n source subwords, bool [n, W].
-        of_target: of the m target subwords, bool [m, V].
+        source_words: words of the n source subwords, bool [n, W].
+        target_words: of the m target subwords, bool [m, V].
 
     Returns:
         Links int32 [A, 2], in ascending order.
     """
     i, j = (
-        torch.from_numpy(np.flatnonzero(of_side.any(axis=1))).to(source.device) for of_side in (of_source, of_target)
+        torch.from_numpy(np.flatnonzero(side.any(axis=1))).to(source.device) for side in (source_words, target_words)
     )
     if not len(i) or not len(j):
         return np.empty((0, 2), np.int32)
@@ -123,17 +123,17 @@ def linked_words(source: Tensor, target: Tensor, of_source: np.ndarray, of_targe
     forward, backward = similarity.argmax(dim=1), similarity.argmax(dim=0)
     mutual = backward[forward] == torch.arange(len(i), device=i.device)
     left, right = i[mutual].cpu().numpy(), j[forward[mutual]].cpu().numpy()
-    shared = of_source[left].T.astype(np.int32) @ of_target[right].astype(np.int32)  # [W, V]
+    shared = source_words[left].T.astype(np.int32) @ target_words[right].astype(np.int32)  # [W, V]
     return np.argwhere(shared).astype(np.int32)
 
 
 def _directions(states: Tensor) -> Tensor:
-    """States [n, H] less what all have in common, which says little of any, at length 1."""
+    """Centre states [n, H] and normalise them: what all share says little of any."""
     return torch.nn.functional.normalize(states - states.mean(dim=0) if len(states) > 1 else states, dim=1)
 
 
 def _batches(encoded: list[list[Subwords]]) -> Iterator[list[int]]:
-    """Pairs of like length together, about BATCH_TOKENS subwords a side."""
+    """Batch pairs of like length, about BATCH_TOKENS subwords a side."""
     lengths = [max(len(subwords.ids) for subwords in sides) for sides in encoded]
     batch: list[int] = []
     for number in sorted(range(len(encoded)), key=lengths.__getitem__):

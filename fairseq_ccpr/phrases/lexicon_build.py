@@ -1,4 +1,4 @@
-"""From phrase pairs and unlabelled text of both languages to a lexicon: filter, find example sentences, split, write."""
+"""Builds a lexicon from phrase pairs and monolingual text: filters, finds example sentences, splits, writes."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ class LexiconSettings:
 
 @dataclass
 class LexiconCounts:
-    """What became of the phrase pairs that were read."""
+    """Counts of the phrase pairs read, by outcome."""
 
     read: int = 0
     empty: int = 0  # a side has no letter
     repeated: int = 0
     near_copies: int = 0
-    without_examples: int = 0  # on one side at least; left out unless they were asked for
+    without_examples: int = 0  # on one side at least; left out unless kept by `keep_phrases_alone`
     not_drawn: int = 0  # beyond the limit
 
 
 @dataclass
 class SplitCoverage:
-    """What a split has."""
+    """Pairs, phrases and examples of a split."""
 
     pairs: int
     phrases: list[int]  # of source and target
     examples: list[float]  # of a phrase, on average
-    full: list[float]  # share of the phrases that have all that were asked for
+    full: list[float]  # fraction of the phrases with as many examples as wanted
 
 
 def build_lexicon(
@@ -99,21 +99,21 @@ def build_lexicon(
         counts.without_examples = len(kept) - len(with_examples)
         chosen = draw(kept if settings.keep_phrases_alone else with_examples, settings.limit, counts)
         splits = split_pairs(chosen)
-        for name, of_split in splits.items():
-            if not of_split:
+        for name, split in splits.items():
+            if not split:
                 raise ConfigurationError(_nothing_left(pairs, name, counts, len(chosen)))
         fingerprints = {
             name: fingerprint.of_files(paths)
             for name, paths in (("pairs", [pairs]), ("source_text", texts[0]), ("target_text", texts[1]))
         }
-        for name, of_split in splits.items():
+        for name, split in splits.items():
             manifest = LexiconManifest(*languages, asdict(settings), fingerprints)
-            write_lexicon(partial / name, manifest, of_split, (source_examples, target_examples))
+            write_lexicon(partial / name, manifest, split, (source_examples, target_examples))
     return counts, {name: _coverage(part, examples, settings.examples) for name, part in splits.items()}
 
 
 def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
-    """The usable pairs, each once, in the order of the file; `counts` learns of the others."""
+    """Read the usable pairs, each once, in the order of the file, and count the others in `counts`."""
     kept: dict[Pair, None] = {}
     for source, target in read_pairs(path, empty_lines=True):
         pair = source.strip(), target.strip()
@@ -130,9 +130,9 @@ def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
 
 
 def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pair]:
-    """About `limit` pairs, always the same ones; a smaller limit takes some of a larger one's.
+    """Draw about `limit` pairs, always the same ones; those of a smaller limit are among those of a larger one.
 
-    They are so many, and all others between their phrases: a translation that is left out would count as a wrong one.
+    To these come all other pairs between their phrases: a translation that is left out would count as a wrong one.
     """
     chosen = pairs if limit is None else sorted(pairs, key=lambda pair: digest("\t".join(pair)))[:limit]
     sources, targets = ({pair[side] for pair in chosen} for side in (0, 1))

@@ -1,4 +1,4 @@
-"""Which phrase pairs of a dictionary are near-copies, and which belong to which split."""
+"""Splits a dictionary into train, valid and test without shared strings; detects near-copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pair = tuple[str, str]
 
 
 def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
-    """Whether ROUGE-L is above `most` both ways: more than that share of either side's words is common, in order.
+    """Tell whether ROUGE-L is above `most` both ways: a common subsequence of more than that fraction of either side's words.
 
     >>> is_near_copy("Windows Server", "windows server"), is_near_copy("der Server", "the server")
     (True, False)
@@ -26,7 +26,7 @@ def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
 
 
 def _common_subsequence(one: list[str], two: list[str]) -> int:
-    """Length of the longest common subsequence; too few lines to need rapidfuzz."""
+    """Return the length of the longest common subsequence; too few lines to need rapidfuzz."""
     lengths = [0] * (len(two) + 1)
     for word in one:
         before = 0
@@ -36,7 +36,7 @@ def _common_subsequence(one: list[str], two: list[str]) -> int:
 
 
 def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """3 : 1 : 1, no string being in two splits, on either side and in whatever case.
+    """Split 3 : 1 : 1, no string being in two splits, on either side and in whatever case.
 
     Pairs that share a string, directly or by others, stay together. Group by group, the largest first, equal ones in an
     order as good as random, each goes to the split that lacks most. It does not depend on the order of the pairs.

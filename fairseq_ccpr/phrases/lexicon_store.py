@@ -93,7 +93,7 @@ class PhraseTypes:
         return len(self.phrases)
 
     def example(self, phrase: int, number: int) -> Place:
-        """An example of a phrase, `number` counted from 0."""
+        """Read an example of a phrase, `number` counted from 0."""
         sentence, start, end = self._examples[self._offsets[phrase] + number].tolist()
         return self._sentences[sentence], start, end
 
@@ -116,10 +116,10 @@ class Lexicon:
         check_sizes(self.directory, self.manifest.files)
         self.pairs = open_array(self.directory / f"{PAIRS}.npy", (self.manifest.pairs, 2), "int32")
         counts = zip(SIDES, self.manifest.phrases, self.manifest.sentences, self.manifest.examples)
-        self.sides = [PhraseTypes(self.directory / side, *of_side) for side, *of_side in counts]
+        self.sides = [PhraseTypes(self.directory / side, *sizes) for side, *sizes in counts]
 
     def check(self) -> None:
-        """The full check; see `check_every_byte`."""
+        """Check every byte against the manifest."""
         check_every_byte(self.directory, self.manifest.files, FORMAT)
 
 
@@ -152,9 +152,9 @@ def write_lexicon(
 
 def _write_side(folder: Path, strings: list[str], places: list[list[Place]], manifest: LexiconManifest) -> None:
     folder.mkdir(parents=True)
-    texts = sorted({text for of_phrase in places for text, _, _ in of_phrase})
+    texts = sorted({text for examples in places for text, _, _ in examples})
     numbers = {text: number for number, text in enumerate(texts)}
-    rows = [(numbers[text], start, end) for of_phrase in places for text, start, end in of_phrase]
+    rows = [(numbers[text], start, end) for examples in places for text, start, end in examples]
     write_lines(folder / f"{PHRASES}s.txt", folder / f"{PHRASES}-offsets.npy", strings)
     write_lines(folder / f"{SENTENCES}s.txt", folder / f"{SENTENCES}-offsets.npy", texts)
     save_array(folder / f"{EXAMPLES}s.npy", np.array(rows, np.int32).reshape(-1, 3))

@@ -1,4 +1,4 @@
-"""From sentence pairs to phrase pairs on disk: read, align, extract, filter, write. The text is read twice.
+"""Builds phrase pairs from sentence pairs: reads, aligns, extracts, filters, writes. The text is read twice.
 
 The first reading counts words and trains the aligner; the second aligns, extracts and writes, a batch at a time, so that
 memory holds what the aligner has learnt and no more.
@@ -76,7 +76,7 @@ class ExtractionSettings:
 
 @dataclass
 class Split:
-    """One of the sets that are made: rows of a text."""
+    """A set to be written, train or valid: rows of a text."""
 
     text: TextPairs
     first: int = 0  # usable sentence pairs of the text before it
@@ -87,7 +87,7 @@ class Split:
 def usable_pairs(
     text: TextPairs, find_words: Callable[[str], Spans], max_words: int, skipped: Counter[str]
 ) -> Iterator[SentencePair]:
-    """The sentence pairs of a text that have words on both sides, and not too many.
+    """Yield the sentence pairs of a text that have words on both sides, and not too many.
 
     Args:
         text: where they are.
@@ -171,7 +171,7 @@ class PairExtraction:
         return {split_name: (split, counts[split_name]) for split_name, split in splits.items()}
 
     def learn(self) -> dict[str, Split]:
-        """The first reading: count words, train the aligner, and decide which sentence pairs belong to which set."""
+        """Read the text for the first time: count words, train the aligner, and assign sentence pairs to sets."""
         train = Split(self.text)
         splits = {TRAIN: train}
         if self.valid_text is not None:
@@ -191,7 +191,7 @@ class PairExtraction:
         pairs = tqdm(all_pairs(), desc="reading", unit="pair", unit_scale=True, disable=not self.show)
         if self.aligner is not None:
             self.aligner.train(pairs, self.show)
-        for _ in pairs:  # what the aligner, if there is one, did not ask for is counted all the same
+        for _ in pairs:  # what the aligner, if any, has not read is counted as well
             pass
         if self.valid_text is None and self.valid:
             splits[VALID] = Split(self.text, train.count - self.valid, self.valid)
@@ -211,7 +211,7 @@ class PairExtraction:
         return usable_pairs(text, self.find_words, self.settings.max_words, skipped)
 
     def _write(self, split: Split, writer: PairWriter, name: str) -> FilterCounts:
-        """The second reading of one set."""
+        """Read one set for the second time and write its phrase pairs."""
         share, edges = self.settings.max_edge_share, self.settings.punctuation_edges
         pair_filter = PairFilter(*(WordFilter(counter, share, edges) for counter in self.frequencies))
         pairs = islice(self._usable(split.text, Counter()), split.first, split.first + split.count)
@@ -223,7 +223,7 @@ class PairExtraction:
         return pair_filter.counts
 
     def _extract(self, batch: list[SentencePair], pair_filter: PairFilter) -> list[np.ndarray]:
-        """Character spans [p, 4] of the phrase pairs of each sentence pair."""
+        """Return character spans [p, 4] of the phrase pairs of each sentence pair."""
         if self.aligner is not None:
             links = self.aligner.align(batch)
         else:
@@ -240,7 +240,7 @@ class PairExtraction:
         return np.split(np.column_stack([source, target]), first)
 
     def _described(self) -> dict[str, object]:
-        """The settings, as a manifest has them."""
+        """Return the settings as a manifest has them."""
         settings = {
             name: value for name, value in asdict(self.settings).items() if name not in ("encoder", "encoder_layer")
         }

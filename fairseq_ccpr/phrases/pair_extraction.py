@@ -12,7 +12,7 @@ _NONE = np.iinfo(np.int32).max  # the first link of a stretch of words without a
 def consistent_pairs(
     source_sizes: np.ndarray, target_sizes: np.ndarray, links: np.ndarray, max_words: int
 ) -> np.ndarray:
-    """All pairs of word spans with at least one link between them and none from inside to outside.
+    """List all pairs of word spans with at least one link between them and none from inside to outside.
 
     Spans may overlap, and may begin and end with words that have no link.
 
@@ -52,7 +52,7 @@ def consistent_pairs(
 
 
 def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.ndarray) -> np.ndarray:
-    """The pairs of spans of `length` source words whose target words begin and end with a link; int [4, n].
+    """List the pairs of spans of `length` source words whose target words begin and end with a link; int [4, n].
 
     Rows are source start, source end, target start, target end, in words numbered through all sentences.
     """
@@ -68,7 +68,7 @@ def _tight_boxes(length: int, source: _Ranges, target: _Ranges, sentence: np.nda
 
 
 def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, max_words: int) -> Iterator[np.ndarray]:
-    """The boxes [4, n] themselves, and with so many words without a link before and behind the target words as may be."""
+    """Yield the boxes [4, n], and each extended by unlinked words before and after its target words."""
     _, _, first, end = boxes
     for before in range(max_words):
         for after in range(max_words - before):
@@ -78,7 +78,7 @@ def _extend(boxes: np.ndarray, free_before: np.ndarray, free_after: np.ndarray, 
 
 
 def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Spans in characters for spans in words.
+    """Convert spans in words to spans in characters.
 
     >>> character_spans([[(0, 3), (4, 9)]], np.array([0]), np.array([[0, 2]])).tolist()
     [[0, 9]]
@@ -91,13 +91,13 @@ def character_spans(words: list[list[tuple[int, int]]], sentence: np.ndarray, sp
     Returns:
         int [P, 2], (first character, end).
     """
-    first = _starts(np.array([len(of_sentence) for of_sentence in words]))[sentence]
-    characters = np.array([span for of_sentence in words for span in of_sentence])  # [W, 2]
+    first = _starts(np.array([len(spans_of_words) for spans_of_words in words]))[sentence]
+    characters = np.array([span for spans_of_words in words for span in spans_of_words])  # [W, 2]
     return np.column_stack([characters[first + spans[:, 0], 0], characters[first + spans[:, 1] - 1, 1]])
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
-    """[S], where each sentence begins when its words are numbered through all."""
+    """Return where each sentence begins if words are numbered through all sentences, [S]."""
     return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
@@ -121,7 +121,7 @@ class _Ranges:
 
 
 def _free_neighbours(linked: np.ndarray, sentence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each word, how many words without a link stand next before and next after it in its sentence; two [W]."""
+    """Count the unlinked words directly before and directly after each word in its sentence; two [W]."""
     size = len(sentence)
     free = np.ones(size, bool)
     free[linked] = False

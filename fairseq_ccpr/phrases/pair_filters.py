@@ -1,4 +1,4 @@
-"""Which phrase pairs are worth keeping (CCPR, appendix A.1): by the words at their edges and by what they are made of."""
+"""Filters of phrase pairs (CCPR, appendix A.1): by the words at their edges, and by their letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq_ccpr.phrases.alignment import SentencePair
 
 @dataclass
 class FilterCounts:
-    """What became of the pairs that agree with the alignment."""
+    """Counts of the consistent pairs, by outcome."""
 
     consistent: int = 0
     edges: int = 0  # dropped: a very frequent word, or punctuation, at an edge
@@ -36,7 +36,7 @@ class WordFilter:
         self._judged: dict[str, tuple[bool, bool]] = {}
 
     def judge(self, words: list[str]) -> np.ndarray:
-        """Bool [W, 2]: whether a phrase may begin or end with the word, and whether it has a letter."""
+        """Judge words, bool [W, 2]: whether a phrase may begin or end with the word, and whether it has a letter."""
         return np.array([self._judged.get(word) or self._judge(word) for word in words], bool).reshape(-1, 2)
 
     def _judge(self, word: str) -> tuple[bool, bool]:
@@ -54,7 +54,7 @@ class PairFilter:
         self.counts = FilterCounts()
 
     def __call__(self, sentences: list[SentencePair], pairs: np.ndarray) -> np.ndarray:
-        """Those of `pairs` [P, 5] (word spans, see `consistent_pairs`) that stay."""
+        """Return those of `pairs` [P, 5] (word spans, see `consistent_pairs`) that stay."""
         edges, lettered = np.ones(len(pairs), bool), np.ones(len(pairs), bool)
         words = [pair.words() for pair in sentences]
         for side, word_filter in enumerate(self.sides):

@@ -89,21 +89,21 @@ class PhrasePairs:
         return self.manifest.sentences
 
     def sentence(self, number: int) -> tuple[str, str]:
-        """Source and target sentence, as they stood in the text."""
+        """Return source and target sentence, as they stood in the text."""
         source, target = (text[number] for text in self._texts)
         return source, target
 
     def pairs_of(self, number: int) -> np.ndarray:
-        """The pairs of one sentence, int32 [p, 5]."""
+        """Return the pairs of one sentence, int32 [p, 5]."""
         rows = self.rows_of(number)
         return self.pairs[rows.start : rows.stop]
 
     def rows_of(self, number: int) -> range:
-        """Their rows in `pairs`."""
+        """Return the rows in `pairs` of one sentence's pairs."""
         return range(int(self._pair_offsets[number]), int(self._pair_offsets[number + 1]))
 
     def check(self) -> None:
-        """The full check; see `check_every_byte`."""
+        """Check every byte against the manifest."""
         check_every_byte(self.directory, self.manifest.files, FORMAT)
 
     def _open(self, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -116,7 +116,7 @@ def _text_files(directory: Path, side: str) -> tuple[Path, Path]:
 
 
 def read_manifest(directory: Path) -> PhraseManifest:
-    """Read and check the manifest of phrase pairs; see `read_text_manifest`."""
+    """Read and check the manifest of phrase pairs."""
     return read_text_manifest(directory, PhraseManifest, FORMAT)
 
 

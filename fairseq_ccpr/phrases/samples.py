@@ -1,4 +1,4 @@
-"""Samples of text that depend neither on its order nor on how often a sentence comes, and need no second reading."""
+"""One-pass samples of text that depend neither on its order nor on repeated sentences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sample:
         self._highest: list[int] = []  # a heap of the digests, negated
 
     def offer(self, text: str) -> None:
-        """Take a text in, if it is one of them."""
+        """Consider a text for the sample."""
         number = int.from_bytes(digest(text), "big")
         if number in self._kept or (len(self._kept) == self.size and number > -self._highest[0]):
             return
@@ -38,12 +38,12 @@ class Sample:
             del self._kept[-heapq.heappop(self._highest)]
 
     def texts(self) -> list[str]:
-        """The sample, lowest digest first."""
+        """Return the sample, lowest digest first."""
         return [self._kept[number] for number in sorted(self._kept)]
 
 
 def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) -> list[str]:
-    """At most `size` sentences, none of `excluded`, none empty."""
+    """Sample at most `size` sentences, none of `excluded`, none empty."""
     sample = Sample(size)
     for line in _sentences(paths, excluded):
         sample.offer(line)
@@ -53,12 +53,12 @@ def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) ->
 def sample_occurrences(
     paths: list[Path], strings: Collection[str], size: int, excluded: Collection[str], longer_by: int = 0
 ) -> dict[str, list[tuple[str, int, int]]]:
-    """For each string at most `size` sentences that have it as whole words, with its first place there.
+    """Sample for each string at most `size` sentences that have it as whole words, with its first place there.
 
     Args:
         paths: texts, a sentence a line; read once, whatever their size.
         strings: what is looked for.
-        size: sentences wanted of each.
+        size: sentences of each, at most.
         excluded: sentences that do not count.
         longer_by: characters that a sentence has more than the string, at least.
 

@@ -29,7 +29,7 @@ _STAGES: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 def import_thot() -> Any:
-    """The module `thot.alignment`.
+    """Import the module `thot.alignment`.
 
     Raises:
         ConfigurationError: it is not installed.
@@ -78,7 +78,7 @@ class StatisticalAligner(Aligner):
         )
 
     def _train_direction(self, model: Any, direction: str, show: bool) -> Any:
-        """Train all stages, which take their pairs from each other; the last model."""
+        """Train all stages, each from the one before, and return the last model."""
         for number, (kind, iterations) in enumerate(_STAGES[self.name]):
             if number:
                 model = getattr(self.thot, kind)(model)
@@ -92,7 +92,7 @@ class StatisticalAligner(Aligner):
         return model
 
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
-        """Links [A, 2] of each pair."""
+        """Align sentence pairs: links [A, 2] of each."""
         heuristic = self.symmetrization.replace("-", "_").upper()
         self._aligner.heuristic = getattr(self.thot.SymmetrizationHeuristic, heuristic)
         sources, targets = zip(*(pair.words() for pair in pairs))

@@ -1,4 +1,4 @@
-"""Phrases with example sentences as an encoder takes them: subwords, in tables of sentences of like length."""
+"""Phrases with example sentences, tokenised and batched for an encoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairseq_ccpr.text.subwords import (
 
 
 @dataclass(frozen=True)
-class Example:
+class TypeExample:
     """A phrase in a sentence."""
 
     phrase: int  # its number among those of a batch
@@ -31,44 +31,44 @@ class Example:
 
 def usable_examples(
     tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int
-) -> list[Example]:
-    """The first `most` examples that the encoder can take.
+) -> list[TypeExample]:
+    """Return the first `most` examples that the encoder can take.
 
-    Sentences are cut to `max_subwords`; one whose phrase is cut as well, or is no whole subwords, is passed over. Where
+    Sentences are cut to `max_subwords`; one whose phrase is cut as well, or is no whole subwords, is skipped. Where
     none is left the phrase itself is the sentence.
 
     Args:
         tokenizer: the encoder's.
         phrase: the number that the examples get.
         string: the phrase.
-        places: its examples, in the order in which they are wanted.
-        most: how many; 0 asks for the phrase itself.
+        places: its examples, in order of preference.
+        most: how many; 0: the phrase itself.
         max_subwords: without the markers.
     """
-    found: list[Example] = []
+    found: list[TypeExample] = []
     for text, start, end in places:
         if len(found) == most:
             break
         subwords = tokenizer.encode(text).cut(max_subwords)
         if (bounds := subword_bounds(subwords, start, end)) is not None:
-            found.append(Example(phrase, len(found), subwords, *bounds))
+            found.append(TypeExample(phrase, len(found), subwords, *bounds))
     if found:
         return found
     subwords = tokenizer.encode(string).cut(max_subwords)
-    return [Example(phrase, 0, subwords, 1, max(1, len(subwords.ids) - 2))]
+    return [TypeExample(phrase, 0, subwords, 1, max(1, len(subwords.ids) - 2))]
 
 
 def stored_examples(
     tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int
-) -> Iterator[list[Example]]:
-    """The examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
+) -> Iterator[list[TypeExample]]:
+    """Yield the examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
     for number in range(len(types)):
         places = (types.example(number, place) for place in range(int(types.counts[number])))
         yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords)
 
 
-def as_tables(examples: list[Example], pad: int) -> list[dict[str, Tensor]]:
-    """Sentences of like length together, each with one phrase.
+def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
+    """Batch sentences of like length, each with one phrase.
 
     Returns:
         Tables of tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases int64 [S] and places

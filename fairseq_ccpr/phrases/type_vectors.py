@@ -1,4 +1,4 @@
-"""Vectors of all phrases of a lexicon's side, from any number of example sentences, and how often they find each other."""
+"""Vectors of all phrases of a lexicon's side, from any number of example sentences, and retrieval by them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def type_means(
     encode: Encode, tokenizer: SubwordTokenizer, types: PhraseTypes, counts: Sequence[int], max_subwords: int,
     device: torch.device, show: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The mean over the first m example sentences of each phrase, for several m.
+    """Average the vectors of the first m example sentences of each phrase, for several m.
 
     Args:
         encode: tokens int64 [S, L] and spans int64 [S, 3] -> a vector of each span, of several kinds, fp32 [J, S, d].
@@ -40,16 +40,16 @@ def type_means(
     sums: Tensor | None = None
     numbers = torch.zeros(len(counts), len(types), device=device)
     for most in sorted({0, max(counts)} if 0 in counts else {max(counts)}):
-        wanted = [row for row, count in enumerate(counts) if bool(count) == bool(most)]
+        rows = [row for row, count in enumerate(counts) if bool(count) == bool(most)]
         examples = stored_examples(tokenizer, types, most, max_subwords)
         with tqdm(desc=f"{most} sentences", total=len(types), unit="phrase", disable=not show) as bar:
             while block := list(islice(examples, BLOCK)):
-                for table in as_tables([one for of_phrase in block for one in of_phrase], tokenizer.pad):
+                for table in as_tables([one for phrase_examples in block for one in phrase_examples], tokenizer.pad):
                     table = {name: tensor.to(device) for name, tensor in table.items()}
                     vectors = encode(table["tokens"], table["spans"])  # [J, S, d]
                     if sums is None:
                         sums = vectors.new_zeros(len(counts), len(vectors), len(types), vectors.size(2))
-                    for row in wanted:
+                    for row in rows:
                         among = table["places"] < max(1, counts[row])
                         sums[row].index_add_(1, table["phrases"][among], vectors[:, among])
                         numbers[row].index_add_(0, table["phrases"][among], among[among].float())
@@ -60,7 +60,7 @@ def type_means(
 
 @torch.inference_mode()
 def find_translations(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
-    """Whether the nearest candidate of each query is one of its translations; a tie counts against it.
+    """Tell whether the nearest candidate of each query is one of its translations; a tie counts against it.
 
     Args:
         queries: [n, o], of length 1.

@@ -1,4 +1,4 @@
-"""Text in the subwords of the translation model: phrases as its decoder would write them, sources as text."""
+"""Tokenises target text as the decoder would emit it, and recovers source text from its subwords."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
-SENTENCES = 1 << 15  # kept as they were split, about 1.5 kB each
-MAX_UNKNOWN = 0.1  # share of unknown pieces above which the subwords are not the model's
-ENOUGH_PIECES = 1000  # before that share says anything: one line in another script may have a dozen
-RARE = 0.001  # share of a dictionary's symbols below which a mark in them is chance
-SEPARATOR = "@@"  # how subword-nmt and fastBPE end a piece that its word goes on after
+SENTENCES = 1 << 15  # in the tokenisation cache, about 1.5 kB each
+MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
+ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
+RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
+SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
 UNKNOWN = "⁇"  # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
 # What Moses writes for a character, and for a hyphen within a word.
 MOSES = {
@@ -58,7 +58,7 @@ class Pieces:
 
 
 class DecoderSubwords:
-    """The subwords of a translation model, made by the tokenizer and the BPE that fairseq was told to use.
+    """The subwords of a translation model, made by fairseq's tokenizer and BPE.
 
     Args:
         tokenizer: of `task.build_tokenizer`, or None.
@@ -82,7 +82,7 @@ class DecoderSubwords:
         self._check_mark(dictionary, "the target text cannot be split into the model's subwords", _examples(dictionary))
 
     def split(self, text: str) -> Pieces:
-        """A sentence of the target language as fairseq splits it; sentences split lately are remembered.
+        """Tokenise a sentence of the target language as fairseq does; recent ones are cached.
 
         Raises:
             ConfigurationError: more than `MAX_UNKNOWN` of the pieces so far are unknown.
@@ -90,11 +90,11 @@ class DecoderSubwords:
         return self._split_once(text)
 
     def starts(self, text: str) -> list[int]:
-        """The character at which each subword of a source sentence begins; they never fall."""
+        """Return the character at which each subword of a source sentence begins; they never fall."""
         return list(accumulate((start for _, start, _ in self._place(text)), max))
 
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
-        """The ids with which the decoder writes text[start:end], which begins and ends with a word, in its sentence.
+        """Return the token ids with which the decoder emits text[start:end], whole words, in its sentence.
 
         A piece that is only the space before a word is written with it.
 
@@ -109,7 +109,7 @@ class DecoderSubwords:
         return None if self.dictionary.unk() in ids else ids
 
     def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
-        """The text of a source sentence, from its ids [L]; padding and markers are left out.
+        """Recover the text of a source sentence from its ids [L]; padding and markers are left out.
 
         Raises:
             ConfigurationError: the BPE is not of the kind that made the dictionary's symbols.
@@ -139,7 +139,7 @@ class DecoderSubwords:
         return Pieces(tuple(ids), tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
 
     def _place(self, text: str) -> list[Placed]:
-        """The symbols of a text, with the characters each stands for."""
+        """Return the symbols of a text, with the characters each stands for."""
         if self.tokenizer is None:
             return self._place_pieces(text)
         tokenised = self.tokenizer.encode(text)
@@ -148,12 +148,12 @@ class DecoderSubwords:
         return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
 
     def _place_pieces(self, text: str) -> list[Placed]:
-        """The symbols of tokenised text; like fairseq, white space of any kind parts them."""
+        """Return the symbols of tokenised text; like fairseq, white space of any kind parts them."""
         if self.mark == BLANK:
             pieces = piece_spans(self.bpe.sp, text)
             return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
         symbols = (text if self.bpe is None else self.bpe.encode(text)).split()
-        if self.mark and self.mark in text:  # which pieces go on cannot be told
+        if self.mark and self.mark in text:  # which pieces continue is ambiguous
             return [(symbol, 0, len(text) + 1) for symbol in symbols]
         surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
         origins = _Origins.trace("".join(surfaces), text)
@@ -203,12 +203,12 @@ class _Origins:
         return cls([*starts, *[at] * rest, len(text)], [*ends, *[len(text) + 1] * (rest + 1)])
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """What the characters from `start` to `end` were made from."""
+        """Return what the characters from `start` to `end` were made from."""
         return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
 
 
 def _for_target_text(tokenizer: Any) -> Any:
-    """fairseq's Moses encodes by the rules of the source language and decodes by the target's: here it is the other way."""
+    """Swap the languages of fairseq's Moses, which encodes by the rules of the source and decodes by the target's."""
     if not isinstance(tokenizer, MosesTokenizer):
         return tokenizer
     given = tokenizer.cfg
@@ -223,7 +223,7 @@ def _for_target_text(tokenizer: Any) -> Any:
 
 
 def _mark_of_bpe(bpe: Any) -> str:
-    """What its pieces bear to tell where words begin or end."""
+    """Return the mark by which its pieces tell where words begin or end."""
     if bpe is None:
         return ""
     if isinstance(bpe, SentencepieceBPE):
@@ -237,7 +237,7 @@ def _mark_of_bpe(bpe: Any) -> str:
 
 
 def _mark_of_dictionary(dictionary: Dictionary) -> str:
-    """What its symbols bear to tell where words begin or end; nothing where they are words."""
+    """Return the mark by which its symbols tell where words begin or end; empty if they are words."""
     symbols = dictionary.symbols[dictionary.nspecial :]
     counts = {mark: sum(mark in symbol for symbol in symbols) for mark in (BLANK, SEPARATOR)}
     mark = max(counts, key=counts.__getitem__)

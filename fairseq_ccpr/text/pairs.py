@@ -22,7 +22,7 @@ _OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text without their ends; only a line feed ends one, as in other tools for parallel text."""
+    """Read the lines of a UTF-8 text without their ends; only a line feed ends one, as in other tools for parallel text."""
     with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
         try:
             for number, line in enumerate(stream, 1):
@@ -35,7 +35,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_pairs(path: Path, empty_lines: bool = False) -> Iterator[tuple[str, str]]:
-    """Sentence pairs of a TSV file: source, tab, target, and perhaps, after another tab, a score, as mining writes them.
+    """Read the sentence pairs of a TSV file: source, tab, target, and perhaps another tab and a score.
 
     Where `empty_lines` are allowed, one is a pair of empty texts.
     """
@@ -65,7 +65,7 @@ class TextPairs:
         return [path for path in (self.source, self.target, self.pairs, self.alignments) if path is not None]
 
     def read(self) -> Iterator[tuple[str, str, str | None]]:
-        """Source, target and alignment of each line; the alignment is None where there are none. Lines may be empty.
+        """Yield source, target and alignment of each line; the alignment is None where there are none. Lines may be empty.
 
         Raises:
             ConfigurationError: as above.
@@ -90,7 +90,7 @@ class TextPairs:
 
 
 def read_together(one: Path, two: Path) -> Iterator[tuple[str, str]]:
-    """Lines of two files side by side, which must be equally many."""
+    """Read the lines of two files side by side, which must be equally many."""
     counts = [0, 0]
     for left, right in zip_longest(read_lines(one), read_lines(two)):
         counts[0] += left is not None

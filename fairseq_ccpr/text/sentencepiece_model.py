@@ -1,112 +1,61 @@
-"""SentencePiece's model file: reading and changing its pieces without protobuf, which nothing else here needs.
-
-A model is a protobuf message: a row of fields, each a key (number and wire type) and a value. Field 1, repeated, is a
-piece (1: text, 2: score, 3: type); 2 and 3 are the specs of trainer and normalizer, 4 is a test of itself.
-"""
+"""Reads and makes SentencePiece models with the message classes that come with sentencepiece."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Any
 
-NORMAL, UNKNOWN, CONTROL = 1, 2, 3  # types of pieces
-PIECE, TRAINER, NORMALIZER, SELF_TEST = 1, 2, 3, 4  # fields of a model
-MODEL_TYPE, UNIGRAM = 3, 1  # field of the trainer's spec, and its default
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+from sentencepiece import SentencePieceProcessor
 
+from fairseq_ccpr.errors import ConfigurationError
 
-@dataclass(frozen=True)
-class Piece:
-    """A piece and its log probability."""
-
-    text: str
-    score: float
-    type: int = NORMAL
+SPECIALS = ["<unk>", "<s>", "</s>"]  # the first pieces of a model
 
 
-SPECIALS = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL)]
+def read_pieces(model: bytes) -> list[str]:
+    """Return the pieces of a model, by id.
+
+    Raises:
+        RuntimeError: these bytes are no model.
+    """
+    processor = SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model)
+    return processor.id_to_piece(list(range(len(processor))))
 
 
-def read_pieces(model: bytes) -> list[Piece]:
-    """The pieces of a model, by id; ValueError or KeyError where it is none."""
-    return [_read_piece(value) for number, value in _fields(model) if number == PIECE and isinstance(value, bytes)]
+def parse_model(model: bytes) -> Any:
+    """Return a model as a message, of `pieces`, `trainer_spec` and `normalizer_spec`."""
+    return _messages().ModelProto.FromString(model)
 
 
-def is_unigram(model: bytes) -> bool:
-    """Whether a model takes the most probable pieces, as XLM-R's does; BPE puts them together of smaller ones."""
-    specs = [value for number, value in _fields(model) if number == TRAINER and isinstance(value, bytes)]
-    return all(dict(_fields(spec)).get(MODEL_TYPE, UNIGRAM) == UNIGRAM for spec in specs)
+def make_model(pieces: Iterable[tuple[str, float]], normalizer_spec: bytes) -> bytes:
+    """Make a unigram model of `SPECIALS` and pieces with their log probabilities; the trainer's settings are the defaults."""
+    messages = _messages()
+    kinds = messages.ModelProto.SentencePiece
+    made = [kinds(piece=text, score=0, type=kinds.CONTROL if at else kinds.UNKNOWN) for at, text in enumerate(SPECIALS)]
+    made += [kinds(piece=text, score=score) for text, score in pieces]
+    return replace_pieces(
+        messages.ModelProto(normalizer_spec=messages.NormalizerSpec.FromString(normalizer_spec)), made
+    )
 
 
-def replace_pieces(model: bytes, pieces: Iterable[Piece]) -> bytes:
-    """The model with other pieces; its test of itself goes, since it names pieces."""
-    kept = b"".join(_field(number, value) for number, value in _fields(model) if number not in (PIECE, SELF_TEST))
-    return b"".join(_field(PIECE, _write_piece(piece)) for piece in pieces) + kept
+def replace_pieces(message: Any, pieces: Iterable[Any]) -> bytes:
+    """Return a model of other pieces with the settings of `message`; its test of itself goes, since it names pieces."""
+    changed = type(message)()
+    for field, value in message.ListFields():
+        if field.name.endswith("_spec"):
+            getattr(changed, field.name).CopyFrom(value)
+    for piece in pieces:
+        changed.pieces.add(piece=piece.piece, score=piece.score, type=piece.type)
+    return changed.SerializeToString(deterministic=True)
 
 
-def make_model(pieces: Iterable[Piece], normalizer_spec: bytes) -> bytes:
-    """A unigram model of these pieces, whose first three are `SPECIALS`; the trainer's settings are the defaults."""
-    return replace_pieces(_field(NORMALIZER, normalizer_spec), pieces)
-
-
-def _read_piece(message: bytes) -> Piece:
-    values = dict(_fields(message))
-    text, score, kind = values[1], values[2], values.get(3, NORMAL)
-    if not (isinstance(text, bytes) and isinstance(score, bytes) and isinstance(kind, int)) or len(score) != 4:
-        raise ValueError("a piece without text, score or type")
-    return Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], kind)
-
-
-def _write_piece(piece: Piece) -> bytes:
-    score = _varint(2 << 3 | _FIXED32) + struct.pack("<f", piece.score)
-    return _field(1, piece.text.encode("utf-8")) + score + _varint(3 << 3 | _VARINT) + _varint(piece.type)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Number and value of each field; a varint's value is a number."""
-    at = 0
-    while at < len(message):
-        key, at = _read_varint(message, at)
-        number, wire = key >> 3, key & 7
-        if wire == _VARINT:
-            value, at = _read_varint(message, at)
-            yield number, value
-            continue
-        if wire == _BYTES:
-            length, at = _read_varint(message, at)
-        elif wire in (_FIXED32, _FIXED64):
-            length = 4 if wire == _FIXED32 else 8
-        else:
-            raise ValueError(f"a field of wire type {wire}")
-        if at + length > len(message):
-            raise ValueError("it ends in the middle of a field")
-        yield number, message[at : at + length]
-        at += length
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, lowest first, and the place after it."""
-    value = shift = 0
-    while at < len(message):
-        byte = message[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-    raise ValueError("it ends in the middle of a number")
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-def _field(number: int, value: bytes | int) -> bytes:
-    if isinstance(value, int):
-        return _varint(number << 3 | _VARINT) + _varint(value)
-    return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
+def _messages() -> Any:
+    """Import the message classes, which need protobuf; sentencepiece does not bring it, and splits text without it."""
+    try:
+        from sentencepiece import sentencepiece_model_pb2
+    except Exception as error:  # protobuf is missing, or older than the classes: a VersionError of its own
+        raise ConfigurationError(
+            f"making a SentencePiece model needs protobuf ({str(error).splitlines()[0]}): pip install 'fairseq-ccpr[encoder]'"
+        ) from None
+    return sentencepiece_model_pb2

@@ -8,12 +8,7 @@ from pathlib import Path
 import sentencepiece
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.text.sentencepiece_model import (
-    NORMAL,
-    is_unigram,
-    read_pieces,
-    replace_pieces,
-)
+from fairseq_ccpr.text.sentencepiece_model import parse_model, replace_pieces
 from fairseq_ccpr.text.subwords import DICTIONARY, SubwordTokenizer, read_symbols
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
@@ -32,22 +27,23 @@ class SentencePieceTokenizer(SubwordTokenizer):
         self.processor.LoadFromSerializedProto(model)
 
     def split(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """See `SubwordTokenizer.split`."""
+        """Split a text with the SentencePiece model."""
         return piece_spans(self.processor, text)
 
     def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
-        """See `SubwordTokenizer.restrict`.
+        """Make a tokenizer of fewer pieces.
 
         The piece of the lowest score stays, since the cost of an unknown character is set by it.
         """
-        if not is_unigram(self.model):
+        message = parse_model(self.model)
+        if message.trainer_spec.model_type != message.trainer_spec.UNIGRAM:
             raise ConfigurationError(
                 "the encoder's SentencePiece model is BPE, which needs all its pieces: leave out --keep-pieces-of"
             )
-        pieces = read_pieces(self.model)
-        lowest = min((p for p in pieces if p.type == NORMAL), key=lambda p: p.score).text
-        stays = {*kept, lowest}
-        model = replace_pieces(self.model, (p for p in pieces if p.type != NORMAL or p.text in stays))
+        normal = [piece for piece in message.pieces if piece.type == piece.NORMAL]
+        stays = {*kept, min(normal, key=lambda piece: piece.score).piece}
+        pieces = (piece for piece in message.pieces if piece.type != piece.NORMAL or piece.piece in stays)
+        model = replace_pieces(message, pieces)
         return SentencePieceTokenizer([s for s in self.symbols if s in stays], model)
 
     @property
@@ -57,7 +53,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
     @classmethod
     def load(cls, directory: Path) -> SentencePieceTokenizer:
-        """See `SubwordTokenizer.load`."""
+        """Read the model and the dictionary of a directory."""
         path = directory / cls.filename
         try:
             return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
@@ -66,7 +62,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
 
 
 def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:
-    """Pieces of a text with the characters each stands for, spaces around it left out.
+    """Yield the pieces of a text with the characters each stands for, spaces around it left out.
 
     The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where in the
     text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no piece), each of
@@ -80,7 +76,7 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
         if byte is None:
             begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
         else:
-            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte goes on with a character of UTF-8
+            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte continues a character of UTF-8
             after = begin + 1
         start, end = origins[begin], origins[after]
         if begin < after:
@@ -92,5 +88,5 @@ def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> I
 
 
 def _byte(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
-    """The byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
+    """Return the byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
     return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None

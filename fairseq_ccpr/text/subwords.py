@@ -34,7 +34,7 @@ class Subwords:
     ends: list[int]
 
     def cut(self, limit: int) -> Subwords:
-        """The first `limit` subwords, and the markers: for texts longer than `ContextEncoder.max_positions`."""
+        """Keep the first `limit` subwords and the markers: for texts longer than `ContextEncoder.max_positions`."""
         if len(self.ids) <= limit + 2:
             return self
         head = slice(limit + 1)
@@ -66,7 +66,7 @@ class SubwordTokenizer(ABC):
         return self.dictionary.pad()
 
     def encode(self, text: str) -> Subwords:
-        """Subwords of a text of any length, with the markers."""
+        """Split a text of any length into subwords, with the markers."""
         ids, starts, ends = [self.dictionary.bos()], [0], [0]
         index, unknown = self.dictionary.indices, self.dictionary.unk()
         for piece, start, end in self.split(text):
@@ -80,11 +80,11 @@ class SubwordTokenizer(ABC):
 
     @abstractmethod
     def split(self, text: str) -> Iterable[tuple[str, int, int]]:
-        """Pieces of a text with the characters each stands for, spaces around it left out."""
+        """Split a text into pieces, with the characters each stands for, spaces around it left out."""
 
     @abstractmethod
     def restrict(self, kept: Collection[str]) -> SubwordTokenizer:
-        """A tokenizer of fewer pieces that splits as this one does whatever splits into pieces that are kept."""
+        """Make a tokenizer of fewer pieces that splits as this one does whatever splits into pieces that are kept."""
 
     @property
     @abstractmethod
@@ -104,7 +104,7 @@ class SubwordTokenizer(ABC):
 
 
 def make_dictionary(symbols: Iterable[str]) -> Dictionary:
-    """A dictionary of pieces, in order, with fairseq's four specials before and <mask> after them."""
+    """Make a dictionary of pieces, in order, with fairseq's four specials before and <mask> after them."""
     dictionary = Dictionary()
     for symbol in symbols:
         dictionary.add_symbol(symbol)
@@ -113,7 +113,7 @@ def make_dictionary(symbols: Iterable[str]) -> Dictionary:
 
 
 def read_symbols(path: Path) -> list[str]:
-    """The pieces of a dict.txt.
+    """Read the pieces of a dict.txt.
 
     Raises:
         CheckpointError: it is missing or damaged.
@@ -129,7 +129,7 @@ def read_symbols(path: Path) -> list[str]:
 
 
 def collate(batch: Sequence[Subwords], pad: int) -> Tensor:
-    """The ids of several texts as one tensor, int64 [B, L], filled up with `pad` on the right."""
+    """Collate the ids of several texts into one tensor, int64 [B, L], filled up with `pad` on the right."""
     tokens = torch.full((len(batch), max((len(s.ids) for s in batch), default=0)), pad, dtype=torch.long)
     for row, subwords in zip(tokens, batch):
         row[: len(subwords.ids)] = torch.tensor(subwords.ids)
@@ -137,7 +137,7 @@ def collate(batch: Sequence[Subwords], pad: int) -> Tensor:
 
 
 def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Iterator[list[int]]:
-    """Texts of like length together, about BATCH_TOKENS subwords with their padding."""
+    """Batch texts of like length, about BATCH_TOKENS subwords with their padding."""
     batch: list[int] = []
     for number in sorted(numbers, key=lambda n: len(encoded[n].ids)):
         if batch and (len(batch) + 1) * len(encoded[number].ids) > BATCH_TOKENS:
@@ -149,14 +149,14 @@ def batches_of_like_length(numbers: list[int], encoded: list[Subwords]) -> Itera
 
 
 def subword_bounds(subwords: Subwords, start: int, end: int) -> tuple[int, int] | None:
-    """Indices in `subwords.ids` of the first and the last subword of text[start:end], which begins and ends with a word.
+    """Find the indices in `subwords.ids` of the first and the last subword of text[start:end], whole words.
 
     A piece that begins with a space belongs to the word after it; one that is space alone, to none. Where one piece holds
     a word and punctuation beside it, the word has the piece, and the punctuation alone has none.
 
     Returns:
         None where a piece at a border holds letters of a neighbouring word too (two Chinese characters in one piece, of
-        which one is asked for), or where the text was cut before its end.
+        one is meant), or where the text was cut before its end.
     """
     stop = len(subwords.ids) - 1
     first = bisect_right(subwords.ends, start, 1, stop)

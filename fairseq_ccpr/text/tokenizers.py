@@ -1,4 +1,4 @@
-"""Which tokenizer an encoder directory has."""
+"""Loads the tokenizer of an encoder directory, of whichever kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENIZERS: dict[str, type[SubwordTokenizer]] = {
 
 
 def load_tokenizer(directory: Path) -> SubwordTokenizer:
-    """The tokenizer of an encoder directory; it needs no weights, and pickles for worker processes.
+    """Load the tokenizer of an encoder directory; it needs no weights, and pickles for worker processes.
 
     Raises:
         CheckpointError: no such directory, or one without a tokenizer, or a damaged one.

@@ -1,4 +1,8 @@
-"""Subwords by WordPiece, as in BERT and LaBSE."""
+"""Subwords by WordPiece, as in BERT and LaBSE; own code, since `tokenizers` has older Unicode tables and other ideographs.
+
+Over all of Unicode `tokenizers` 0.23 differs in hundreds of characters, so that an encoder would get other subwords than
+those it was trained with here.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +45,13 @@ class WordPieceTokenizer(SubwordTokenizer):
         self._longest = max(map(len, symbols), default=0)
 
     def split(self, text: str) -> Iterator[tuple[str, int, int]]:
-        """See `SubwordTokenizer.split`."""
+        """Split a text as BERT does."""
         for word, origins in self._words(text):
             for piece, start, end in self._split_word(word):
                 yield piece, origins[start], origins[end - 1] + 1
 
     def _words(self, text: str) -> Iterator[tuple[str, list[int]]]:
-        """Normalised words, and for each of their characters where it comes from."""
+        """Yield normalised words, and for each of their characters where it comes from."""
         word: list[str] = []
         origins: list[int] = []
         for at, character in enumerate(text):
@@ -74,7 +78,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         return character.lower() if self.settings.lower_case else character
 
     def _split_word(self, word: str) -> list[tuple[str, int, int]]:
-        """The longest piece, then the longest of what remains; all of it unknown where that fails."""
+        """Take the longest piece, then the longest of the rest; a word where that fails is unknown as a whole."""
         pieces = []
         start = 0
         while start < len(word) <= LONGEST_WORD:
@@ -89,7 +93,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         return pieces if start == len(word) else [(self.dictionary.unk_word, 0, len(word))]
 
     def restrict(self, kept: Collection[str]) -> WordPieceTokenizer:
-        """See `SubwordTokenizer.restrict`."""
+        """Make a tokenizer of fewer pieces."""
         return WordPieceTokenizer([s for s in self.symbols if s in kept], self.settings)
 
     @property
@@ -99,7 +103,7 @@ class WordPieceTokenizer(SubwordTokenizer):
 
     @classmethod
     def load(cls, directory: Path) -> WordPieceTokenizer:
-        """See `SubwordTokenizer.load`."""
+        """Read the settings and the dictionary of a directory."""
         path = directory / cls.filename
         try:
             settings = WordPieceSettings(**json.loads(path.read_text(encoding="utf-8")))
@@ -109,7 +113,7 @@ class WordPieceTokenizer(SubwordTokenizer):
 
 
 def _kind(character: str) -> str:
-    """What BERT sees in a character: space, punctuation, ideograph or letter."""
+    """Classify a character as BERT does: space, punctuation, ideograph or letter."""
     if character.isspace():
         return "space"
     code, category = ord(character), unicodedata.category(character)

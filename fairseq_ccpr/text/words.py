@@ -58,7 +58,7 @@ _LETTERS = re.compile("[wc]")
 
 
 def kinds_of(text: str) -> str:
-    """One letter for each character of the text: space, punctuation, punctuation of an unspaced script, mark,
+    """Return one letter for each character of the text: space, punctuation, punctuation of an unspaced script, mark,
     character of such a script, letter.
 
     >>> kinds_of("Oh, 中。")
@@ -68,12 +68,12 @@ def kinds_of(text: str) -> str:
 
 
 def has_letters(text: str) -> bool:
-    """Whether there is more than spaces, punctuation, symbols and marks."""
+    """Tell whether there is more than spaces, punctuation, symbols and marks."""
     return _LETTERS.search(kinds_of(text)) is not None
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """The words of a text, as (start, end) in characters, end exclusive.
+    """Find the words of a text, as (start, end) in characters, end exclusive.
 
     What stands between spaces is a word, less the punctuation and symbols at its ends, which are words of their own (a
     run of one sign, such as "...", is one). In scripts without spaces each character is a word. Combining marks and
@@ -99,7 +99,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def space_spans(text: str) -> list[tuple[int, int]]:
-    """Character spans of what stands between white space: the words of text that was tokenised before.
+    """Find the spans between white space, in characters: the words of text that was tokenised before.
 
     >>> space_spans("don 't ")
     [(0, 3), (4, 6)]
@@ -116,7 +116,7 @@ class Beginning:
 
 
 def by_first_word(strings: Iterable[str]) -> dict[str, Beginning]:
-    """Strings by the word they begin with, as `occurrences` wants them; what has no word is left out."""
+    """Group strings by the word they begin with, as `occurrences` wants them; what has no word is left out."""
     first_words: dict[str, Beginning] = {}
     for string in strings:
         if words := word_spans(string):
@@ -127,7 +127,7 @@ def by_first_word(strings: Iterable[str]) -> dict[str, Beginning]:
 
 
 def occurrences(text: str, strings: dict[str, Beginning]) -> dict[str, list[tuple[int, int]]]:
-    """Which strings a text has as whole words, with all their places, as (start, end) in characters.
+    """Find the strings that a text has as whole words, with all their places, as (start, end) in characters.
 
     What it costs grows with the words of the text and the longest string, not with the number of strings.
 

@@ -5,20 +5,20 @@ fairseq calls this `tasks/` and `criterions/`. Importing the room registers them
 
 from fairseq_ccpr.training import (
     ccpr_criterion,
+    cpu_autocast,
     phrase_contrast,
     phrase_lexicon,
     supervised_contrastive,
     token_contrast,
-    translation_cpu_bf16,
     xpco_criterion,
 )
 
 __all__ = [
     "ccpr_criterion",
+    "cpu_autocast",
     "phrase_contrast",
     "phrase_lexicon",
     "supervised_contrastive",
     "token_contrast",
-    "translation_cpu_bf16",
     "xpco_criterion",
 ]

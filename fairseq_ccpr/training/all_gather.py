@@ -1,4 +1,4 @@
-"""Putting together what the processes of a distributed training hold, for losses that compare across them."""
+"""all_gather with gradients, for losses that compare across the processes of a distributed training."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from torch import Tensor
 from torch import distributed as dist
 
 
-def processes() -> int:
-    """How many train together."""
+def world_size() -> int:
+    """Return how many processes train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def share_gradient(number: Tensor | float) -> Tensor | float:
-    """The same number, with a gradient that is this process's part of the whole.
+def divide_gradient(value: Tensor | float) -> Tensor | float:
+    """Return the same value with its gradient divided by the number of processes.
 
     For what all processes hold alike, where each takes the loss of all rows: the sum over processes counts it once.
     """
-    if processes() == 1 or not isinstance(number, Tensor):
-        return number
-    return number.detach() + (number - number.detach()) / processes()
+    if world_size() == 1 or not isinstance(value, Tensor):
+        return value
+    return value.detach() + (value - value.detach()) / world_size()
 
 
-def gather_rows(rows: Tensor) -> Tensor:
-    """The rows of all processes, in the order of their ranks; gradients flow into this process's own.
+def all_gather_rows(rows: Tensor) -> Tensor:
+    """Gather the rows of all processes, in the order of their ranks; gradients flow into this process's own.
 
     When each process takes the loss of all rows, the sum of what the processes send back is the gradient of that loss.
 
     Args:
         rows: [n, ...], with as many rows as this process happens to have.
     """
-    if processes() == 1:
+    if world_size() == 1:
         return rows
-    counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(processes())]
+    counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
     dist.all_gather(counts, counts[0].new_tensor([len(rows)]))
     most = max(int(count) for count in counts)
     padded = rows.detach().new_zeros((most, *rows.shape[1:]))

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_ccpr.training.all_gather import gather_rows, share_gradient
+from fairseq_ccpr.training.all_gather import all_gather_rows, divide_gradient
 from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
 
 SPANS_A_PAIR = 4  # a phrase and another span, on either side
@@ -41,12 +41,12 @@ class CcprCriterion(FairseqCriterion):
         self.cfg = cfg
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """See `FairseqCriterion.forward`."""
+        """Compute the loss summed over phrase pairs, their number, and what is logged."""
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
-        scale = share_gradient(scale)
-        vectors = [gather_rows(of_side) for of_side, _ in outputs]
-        strings, contexts = ([gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
+        scale = divide_gradient(scale)
+        vectors = [all_gather_rows(side_vectors) for side_vectors, _ in outputs]
+        strings, contexts = ([all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
         alignment = segmentation = vectors[0].new_zeros(())
         for one, other in ((0, 1), (1, 0)):
             excluded = equal_candidates(strings[other], contexts[other], self.cfg.mask_equal_strings)
@@ -67,7 +67,7 @@ class CcprCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """See `FairseqCriterion.reduce_metrics`."""
+        """Log means over phrase pairs."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in ("loss", "segmentation", "temperature"):
             total = sum(float(log.get(name, 0)) for log in logging_outputs)
@@ -81,5 +81,5 @@ class CcprCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """See `FairseqCriterion.logging_outputs_can_be_summed`."""
+        """Return True: all that is logged are sums."""
         return True

@@ -1,4 +1,4 @@
-"""Batches that a phrase encoder trains on: sentence pairs, phrase pairs in them, and spans that are no phrases."""
+"""The training data of CCPR: sentence pairs, phrase pairs in them, and spans that are no phrases."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fairseq_ccpr.training.contrast_draw import ContrastOptions, PhraseDraw
 from fairseq_ccpr.training.length_batches import LengthBatches
 
 Span = tuple[int, int]  # in characters
-TRIES = 6  # random spans for each that is wanted, since some are phrases, and some end beyond the sentence
+TRIES = 6  # random spans for each one needed, since some are phrases, and some end beyond the sentence
 
 
 @dataclass
-class Side:
+class SentenceWithSpans:
     """A sentence, the phrases drawn from it, as many other spans."""
 
     subwords: Subwords
@@ -38,15 +38,15 @@ class Side:
 
 
 @dataclass
-class Example:
+class ContrastExample:
     """A source sentence, and the target sentences that its phrases are translated in: its own, and others."""
 
-    source: Side  # with the phrases of all targets, in their order
-    targets: list[Side]
+    source: SentenceWithSpans  # with the phrases of all targets, in their order
+    targets: list[SentenceWithSpans]
 
 
 class PhraseContrastDataset(LengthBatches):
-    """Sentence pairs with phrase pairs drawn anew each epoch.
+    """Sentence pairs with phrase pairs drawn again each epoch.
 
     Args:
         pairs: of one language pair.
@@ -73,7 +73,7 @@ class PhraseContrastDataset(LengthBatches):
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the phrases of an epoch, which decide how many sentences come with them; see `FairseqDataset.set_epoch`."""
+        """Draw the phrases of an epoch, which decide how many sentences come with them."""
         super().set_epoch(epoch)
         self.drawn = self.draw.draw(epoch)
         owners = np.repeat(np.arange(len(self)), np.diff(self.drawn.starts))
@@ -87,8 +87,8 @@ class PhraseContrastDataset(LengthBatches):
     def __len__(self) -> int:
         return len(self.sentences)
 
-    def __getitem__(self, index: int) -> Example | None:
-        """A sentence pair with phrases of this epoch; None where subwords cut through all of them."""
+    def __getitem__(self, index: int) -> ContrastExample | None:
+        """Return a sentence pair with phrases of this epoch; None where subwords cut through all of them."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(self.sentences[index])
         source = self.tokenizer.encode(self.pairs.sentence(number)[0])
@@ -106,18 +106,20 @@ class PhraseContrastDataset(LengthBatches):
         if not sides:
             return None
         phrases = [(a, b) for _, a, b, _, _ in self.pairs.pairs_of(number).tolist()]
-        return Example(self._side(source, source_spans, phrases, rng), sides)
+        return ContrastExample(self._side(source, source_spans, phrases, rng), sides)
 
-    def _side(self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator) -> Side:
+    def _side(
+        self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator
+    ) -> SentenceWithSpans:
         """A sentence with the spans drawn from it, which are whole subwords, and as many that are none of its phrases."""
         bounds = [found for span in spans if (found := subword_bounds(subwords, *span)) is not None]
         strings = [subwords.text[start:end] for start, end in spans]
-        return Side(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
+        return SentenceWithSpans(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
 
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
     ) -> list[tuple[int, int]]:
-        """So many random spans of words, no longer than phrases, that are none of the sentence's phrases, drawn or not;
+        """Draw `count` random spans of words, no longer than phrases, that are none of the sentence's phrases, drawn or not;
         fewer where it has few."""
         words = word_spans(encoded.text)
         first = rng.integers(0, len(words), TRIES * count)
@@ -127,8 +129,8 @@ class PhraseContrastDataset(LengthBatches):
         taken = {subword_bounds(encoded, *span) for span in phrases}
         return [bounds for bounds in found if bounds is not None and bounds not in taken][:count]
 
-    def collater(self, samples: list[Example | None]) -> dict[str, Any]:
-        """See `FairseqDataset.collater`. Phrases of the source and of the target side are in the same order."""
+    def collater(self, samples: list[ContrastExample | None]) -> dict[str, Any]:
+        """Make a batch. Phrases of the source and of the target side are in the same order."""
         examples = [sample for sample in samples if sample is not None]
         if not examples:
             return {}
@@ -142,7 +144,7 @@ class PhraseContrastDataset(LengthBatches):
             "target": target,
         }
 
-    def _collate(self, sides: list[Side]) -> dict[str, Tensor]:
+    def _collate(self, sides: list[SentenceWithSpans]) -> dict[str, Tensor]:
         """tokens [S, L], spans and others int64 [K, 3] (sentence, first, last subword), strings and contexts int64 [K]."""
         return {
             "tokens": collate([side.subwords for side in sides], self.tokenizer.pad),
@@ -154,11 +156,11 @@ class PhraseContrastDataset(LengthBatches):
 
 
 def _is_whole(subwords: Subwords, span: Span) -> bool:
-    """Whether no subword crosses its borders."""
+    """Tell whether no subword crosses the borders of a span."""
     return subword_bounds(subwords, *span) is not None
 
 
 def _numbered(spans: list[list[tuple[int, int]]]) -> Tensor:
-    """Spans of each sentence with the sentence's number, int64 [K, 3]."""
-    rows = [(number, *span) for number, of_sentence in enumerate(spans) for span in of_sentence]
+    """Return the spans of each sentence with the sentence's number, int64 [K, 3]."""
+    rows = [(number, *span) for number, sentence_spans in enumerate(spans) for span in sentence_spans]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)

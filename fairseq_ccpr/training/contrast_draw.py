@@ -1,4 +1,4 @@
-"""Which phrase pairs an epoch of training sees, and in which sentences."""
+"""Draws the phrase pairs of an epoch, and the sentences they are seen in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DrawnPhrases:
     starts: np.ndarray  # int64 [n + 1], the first phrase of each sentence pair; the last is D
 
     def of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sources and targets of one sentence pair."""
+        """Return sources and targets of one sentence pair."""
         rows = slice(self.starts[number], self.starts[number + 1])
         return self.sources[rows], self.targets[rows]
 
@@ -56,10 +56,10 @@ class PhraseDraw:
         self.elsewhere = Occurrences(pairs) if options.different_context_fraction > 0 else None
 
     def draw(self, epoch: int) -> DrawnPhrases:
-        """The phrases of an epoch.
+        """Draw the phrases of an epoch.
 
         1. Some phrase pairs of each sentence pair.
-        2. For a share of them another occurrence of the target, where there is one in a sentence that is not too long.
+        2. For a fraction of them another occurrence of the target, where there is one in a sentence that is not too long.
         """
         rng = np.random.default_rng([self.options.seed, epoch])
         owners = np.repeat(np.arange(len(self.sizes)), self.sizes)  # of all candidates
@@ -101,7 +101,7 @@ class Occurrences:
         self.same_context = self._runs(digests)
 
     def _runs(self, digests: np.ndarray) -> np.ndarray:
-        """Where in `order` the phrase pairs that share all digests with each begin and end, int64 [2, P].
+        """Find where in `order` the phrase pairs that share all digests with each begin and end, int64 [2, P].
 
         Args:
             digests: int64 [., P].
@@ -114,7 +114,7 @@ class Occurrences:
         return runs
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """For each phrase pair of int64 [D] one with the same strings in another target sentence, or itself, int64 [D]."""
+        """Draw for each phrase pair of int64 [D] one of the same strings in another target sentence, or itself."""
         (start, end), (own_start, own_end) = self.same_strings[:, rows], self.same_context[:, rows]
         own = own_end - own_start
         others = end - start - own

@@ -1,4 +1,4 @@
-"""What an adapter trains and validates on: the keys of a token datastore, drawn as anchors, positives and negatives."""
+"""Draws the training data of an adapter from a token datastore: anchors, positives and negatives."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ class ContrastSampler:
         self._index: ExactIndex | None = None
 
     def rows(self, entries: Tensor) -> Tensor:
-        """The keys of entries, fp32 [..., d] on the training device."""
+        """Return the keys of entries, fp32 [..., d] on the training device."""
         return self.keys[entries.to(self.keys.device)].to(self.device).float()
 
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
-        """Random anchors with their positives and negatives.
+        """Draw random anchors with their positives and negatives.
 
         What is drawn depends on nothing but the arguments and, for hard negatives, on the adapter as it was when the
-        centres were last made: in the first draw of each R updates, or after a resume.
+        centres were last computed: in the first draw of each R updates, or after a resume.
 
         Args:
             adapter: from h to z, as it is now.
@@ -117,7 +117,7 @@ class ContrastSampler:
         return self._contrast(adapter, self.rows(self.clusters.members[slots]), slots, update, generator)
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
-        """The same for queries of validation as anchors, those of tokens that training has twice or more."""
+        """Draw the same for queries of validation as anchors, those of tokens that training has twice or more."""
         queries = queries.to(self.device)
         cluster = self.cluster_of_token[self.query_values[queries].long()]
         known = cluster >= 0
@@ -142,7 +142,7 @@ class ContrastSampler:
 
     @torch.no_grad()
     def _similarities(self, adapter: Any, anchors: Tensor, update: int) -> Tensor:
-        """Of each anchor to the centre of each cluster, [B, C]."""
+        """Compute similarities of anchors to the centres of clusters, [B, C]."""
         interval = update // self.settings.refresh_interval
         if self._centres is None or interval != self._refreshed:
             generator = self._generator(interval, -1)
@@ -151,7 +151,7 @@ class ContrastSampler:
         return adapter(anchors).float() @ self._centres.T
 
     def _generator(self, *numbers: int) -> torch.Generator:
-        """A generator of its own for each sequence of numbers."""
+        """Seed a generator for a sequence of numbers."""
         seed = self.settings.seed
         for number in numbers:
             seed = (seed * 1_000_003 + number) % (1 << 63)
@@ -165,7 +165,7 @@ class ContrastSampler:
 
     @torch.no_grad()
     def precision(self, adapter: Any, queries: Tensor, k: int) -> Tensor:
-        """Share of the k nearest neighbours that have the query's token, fp32 [Q].
+        """Compute the fraction of the k nearest neighbours that have the query's token, fp32 [Q].
 
         Args:
             queries: which of those of validation.
@@ -179,7 +179,7 @@ class ContrastSampler:
 
 
 def _hold_out(sentences: np.ndarray, settings: ContrastSettings) -> np.ndarray:
-    """Which entries belong to the sentences held out, bool [N]: about `valid_queries` of them."""
+    """Mark the entries of the sentences held out, bool [N]: about `valid_queries` of them."""
     first = np.diff(sentences, prepend=sentences[0] - 1) != 0  # entries stand sentence by sentence
     lengths = np.diff(np.append(np.flatnonzero(first), len(sentences)))
     order = np.random.default_rng(settings.seed).permutation(len(lengths))
@@ -190,7 +190,7 @@ def _hold_out(sentences: np.ndarray, settings: ContrastSettings) -> np.ndarray:
 
 
 def _sample(keys: np.ndarray, values: np.ndarray, settings: ContrastSettings) -> tuple[np.ndarray, np.ndarray]:
-    """At most `valid_queries` of some entries, in order."""
+    """Sample at most `valid_queries` of some entries, in order."""
     count = min(settings.valid_queries, len(values))
     rows = np.sort(np.random.default_rng(settings.seed).choice(len(values), count, replace=False))
     return keys[rows], values[rows]

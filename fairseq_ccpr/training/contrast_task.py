@@ -1,4 +1,4 @@
-"""What the tasks that train by contrast share."""
+"""The base of the tasks that train by contrast."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class ContrastTask(CpuAutocast, FairseqTask):
             )
 
     def max_positions(self) -> None:
-        """Nothing that comes to a batch is too long."""
+        """Return None: the data sets leave out what is too long."""
         return None
 
     @property
     def source_dictionary(self) -> None:
-        """There is none."""
+        """None: there is no such dictionary."""
         return None
 
     @property
     def target_dictionary(self) -> None:
-        """There is none."""
+        """None: there is no such dictionary."""
         return None

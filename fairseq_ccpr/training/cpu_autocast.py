@@ -1,27 +1,34 @@
-"""Half precision for training on a CPU, where fairseq's own `--bf16` does not work."""
+"""bf16 training on a CPU, where fairseq's own `--bf16` does not work: a mixin, and `--task translation_cpu_bf16`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 
 class CpuAutocast:
     """Mix into a fairseq task, before its base: steps of a model that is on the CPU run under bf16 autocast."""
 
     def train_step(self, sample: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """See `FairseqTask.train_step`."""
+        """Train on a batch under autocast."""
         with cpu_autocast(model):
             return super().train_step(sample, model, *args, **kwargs)  # type: ignore[misc]
 
     def valid_step(self, sample: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """See `FairseqTask.valid_step`."""
+        """Validate on a batch under autocast."""
         with cpu_autocast(model):
             return super().valid_step(sample, model, *args, **kwargs)  # type: ignore[misc]
 
 
 def cpu_autocast(model: torch.nn.Module) -> torch.autocast:
-    """bf16 autocast where `model` is on the CPU, else nothing."""
+    """Make bf16 autocast for a model on the CPU; elsewhere it changes nothing."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     return torch.autocast("cpu", torch.bfloat16, enabled=on_cpu)
+
+
+@register_task("translation_cpu_bf16", dataclass=TranslationConfig)
+class TranslationCpuBf16Task(CpuAutocast, TranslationTask):
+    """Translation; on a GPU the same as `translation`, with fairseq's own `--fp16` and `--bf16`."""

@@ -1,13 +1,15 @@
-"""Batches of sentence pairs of like length, others together each epoch, of a size that counts every sentence."""
+"""Batches of sentence pairs of like length, shuffled each epoch, whose size counts every sentence."""
 
 from __future__ import annotations
 
 import numpy as np
-from fairseq.data import ConcatDataset, FairseqDataset
+from fairseq.data import ConcatDataset
+
+from fairseq_ccpr.training.sized_dataset import SizedDataset
 
 
-class LengthBatches(FairseqDataset):
-    """A dataset of n examples that fairseq puts in order, and in batches, anew each epoch.
+class LengthBatches(SizedDataset):
+    """A data set of n examples that fairseq orders and batches again each epoch.
 
     An example has sentences on two sides, and a batch is a table of subwords for each side, filled up with padding.
 
@@ -24,13 +26,13 @@ class LengthBatches(FairseqDataset):
     epoch = 1
 
     def set_epoch(self, epoch: int) -> None:
-        """See `FairseqDataset.set_epoch`."""
+        """Remember the epoch, which the order depends on."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """No: fairseq's workers would go on with the dataset as it was in the first epoch."""
+        """False: fairseq's workers would keep the data set of the first epoch."""
         return False
 
     @property
@@ -39,15 +41,11 @@ class LengthBatches(FairseqDataset):
         return (self.counts * self.lengths).max(axis=1)
 
     def size(self, index: int) -> int:
-        """See `FairseqDataset.size`."""
+        """Return the subwords of one example, as in `sizes`."""
         return int((self.counts[index] * self.lengths[index]).max())
 
-    def num_tokens(self, index: int) -> int:
-        """See `FairseqDataset.num_tokens`."""
-        return self.size(index)
-
     def ordered_indices(self) -> np.ndarray:
-        """By length, which makes for little padding; ties at random, so that batches are not of one place in the text."""
+        """Order by length, which saves padding; ties at random, so that batches are not of one place in the text."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
         return order[self.lengths.max(axis=1)[order].argsort(kind="stable")]
 
@@ -58,7 +56,7 @@ class LengthBatches(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Parts of `indices`, one after another, each as large as it may be.
+        """Cut `indices` into batches, each as large as it may be.
 
         Args:
             indices: int64, examples in order.
@@ -92,7 +90,7 @@ class Mixture(LengthBatches, ConcatDataset):
         self.set_epoch(datasets[0].epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See `FairseqDataset.set_epoch`."""
+        """Set the epoch of every data set, and read their new sizes."""
         super().set_epoch(epoch)
         self.counts = np.concatenate([dataset.counts for dataset in self.datasets])
         self.lengths = np.concatenate([dataset.lengths for dataset in self.datasets])

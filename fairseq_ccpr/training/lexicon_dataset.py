@@ -1,4 +1,4 @@
-"""Batches that XPR trains on: phrase pairs, each phrase in some of its example sentences, drawn anew each epoch."""
+"""The training data of XPR: phrase pairs with example sentences that are drawn again each epoch."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
-from fairseq_ccpr.phrases.type_examples import Example, as_tables, usable_examples
+from fairseq_ccpr.phrases.type_examples import TypeExample, as_tables, usable_examples
 from fairseq_ccpr.storage.equal_strings import digest_number
 from fairseq_ccpr.text.subwords import SubwordTokenizer
+from fairseq_ccpr.training.sized_dataset import SizedDataset
 
-Row = tuple[tuple[str, str], list[list[Example]], int]  # both phrases, their examples, the number of the pair
+Row = tuple[tuple[str, str], list[list[TypeExample]], int]  # both phrases, their examples, the number of the pair
 
 
-class LexiconDataset(FairseqDataset):
+class LexiconDataset(SizedDataset):
     """The phrase pairs of one or several lexicons.
 
     Args:
@@ -34,13 +34,12 @@ class LexiconDataset(FairseqDataset):
         self.lexicons, self.tokenizer, self.sentences = lexicons, tokenizer, sentences
         self.max_subwords, self.seed, self.epoch = max_subwords, seed, 1
         self.starts = np.cumsum([0, *(len(lexicon.pairs) for lexicon in lexicons)])
-        self.sizes = np.ones(len(self), dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def __getitem__(self, index: int) -> Row:
-        """A phrase pair with its examples of this epoch."""
+        """Return a phrase pair with its examples of this epoch."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
         lexicon = self.lexicons[number]
@@ -56,7 +55,7 @@ class LexiconDataset(FairseqDataset):
         return (strings[0], strings[1]), examples, int(index)
 
     def collater(self, samples: list[Row]) -> dict[str, Any]:
-        """K pairs: see `as_tables`, phrases numbered with the sources first; strings and pairs as numbers.
+        """Make a batch of K pairs: tables of `as_tables`, phrases numbered sources first; strings and pairs as numbers.
 
         Returns:
             tables; strings int64 [2, K], equal where strings are; pairs int64 [K], numbers in this dataset.
@@ -64,10 +63,10 @@ class LexiconDataset(FairseqDataset):
         if not samples:
             return {}
         examples = [
-            Example(number + side * len(samples), one.place, one.subwords, one.first, one.last)
+            TypeExample(number + side * len(samples), one.place, one.subwords, one.first, one.last)
             for side in (0, 1)
-            for number, (_, of_sides, _) in enumerate(samples)
-            for one in of_sides[side]
+            for number, (_, examples_of_sides, _) in enumerate(samples)
+            for one in examples_of_sides[side]
         ]
         return {
             "nsentences": len(samples),
@@ -78,27 +77,15 @@ class LexiconDataset(FairseqDataset):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """See `FairseqDataset.set_epoch`."""
+        """Remember the epoch, which order and examples depend on."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """No: fairseq's workers would go on with the examples of the first epoch."""
+        """False: fairseq's workers would keep the examples of the first epoch."""
         return False
 
-    def size(self, index: int) -> int:
-        """See `FairseqDataset.size`."""
-        return 1
-
-    def num_tokens(self, index: int) -> int:
-        """See `FairseqDataset.num_tokens`: batches are of so many pairs."""
-        return 1
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """See `FairseqDataset.num_tokens_vec`."""
-        return self.sizes[indices]
-
     def ordered_indices(self) -> np.ndarray:
-        """At random, so that each epoch puts other pairs together."""
+        """Shuffle, so that each epoch puts other pairs together."""
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self))

@@ -56,7 +56,7 @@ class PhraseContrastTask(PhraseTask):
         super().__init__(cfg)
         if not 0 <= cfg.different_context_fraction <= 1:
             raise ConfigurationError(
-                f"--different-context-fraction is {cfg.different_context_fraction}: give a share between 0 and 1"
+                f"--different-context-fraction is {cfg.different_context_fraction}: give a fraction between 0 and 1"
             )
         if cfg.phrases_per_sentence < 1:
             raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
@@ -65,10 +65,10 @@ class PhraseContrastTask(PhraseTask):
         )
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """See `FairseqTask.load_dataset`. Validation asks for translations in their own sentences, of CPR too."""
+        """Load a split. Validation has translations in their own sentences, for CPR too."""
         options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
         pairs = self.open_folders(split, PhrasePairs)
-        sets = [PhraseContrastDataset(of_language_pair, self.tokenizer, options) for of_language_pair in pairs]
+        sets = [PhraseContrastDataset(folder, self.tokenizer, options) for folder in pairs]
         if left_out := sum(one.left_out for one in sets):
             logger.info(
                 "%s: %d sentence pairs of more than %d subwords left out", split, left_out, self.cfg.max_subwords
@@ -78,7 +78,7 @@ class PhraseContrastTask(PhraseTask):
         self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """Index the target phrases of the valid part; see `FairseqTask.begin_valid_epoch`."""
+        """Index the target phrases of the valid part."""
         model.eval()
         dataset = self.dataset("valid")
         vectors, strings, contexts = [], [], []
@@ -92,7 +92,7 @@ class PhraseContrastTask(PhraseTask):
         self.indexed = torch.cat(strings), torch.cat(contexts)
 
     def _samples(self, dataset: FairseqDataset) -> Any:
-        """All of a dataset in batches, where the model is."""
+        """Yield all of a data set in batches, where the model is."""
         on_gpu = choose_device(self.cfg.cpu).type == "cuda"
         for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=INDEX_TOKENS):
             sample = dataset.collater([dataset[int(i)] for i in batch])
@@ -100,13 +100,13 @@ class PhraseContrastTask(PhraseTask):
                 yield utils.move_to_cuda(sample) if on_gpu else sample
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
-        """See `FairseqTask.valid_step`. `accuracy` asks for the very entry, `string_accuracy` for its string."""
+        """Log acc@1 with the loss: `accuracy` demands the very entry, `string_accuracy` its string."""
         loss, count, logged = super().valid_step(sample, model, criterion)
         source, target = sample["source"], sample["target"]
         with torch.no_grad(), cpu_autocast(model):
             vectors = model.vectors(model.context(source["tokens"]), source["spans"])
         _, found = self.index.search(vectors, 1)
-        strings, contexts = (of_index[found.squeeze(1)] for of_index in self.indexed)
+        strings, contexts = (indexed[found.squeeze(1)] for indexed in self.indexed)
         right = strings == target["strings"]
         exactly = (right & (contexts == target["contexts"])).sum()
         return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}

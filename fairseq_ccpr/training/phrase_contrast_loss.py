@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, excluded: Tensor) -> Tensor:
-    """L_{x->y} of each phrase: equation 2 of the CCPR paper, its pair being the target of the same number.
+    """Compute L_{x->y} of each phrase: equation 2 of the CCPR paper, its pair being the target of the same number.
 
     Args:
         sources, targets: vectors, [K, o] and [C, o], C at least K; swapped, they give L_{y->x}.
@@ -32,7 +32,7 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
 
 
 def equal_candidates(strings: Tensor, contexts: Tensor, any_context: bool = False) -> Tensor:
-    """Which candidates are the same phrase as one another, and so no negatives, bool [K, K].
+    """Mark the candidates that are the same phrase as one another, and so no negatives, bool [K, K].
 
     The same string in another context is another phrase: telling the two apart is what CCPR learns.
 
@@ -46,7 +46,7 @@ def equal_candidates(strings: Tensor, contexts: Tensor, any_context: bool = Fals
 
 
 def segmentation_losses(logits: Tensor, are_phrases: Tensor) -> Tensor:
-    """Binary cross-entropy of each span, equation 6 of the CCPR paper, fp32 [spans]."""
+    """Compute the binary cross-entropy of each span, equation 6 of the CCPR paper, fp32 [spans]."""
     with torch.autocast(logits.device.type, enabled=False):
         return torch.nn.functional.binary_cross_entropy_with_logits(
             logits.float(), are_phrases.float(), reduction="none"

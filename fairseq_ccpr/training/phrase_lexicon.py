@@ -31,7 +31,7 @@ class PhraseLexiconConfig(PhraseTaskConfig):
     )
     sentences: int = field(
         default=4,
-        metadata={"help": "example sentences of a phrase, drawn anew each epoch; 0: the phrase alone (an ablation)"},
+        metadata={"help": "example sentences of a phrase, drawn again each epoch; 0: the phrase alone (an ablation)"},
     )
     max_subwords: int = field(default=128, metadata={"help": "sentences are cut to this"})
     max_tokens: Optional[int] = II("dataset.max_tokens")
@@ -56,7 +56,7 @@ class PhraseLexiconTask(PhraseTask):
         self.trained_on: list[str] = []
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """See `FairseqTask.load_dataset`."""
+        """Load a split of every lexicon as one data set."""
         if split not in ("train", "valid"):
             raise ConfigurationError(
                 f"--valid-subset is {split}: give valid; evaluate_phrases.py --task xpr tests on others"
@@ -69,22 +69,22 @@ class PhraseLexiconTask(PhraseTask):
             self.trained_on = sorted({lexicon.manifest.language_pair for lexicon in lexicons})
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the settings of the context encoder, and the language pairs it was trained on."""
+        """Return for a checkpoint the settings of the context encoder, and the language pairs it was trained on."""
         return super().state_dict() | {"trained_on": self.trained_on}
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
-        """See `FairseqTask.optimizer_step`: once an update, however many batches it has. The momentum encoder follows."""
+        """Take an optimizer step, once an update; the momentum encoder follows."""
         super().optimizer_step(optimizer, model, update_num)
         model.follow()
 
     def begin_valid_epoch(self, epoch: int, model: XprEncoder) -> None:
-        """Encode all phrases of the valid part, and see which find a translation; see `FairseqTask.begin_valid_epoch`."""
+        """Encode all phrases of the valid part, and see which find a translation."""
         model.eval()
         with cpu_autocast(model):
             self.right = torch.cat([self._search(model, lexicon) for lexicon in self.dataset("valid").lexicons], dim=1)
 
     def _search(self, model: XprEncoder, lexicon: Lexicon) -> Tensor:
-        """Whether the phrases of each pair find a translation, bool [2, pairs]."""
+        """Tell whether the phrases of each pair find a translation, bool [2, pairs]."""
         pairs = torch.from_numpy(lexicon.pairs.astype("int64")).to(next(model.parameters()).device)
 
         def encode(tokens: Tensor, spans: Tensor) -> Tensor:
@@ -99,10 +99,10 @@ class PhraseLexiconTask(PhraseTask):
             for types in lexicon.sides
         )
         found = find_translations(sources, targets, pairs), find_translations(targets, sources, pairs.flip(1))
-        return torch.stack([of_side[rows] for of_side, rows in zip(found, pairs.T)])
+        return torch.stack([side[rows] for side, rows in zip(found, pairs.T)])
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
-        """See `FairseqTask.valid_step`. `accuracy` is acc@1 of both directions; any of several translations counts."""
+        """Log `accuracy` with the loss: acc@1 of both directions; any of several translations counts."""
         loss, count, logged = super().valid_step(sample, model, criterion)
         right = self.right[:, sample["pairs"]]
         return loss, count, logged | {"accuracy": right.sum(), "queries": right.numel()}

@@ -1,4 +1,4 @@
-"""What the tasks that train phrase encoders share."""
+"""The base of the tasks that train phrase encoders."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
@@ -19,7 +19,7 @@ from fairseq_ccpr.training.contrast_task import ContrastTask
 
 @dataclass
 class PhraseTaskConfig(FairseqDataclass):
-    """What the tasks read of the options of others; theirs are `data` and `max_subwords` at least."""
+    """Options of other parts of fairseq that the tasks read; their own are `data` and `max_subwords` at least."""
 
     seed: int = II("common.seed")
     cpu: bool = II("common.cpu")
@@ -47,7 +47,7 @@ class PhraseTask(ContrastTask):
         self.context_settings: dict[str, Any] = {}
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """See `FairseqTask.build_model`. What the checkpoints need beside their weights goes to `--save-dir`."""
+        """Build the model, and save to `--save-dir` what its checkpoints need beside their weights."""
         model = super().build_model(cfg, from_checkpoint)
         context: ContextEncoder = model.context
         if self.cfg.max_subwords > context.max_positions:
@@ -71,22 +71,22 @@ class PhraseTask(ContrastTask):
         self.tokenizer.save(folder)
 
     def _same_tokenizer(self, folder: Path) -> bool:
-        """Whether the checkpoints of a folder have the tokenizer of this training."""
+        """Tell whether the checkpoints of a folder have the tokenizer of this training."""
         there = load_tokenizer(folder)
         return (there.filename, there.content, there.symbols) == (
             self.tokenizer.filename, self.tokenizer.content, self.tokenizer.symbols,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings of the context encoder, for a checkpoint; see `FairseqTask.state_dict`."""
+        """Return the settings of the context encoder, for a checkpoint."""
         return {"context": self.context_settings}
 
     def has_sharded_data(self, split: str) -> bool:
-        """See `FairseqTask.has_sharded_data`: several folders are mixed, so no epoch has to read another of them."""
+        """Return False: several folders are mixed, so every epoch reads all of them."""
         return False
 
     def open_folders(self, split: str, kind: Any) -> Iterator[Any]:
-        """Each folder's part of a name, opened and checked in full, since all of it is about to be read.
+        """Open each folder's part of a name, checked in full, since all of it is about to be read.
 
         Args:
             split: the part; of validation, those that are there.

@@ -15,7 +15,7 @@ from fairseq_ccpr.errors import ConfigurationError
 
 
 def supervised_contrastive_loss(anchors: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> Tensor:
-    """Equation 6 of the CLKNN paper, for each anchor.
+    """Compute equation 6 of the CLKNN paper for each anchor.
 
     -log [ sum_M exp s(z, z+) / (sum_M exp s(z, z+) + sum_N exp s(z, z-)) ], s = cosine / T'.
 
@@ -59,7 +59,7 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
         self.temperature = contrast_temperature
 
     def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
-        """The loss summed over the anchors, their number, and what is logged.
+        """Compute the loss summed over the anchors, their number, and what is logged.
 
         Args:
             sample: `keys` [B, 1 + M + N, d]: each anchor, its M positives, its N negatives; `positives`: M.
@@ -73,7 +73,7 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """See `FairseqCriterion.reduce_metrics`."""
+        """Log means over anchors, and over the queries of validation."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
         metrics.log_scalar("loss", sum(log.get("loss", 0) for log in logging_outputs) / max(count, 1), count, round=3)
         if any("precision" in log for log in logging_outputs):
@@ -83,5 +83,5 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """See `FairseqCriterion.logging_outputs_can_be_summed`."""
+        """Return True: all that is logged are sums."""
         return True

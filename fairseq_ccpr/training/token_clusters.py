@@ -39,11 +39,11 @@ class TokenClusters:
         return self
 
     def cluster_of(self, slots: Tensor) -> Tensor:
-        """The cluster of each slot, int64, in the shape of `slots`."""
+        """Find the cluster of each slot, int64, in the shape of `slots`."""
         return torch.searchsorted(self.ends, slots, right=True)
 
     def draw_positives(self, slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Other members of each anchor's cluster, all different where there are as many, else with replacement.
+        """Draw other members of each anchor's cluster, all different where there are as many, else with replacement.
 
         Args:
             slots: int64 [B], anchors.
@@ -69,7 +69,7 @@ class TokenClusters:
     def draw_hard_negatives(
         self, slots: Tensor, similarities: Tensor, count: int, nearest: int, generator: torch.Generator
     ) -> Tensor:
-        """One random member of each of `count` clusters, drawn from those whose centres are nearest to the anchor.
+        """Draw one random member of each of `count` clusters, drawn from those whose centres are nearest to the anchor.
 
         Args:
             slots: int64 [B], anchors.
@@ -91,14 +91,14 @@ class TokenClusters:
         return self.starts[cluster] + self._below(self.counts[cluster], cluster.shape, generator)
 
     def draw_random_negatives(self, slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Slots of any other cluster, each entry equally likely, int64 [B, count]."""
+        """Draw slots of any other cluster, each entry equally likely, int64 [B, count]."""
         cluster = self.cluster_of(slots)
         start, size = self.starts[cluster].unsqueeze(1), self.counts[cluster].unsqueeze(1)
         drawn = self._below(len(self.members) - size, (len(slots), count), generator)
         return torch.where(drawn < start, drawn, drawn + size)
 
     def centres(self, embed: Callable[[Tensor], Tensor], generator: torch.Generator) -> Tensor:
-        """The mean z of up to `CENTRE_MEMBERS` members of each cluster, scaled to length 1, fp32 [C, d_o].
+        """Compute the mean z of up to `CENTRE_MEMBERS` members of each cluster, scaled to length 1, fp32 [C, d_o].
 
         Args:
             embed: z of given entries, int64 [n] -> [n, d_o].
@@ -122,7 +122,7 @@ class TokenClusters:
         return torch.nn.functional.normalize(total, dim=1)
 
     def _below(self, bound: Tensor, shape: torch.Size | tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Random integers from 0 up to and without `bound`, int64; 0 where that is 0."""
+        """Draw random integers from 0 up to and without `bound`, int64; 0 where that is 0."""
         # In fp64: fp32 could not reach every member of a cluster of millions.
         uniform = torch.rand(shape, generator=generator, device=self.counts.device, dtype=torch.float64)
         return torch.minimum((uniform * bound).long(), (bound - 1).clamp_min(0))

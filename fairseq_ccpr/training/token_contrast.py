@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Optional
 
-import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
@@ -19,6 +17,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
 from fairseq_ccpr.training.contrast_task import ContrastTask
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
+from fairseq_ccpr.training.sized_dataset import SizedDataset
 
 
 @dataclass
@@ -33,7 +32,7 @@ class TokenContrastConfig(FairseqDataclass):
         default="hard", metadata={"help": "hard: from clusters near the anchor; random: from any other"}
     )
     refresh_interval: int = field(
-        default=200, metadata={"help": "R, updates until the clusters' centres are made anew"}
+        default=200, metadata={"help": "R, updates until the clusters' centres are recomputed"}
     )
     anchors_per_epoch: int = field(
         default=32000, metadata={"help": "anchors drawn in an epoch, after which fairseq validates and saves"}
@@ -55,15 +54,15 @@ class TokenContrastConfig(FairseqDataclass):
     disable_validation: bool = II("dataset.disable_validation")
 
 
-class Numbers(FairseqDataset):
+class NumberedDraws(SizedDataset):
     """0 to `count` - 1, for fairseq to make batches of: what they stand for is drawn, or looked up, on the device."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.sizes = np.ones(count, dtype=np.int64)
+        self.count = count
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return self.count
 
     def __getitem__(self, index: int) -> int:
         return int(index)
@@ -71,20 +70,8 @@ class Numbers(FairseqDataset):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return indices
 
-    def num_tokens(self, index: int) -> int:
-        """See `FairseqDataset.num_tokens`."""
-        return 1
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """See `FairseqDataset.num_tokens_vec`."""
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        """See `FairseqDataset.size`."""
-        return 1
-
     def collater(self, samples: list[int]) -> dict[str, Any]:
-        """See `FairseqDataset.collater`."""
+        """Make a batch of numbers, which also says the first of them."""
         count = len(samples)
         if not count:
             return {}
@@ -116,7 +103,7 @@ class TokenContrastTask(ContrastTask):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint says of the keys it was trained on; see `FairseqTask.state_dict`."""
+        """Return for a checkpoint which states it was trained on."""
         return self.trained_on
 
     @cached_property
@@ -129,11 +116,11 @@ class TokenContrastTask(ContrastTask):
         return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text)
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """See `FairseqTask.load_dataset`. `train` is what anchors are drawn from, `valid` the queries."""
+        """Load a split: `train` is what anchors are drawn from, `valid` the queries."""
         if split == "train":
-            self.datasets[split] = Numbers(self.cfg.anchors_per_epoch)
+            self.datasets[split] = NumberedDraws(self.cfg.anchors_per_epoch)
         else:
-            self.datasets[split] = Numbers(len(self.sampler.query_values))
+            self.datasets[split] = NumberedDraws(len(self.sampler.query_values))
 
     def train_step(
         self,
@@ -144,7 +131,7 @@ class TokenContrastTask(ContrastTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> Any:
-        """See `FairseqTask.train_step`."""
+        """Train on contrasts that are drawn for the batch."""
         numbers = sample["numbers"]
         adapter = _adapter(model)
         with cpu_autocast(adapter):
@@ -153,11 +140,11 @@ class TokenContrastTask(ContrastTask):
         return super().train_step(contrasts, model, criterion, optimizer, update_num, ignore_grad)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
-        """See `FairseqTask.begin_valid_epoch`."""
+        """Index the keys that validation searches."""
         self.sampler.prepare_validation(_adapter(model))
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
-        """See `FairseqTask.valid_step`."""
+        """Log the precision of retrieval with the loss."""
         numbers, adapter = sample["numbers"], _adapter(model)
         model.eval()
         keys = self.sampler.draw_held_out(adapter, numbers)
@@ -168,7 +155,7 @@ class TokenContrastTask(ContrastTask):
 
 
 def _raw(directory: str) -> TokenDatastore:
-    """A datastore whose keys are the decoder's own states."""
+    """Open a datastore whose keys are the decoder's own states."""
     datastore = TokenDatastore(directory)
     if datastore.section.projection is not None:
         raise ConfigurationError(
@@ -179,13 +166,13 @@ def _raw(directory: str) -> TokenDatastore:
 
 
 def _states(datastore: TokenDatastore) -> dict[str, str]:
-    """Which states its keys are."""
+    """Return which states its keys are."""
     section = datastore.section
     return {"model": section.fingerprints["model"], "key_layer": section.key_layer}
 
 
 def _adapter(model: Any) -> Any:
-    """The adapter itself, outside fairseq's wrappers for several processes."""
+    """Unwrap the adapter from fairseq's wrappers for several processes."""
     while hasattr(model, "module"):
         model = model.module
     return model

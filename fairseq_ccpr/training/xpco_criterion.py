@@ -12,7 +12,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.training.all_gather import gather_rows
+from fairseq_ccpr.training.all_gather import all_gather_rows
 from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses
 
 
@@ -37,20 +37,25 @@ class XpcoCriterion(FairseqCriterion):
         self.scale = 1 / cfg.contrast_temperature
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """See `FairseqCriterion.forward`."""
+        """Compute the loss summed over pairs, their number, and what is logged."""
         count = sample["nsentences"]
         vectors, candidates = model(sample["tables"], 2 * count)
-        sides = [gather_rows(of_side) for of_side in vectors.chunk(2)]
-        others = sides if candidates is vectors else [gather_rows(of_side) for of_side in candidates.chunk(2)]
-        strings = gather_rows(sample["strings"].T.contiguous())
+        sides = [all_gather_rows(side_vectors) for side_vectors in vectors.chunk(2)]
+        others = (
+            sides if candidates is vectors else [all_gather_rows(side_vectors) for side_vectors in candidates.chunk(2)]
+        )
+        strings = all_gather_rows(sample["strings"].T.contiguous())
         momentum = model.momentum
         loss = vectors.new_zeros(())
         for one, other in ((0, 1), (1, 0)):
-            wanted, of_wanted = others[other], strings
+            targets, candidate_strings = others[other], strings
             if momentum is not None:
-                queued, of_queued = momentum.queued(other)
-                wanted, of_wanted = torch.cat([wanted, queued]), torch.cat([strings, of_queued])
-            loss = loss + alignment_losses(sides[one], wanted, self.scale, false_negatives(strings, of_wanted)).sum()
+                queued, queued_strings = momentum.queued(other)
+                targets, candidate_strings = torch.cat([targets, queued]), torch.cat([strings, queued_strings])
+            loss = (
+                loss
+                + alignment_losses(sides[one], targets, self.scale, false_negatives(strings, candidate_strings)).sum()
+            )
         if momentum is not None and model.training:
             momentum.enqueue((others[0].detach(), others[1].detach()), strings)
         logged = {
@@ -63,7 +68,7 @@ class XpcoCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """See `FairseqCriterion.reduce_metrics`."""
+        """Log means over pairs, and over the queries of validation."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
         total = sum(float(log.get("loss", 0)) for log in logging_outputs)
         metrics.log_scalar("loss", total / max(count, 1), count, round=3)
@@ -73,12 +78,12 @@ class XpcoCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """See `FairseqCriterion.logging_outputs_can_be_summed`."""
+        """Return True: all that is logged are sums."""
         return True
 
 
 def false_negatives(own: Tensor, candidates: Tensor) -> Tensor:
-    """Which candidates are no negatives of a pair, since one of their strings is its own, bool [K, C].
+    """Mark the candidates that are no negatives of a pair, since one of their strings is its own, bool [K, C].
 
     An equal string on the candidates' side is the right answer itself, one on the other side another translation. Where
     language pairs are mixed, what is a source in one may be a target in another.

@@ -29,7 +29,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
-from fairseq_ccpr.decoding.phrase_retriever import Retrieved
+from fairseq_ccpr.decoding.phrase_retriever import RetrievedEntries
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import (
     ENOUGH_PIECES,
@@ -397,7 +397,7 @@ def test_source_text_is_recovered(system: tuple[Any, Any]) -> None:
 def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
     source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
     subwords = DecoderSubwords(None, spm(), target)
-    one = Retrieved(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
+    one = RetrievedEntries(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
     nothing: Any = SimpleNamespace(ask=lambda texts: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3))))
     candidates = PhraseCandidates(nothing, lambda: subwords, source)
     for text in verses()[:200]:

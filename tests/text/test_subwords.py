@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -192,8 +194,17 @@ def test_tokenizers_come_back_from_disk_and_from_other_processes(tokenizer: Subw
 def test_bpe_is_not_pruned() -> None:
     tokenizer = sentencepiece_tokenizer()
     path = DEMO / "spm.model"
-    symbols = [piece.text for piece in read_pieces(path.read_bytes())[3:]]
+    symbols = read_pieces(path.read_bytes())[3:]
     with pytest.raises(ConfigurationError, match="BPE, which needs all its pieces"):
         SentencePieceTokenizer(symbols, path.read_bytes()).restrict({"a"})
     smaller = tokenizer.restrict({"▁the"})
     assert len(smaller.symbols) == 2 and "▁the" in smaller.symbols  # and the one of the lowest score
+
+
+def test_pruning_without_protobuf_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sentencepiece, "sentencepiece_model_pb2", raising=False)
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
+    tokenizer = sentencepiece_tokenizer()
+    assert list(tokenizer.split("the"))
+    with pytest.raises(ConfigurationError, match=r"needs protobuf .*pip install 'fairseq-ccpr\[encoder\]'"):
+        tokenizer.restrict({"▁the"})

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, of_ends
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, project_ends
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
@@ -88,8 +88,8 @@ def test_ends_are_multiplied_before_they_are_gathered() -> None:
     linear, states = nn.Linear(12, 5), torch.randn(3, 7, 6)
     spans = torch.tensor([[0, 1, 1], [2, 0, 6], [1, 3, 5], [1, 3, 6]])
     ends = torch.cat([states[spans[:, 0], spans[:, 1]], states[spans[:, 0], spans[:, 2]]], dim=1)
-    torch.testing.assert_close(of_ends(linear, states, spans), linear(ends))
-    assert of_ends(linear, states, spans[:0]).shape == (0, 5)
+    torch.testing.assert_close(project_ends(linear, states, spans), linear(ends))
+    assert project_ends(linear, states, spans[:0]).shape == (0, 5)
 
 
 def untrained(ccpr: Ccpr) -> PhraseEncoder:

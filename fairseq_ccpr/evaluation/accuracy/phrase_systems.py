@@ -166,12 +166,10 @@ def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSy
     """
     path = Path(word)
     if path.is_dir():
-        context = ContextEncoder.load(path).to(device)
-        context.bf16 = bf16
+        context = ContextEncoder.load(path, bf16=bf16).to(device)
         return SubwordSystem(context, context, raw_vectors, context.fingerprint())
     if path.is_file():
-        encoder = load_phrase_encoder(path).to(device)
-        encoder.context.bf16 = bf16
+        encoder = load_phrase_encoder(path, bf16=bf16).to(device)
         return SubwordSystem(encoder.context, encoder.states, encoder.vectors, encoder.fingerprint())
     if word == MUSE:
         return load_muse(device)

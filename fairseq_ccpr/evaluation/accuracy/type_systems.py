@@ -159,12 +159,10 @@ def load_type_system(
         return OrthogonalTypes(raw, train)
     path = Path(word)
     if path.is_dir():
-        context = ContextEncoder.load(path).to(device)
-        context.bf16 = bf16
+        context = ContextEncoder.load(path, bf16=bf16).to(device)
         return _raw_types(context, layers or [context.layers])
     if path.is_file():
-        encoder = load_phrase_encoder(path).to(device)
-        encoder.context.bf16 = bf16
+        encoder = load_phrase_encoder(path, bf16=bf16).to(device)
         return _xpr_types(encoder, layers) if isinstance(encoder, XprEncoder) else _context_types(encoder)
     if word == MUSE:
         return MuseTypes(device)

@@ -1,4 +1,4 @@
-"""From the weights of a BERT or XLM-R, by Hugging Face's names, to those of fairseq's RoBERTa.
+"""Converts the weights of a BERT or XLM-R from Hugging Face's names to those of fairseq's RoBERTa.
 
 Both are the same Transformer: learned positions, normalised embeddings, layers that normalise after each residual, and
 GELU. BERT adds a token-type row to each embedding; that of type 0 goes into the positions. BERT counts positions from
@@ -41,7 +41,7 @@ class BertShape:
 
 
 def fairseq_arguments(shape: BertShape, weights: dict[str, Tensor]) -> Namespace:
-    """fairseq's settings of the converted `weights`."""
+    """Return fairseq's settings of the converted `weights`."""
     positions, width = weights[TRANSFORMER + "embed_positions.weight"].shape
     return Namespace(
         encoder_layers=shape.layers,
@@ -57,7 +57,7 @@ def fairseq_arguments(shape: BertShape, weights: dict[str, Tensor]) -> Namespace
 
 
 def fairseq_weights(bert: dict[str, Tensor], shape: BertShape, rows: list[int]) -> dict[str, Tensor]:
-    """The weights in fp32, by fairseq's names.
+    """Return the weights in fp32, by fairseq's names.
 
     Args:
         bert: by Hugging Face's names, from `embeddings.` and `encoder.layer.` on.

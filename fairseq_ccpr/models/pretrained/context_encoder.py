@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.atomic import scratch_directory
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 
@@ -42,19 +42,19 @@ class ContextEncoder(nn.Module):
         arguments: its settings, by fairseq's names (`SETTINGS`); those missing are RoBERTa's.
         tokenizer: its dictionary is that of the embeddings.
         weights: by fairseq's names, those of old checkpoints included, with or without the head.
-
-    Attributes:
         bf16: whether to compute the states in bfloat16, whatever the weights are in.
 
     Raises:
         RuntimeError: weights of other names or shapes.
     """
 
-    def __init__(self, arguments: Any, tokenizer: SubwordTokenizer, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self, arguments: Any, tokenizer: SubwordTokenizer, weights: dict[str, Tensor], bf16: bool = False
+    ) -> None:
         super().__init__()
         roberta = RobertaModel.build_model(arguments, SimpleNamespace(source_dictionary=tokenizer.dictionary))
         roberta.load_state_dict(_with_head(weights), strict=True, model_cfg=arguments)
-        self.tokenizer, self.bf16 = tokenizer, False
+        self.tokenizer, self.bf16 = tokenizer, bf16
         self.arguments = Namespace(**{name: getattr(arguments, name) for name in SETTINGS})
         self.arguments.layer_norm_eps = getattr(arguments, "layer_norm_eps", FAIRSEQ_EPS)
         self.transformer = roberta.encoder.sentence_encoder
@@ -78,14 +78,14 @@ class ContextEncoder(nn.Module):
         return self.arguments.max_positions - MARKERS
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """States of the last layer, int64 [B, L] -> [B, L, H]; what pads has states of no meaning.
+        """Compute the states of the last layer, int64 [B, L] -> [B, L, H]; those of padding have no meaning.
 
         In training mode with dropout, so that two calls see two masks.
         """
         return self.states(tokens, self.layers)
 
     def states(self, tokens: Tensor, layer: int) -> Tensor:
-        """States of any layer from 0, the embeddings, to `layers`; those above it cost nothing.
+        """Compute the states of any layer from 0, the embeddings, to `layers`; those above it cost nothing.
 
         Args:
             tokens: int64 [B, L], with both markers; `collate` makes them. L is at most `max_positions` + 2.
@@ -99,7 +99,7 @@ class ContextEncoder(nn.Module):
         return self.states_of_layers(tokens, [layer])[0]
 
     def states_of_layers(self, tokens: Tensor, layers: Sequence[int]) -> list[Tensor]:
-        """`states` of several layers at the cost of the highest."""
+        """Compute `states` of several layers at the cost of the highest."""
         for layer in layers:
             if not 0 <= layer <= self.layers:
                 raise ConfigurationError(
@@ -119,28 +119,29 @@ class ContextEncoder(nn.Module):
         padding = tokens.eq(self.tokenizer.pad)
         states, _ = self.transformer.forward_embedding(tokens)
         states = states.masked_fill(padding[:, :, None], 0).transpose(0, 1)  # [B, L, H] -> [L, B, H]
-        of_layer = {0: states}
+        layer_states = {0: states}
         for number, block in enumerate(self.transformer.layers[: max(layers)], 1):
             states = block(states, encoder_padding_mask=padding)
             if number in layers:
-                of_layer[number] = states
+                layer_states[number] = states
         if self.transformer.layer_norm is not None and self.layers in layers:
-            of_layer[self.layers] = self.transformer.layer_norm(states)
-        return [of_layer[layer].transpose(0, 1) for layer in layers]
+            layer_states[self.layers] = self.transformer.layer_norm(states)
+        return [layer_states[layer].transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
-        """Digest of all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
+        """Digest all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
         settings = [f"{name}={value}" for name, value in sorted(vars(self.arguments).items()) if "dropout" not in name]
         parts = [fingerprint.of_parameters(self.transformer.named_parameters()), self.tokenizer.content.hex()]
         return fingerprint.of_strings([*parts, *settings, *self.tokenizer.symbols])
 
     @classmethod
-    def load(cls, directory: Path, dropout: float | None = None) -> ContextEncoder:
+    def load(cls, directory: Path, dropout: float | None = None, bf16: bool = False) -> ContextEncoder:
         """Read an encoder directory, on the CPU in fp32, in evaluation mode.
 
         Args:
             directory: one that `save` or convert_encoder.py wrote, or fairseq's own `xlmr.*`.
             dropout: of states and attention, in training mode; as the checkpoint says where None.
+            bf16: whether it computes in bfloat16.
 
         Raises:
             CheckpointError: no such directory, one that lacks a file, or the weights of something else.
@@ -154,7 +155,7 @@ class ContextEncoder(nn.Module):
             arguments, weights = state["cfg"]["model"], state["model"]
             if dropout is not None:
                 arguments.dropout = arguments.attention_dropout = dropout
-            return cls(arguments, tokenizer, weights).eval()
+            return cls(arguments, tokenizer, weights, bf16).eval()
         except pickle.UnpicklingError as error:
             raise CheckpointError(f"{path}: {describe(error)}") from None
         except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
@@ -183,16 +184,14 @@ class ContextEncoder(nn.Module):
                     "a weight of the encoder is beyond fp16's range, or no number: save it with half=False"
                 )
         directory = directory.resolve()
-        partial = directory.with_name(directory.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        self.tokenizer.save(partial)
-        torch.save(_checkpoint(self.arguments, _with_head(weights)), partial / WEIGHTS)
-        partial.replace(directory)
+        with scratch_directory(directory) as partial:
+            self.tokenizer.save(partial)
+            torch.save(_checkpoint(self.arguments, _with_head(weights)), partial / WEIGHTS)
+            partial.replace(directory)
 
 
 def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with those of a head, which fairseq's loaders ask for: their own, or else one that changes nothing."""
+    """Add the weights of a head, which fairseq's loaders need: their own, or else one that changes nothing."""
     if any(".lm_head." in name for name in weights):
         return weights
     embeddings = weights[TRANSFORMER + "embed_tokens.weight"]
@@ -206,7 +205,7 @@ def _with_head(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_empty(directory: Path) -> None:
-    """See that an encoder can be written to a directory.
+    """Check that an encoder can be written to a directory.
 
     Raises:
         CheckpointError: something is there.
@@ -216,7 +215,7 @@ def check_empty(directory: Path) -> None:
 
 
 def _checkpoint(arguments: Namespace, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """A checkpoint as fairseq's trainer writes them, less what only training needs."""
+    """Make a checkpoint as fairseq's trainer writes them, less what only training needs."""
     history = {"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "num_updates": 0}
     history["lr_scheduler_state"] = {}
     task = {"task": "masked_lm", "data": ".", "tokens_per_sample": arguments.max_positions, "criterion": "masked_lm"}

@@ -1,4 +1,4 @@
-"""A BERT or XLM-R folder of Hugging Face on disk: LaBSE, XLM-R, multilingual-e5."""
+"""Reads a BERT or XLM-R folder of Hugging Face: LaBSE, XLM-R, multilingual-e5."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ XLMR_SPECIALS = 4  # <s> <pad> </s> <unk> come before the pieces there too
 
 
 def read_huggingface(folder: Path) -> ContextEncoder:
-    """The encoder of a folder with config.json, safetensors, and a tokenizer's files.
+    """Read the encoder of a folder with config.json, safetensors, and a tokenizer's files.
 
     Raises:
         CheckpointError: another architecture, no safetensors, no tokenizer, or files that do not go together.
@@ -69,7 +69,7 @@ def read_huggingface(folder: Path) -> ContextEncoder:
 
 
 def _read_tokenizer(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
-    """The tokenizer, and for each entry of its dictionary the row of the folder's embeddings."""
+    """Read the tokenizer, and for each entry of its dictionary the row of the folder's embeddings."""
     model = folder / SentencePieceTokenizer.filename
     if model.is_file():
         return _read_sentencepiece(model)
@@ -83,11 +83,11 @@ def _read_tokenizer(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
 def _read_sentencepiece(path: Path) -> tuple[SubwordTokenizer, list[int]]:
     content = path.read_bytes()
     try:
-        pieces = [piece.text for piece in read_pieces(content)]
+        pieces = read_pieces(content)
         tokenizer = SentencePieceTokenizer(pieces[len(SPECIALS) :], content)
-    except (ValueError, KeyError, RuntimeError) as error:
+    except RuntimeError as error:
         raise CheckpointError(f"{path} is no SentencePiece model ({error})") from None
-    if pieces[: len(SPECIALS)] != [special.text for special in SPECIALS]:
+    if pieces[: len(SPECIALS)] != SPECIALS:
         raise CheckpointError(f"{path} begins with the pieces {pieces[:3]}: give the model of an XLM-R, <unk> <s> </s>")
     return tokenizer, list(range(len(tokenizer.dictionary)))
 
@@ -110,7 +110,7 @@ def _read_wordpiece(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors files, by today's names without a prefix."""
+    """Read all tensors of a folder's safetensors files, by today's names without a prefix."""
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         others = [path.name for kind in ("*.bin", "*.h5", "*.pt") for path in sorted(folder.glob(kind))]

