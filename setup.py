@@ -45,10 +45,10 @@ setup(
         "tqdm",
         # An adapter and its PCA in a datastore: tensors that are never unpickled.
         "safetensors>=0.4",
-        # t-SNE; fairseq brings it as well. With it comes scipy, whose exact binomial test is McNemar's.
+        # t-SNE; fairseq brings it as well.
         "scikit-learn>=1.3",
-        # Disjoint sets of strings; scikit-learn brings it as well.
-        "scipy>=1.6",
+        # Disjoint sets of strings, and the exact binomial test (1.7) that is McNemar's; scikit-learn brings it as well.
+        "scipy>=1.7",
         # Pictures of tuning and of retrieval.
         "matplotlib>=3.7",
     ],

@@ -22,11 +22,7 @@ from fairseq_ccpr import models, training  # noqa: E402
 from fairseq_ccpr.datastore.phrase import PhraseDatastore  # noqa: E402
 from fairseq_ccpr.datastore.token import TokenDatastore  # noqa: E402
 from fairseq_ccpr.decoding.memory import Memory, ModelView, Neighbours, Retriever  # noqa: E402
-from fairseq_ccpr.decoding.options import (  # noqa: E402
-    PhraseSettings,
-    TokenRetrievalSettings,
-    TranslationRetrievalConfig,
-)
+from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, TranslationRetrievalConfig  # noqa: E402
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
 

@@ -17,12 +17,7 @@ from fairseq_ccpr.decoding.task import find_parts
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.decoding_speed import REST, DecodingSpeed, SpeedTest
-from fairseq_ccpr.evaluation.speed.machine import (
-    Limits,
-    describe_run,
-    gigabytes,
-    measure_limits,
-)
+from fairseq_ccpr.evaluation.speed.machine import Limits, describe_run, gigabytes, measure_limits
 from fairseq_ccpr.evaluation.speed.plots import draw_costs
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation

@@ -7,12 +7,7 @@ import sys
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import markdown_table, own_arguments, run
-from fairseq_ccpr.evaluation.translation.comparison import (
-    BASE,
-    RETRIEVAL,
-    Comparison,
-    compare_decoding,
-)
+from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
 from fairseq_ccpr.evaluation.translation.test_set import parse_generation
 
 HELP = """\

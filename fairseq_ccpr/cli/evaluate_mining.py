@@ -22,19 +22,8 @@ from fairseq_ccpr.mining.benchmark import (
     evaluate_questions,
 )
 from fairseq_ccpr.mining.labelled import LabelledText, read_questions
-from fairseq_ccpr.mining.report import (
-    ablation_table,
-    curve_table,
-    curves,
-    main_table,
-    tuning_table,
-)
-from fairseq_ccpr.models.pretrained.sentence_encoders import (
-    E5,
-    MUSE,
-    SentenceEncoder,
-    load_sentence_encoder,
-)
+from fairseq_ccpr.mining.report import ablation_table, curve_table, curves, main_table, tuning_table
+from fairseq_ccpr.models.pretrained.sentence_encoders import E5, MUSE, SentenceEncoder, load_sentence_encoder
 from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage import fingerprint
 

@@ -18,12 +18,7 @@ from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import score_system
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
-from fairseq_ccpr.evaluation.accuracy.phrase_report import (
-    PhraseReport,
-    accuracy_table,
-    report,
-    same_string_table,
-)
+from fairseq_ccpr.evaluation.accuracy.phrase_report import PhraseReport, accuracy_table, report, same_string_table
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import PhraseSystem, load_system
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED

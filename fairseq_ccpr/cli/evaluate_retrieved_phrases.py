@@ -12,18 +12,8 @@ from fairseq_ccpr.common_options import count_option, cpu_option, json_option, q
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
-from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import (
-    count_held,
-    count_retrieved,
-    make_references,
-    read_text,
-)
-from fairseq_ccpr.evaluation.accuracy.retrieved_report import (
-    RetrievedReport,
-    StoreResult,
-    report,
-    retrieved_table,
-)
+from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import count_held, count_retrieved, make_references, read_text
+from fairseq_ccpr.evaluation.accuracy.retrieved_report import RetrievedReport, StoreResult, report, retrieved_table
 from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import option

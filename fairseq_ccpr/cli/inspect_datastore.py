@@ -16,21 +16,11 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import KEYS, TokenDatastore
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.evaluation.speed.machine import Limits
-from fairseq_ccpr.evaluation.speed.planning import (
-    describe_room,
-    measure_speeds,
-    needs,
-    parse_speeds,
-)
+from fairseq_ccpr.evaluation.speed.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
 from fairseq_ccpr.settings import option
 
-SEARCHED = {
-    "disk": "from disk, mapped",
-    "host": "in memory, on the CPU",
-    "device": "on one GPU",
-    "devices": "on GPUs",
-}
+SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on one GPU", "devices": "on GPUs"}
 
 HELP = """\
 Show what a datastore holds and was built from, and read every byte of it to see that it is whole: its tokens, its phrases,

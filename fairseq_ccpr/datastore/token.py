@@ -22,11 +22,7 @@ SYMBOLS = "symbols.txt"  # the target vocabulary, one a line by id, so that valu
 
 def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shapes and dtypes of the arrays of a token datastore of `size` entries."""
-    return {
-        KEYS: ((size, dimension), "float16"),
-        VALUES: ((size,), "int32"),
-        PROVENANCE: ((size, 2), "int32"),
-    }
+    return {KEYS: ((size, dimension), "float16"), VALUES: ((size,), "int32"), PROVENANCE: ((size, 2), "int32")}
 
 
 def part_files(section: TokenSection) -> list[str]:

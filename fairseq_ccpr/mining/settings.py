@@ -17,10 +17,7 @@ from fairseq_ccpr.settings import inside, signature
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import write_json
 
-METHODS: dict[str, Callable[..., MiningMethod]] = {
-    RfrMethod.name: RfrMethod,
-    MarginMethod.name: MarginMethod,
-}
+METHODS: dict[str, Callable[..., MiningMethod]] = {RfrMethod.name: RfrMethod, MarginMethod.name: MarginMethod}
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,7 @@ from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.models.xpr_encoder import span_means
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.pairs import read_lines
-from fairseq_ccpr.text.subwords import (
-    Subwords,
-    batches_of_like_length,
-    collate,
-    subword_bounds,
-)
+from fairseq_ccpr.text.subwords import Subwords, batches_of_like_length, collate, subword_bounds
 from fairseq_ccpr.text.words import word_spans
 
 LEARNED, ALL, NGRAM, LEXICON = "learned", "all", "ngram:", "lexicon:"

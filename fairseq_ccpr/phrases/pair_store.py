@@ -20,12 +20,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.storage.arrays import GrowingArray, open_array
-from fairseq_ccpr.storage.files import (
-    MANIFEST,
-    check_sizes,
-    describe_files,
-    write_checked_json,
-)
+from fairseq_ccpr.storage.files import MANIFEST, check_sizes, describe_files, write_checked_json
 from fairseq_ccpr.storage.text_lines import LineWriter, TextLines
 from fairseq_ccpr.storage.text_manifest import TextFormat, check_every_byte, read_text_manifest
 from fairseq_ccpr.version import __version__

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.phrases.lexicon_store import PhraseTypes, Place
-from fairseq_ccpr.text.subwords import (
-    Subwords,
-    SubwordTokenizer,
-    batches_of_like_length,
-    collate,
-    subword_bounds,
-)
+from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, batches_of_like_length, collate, subword_bounds
 
 
 @dataclass(frozen=True)

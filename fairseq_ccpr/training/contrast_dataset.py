@@ -13,12 +13,7 @@ from tqdm import tqdm
 
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.storage.equal_strings import digest_number
-from fairseq_ccpr.text.subwords import (
-    Subwords,
-    SubwordTokenizer,
-    collate,
-    subword_bounds,
-)
+from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
 from fairseq_ccpr.text.words import word_spans
 from fairseq_ccpr.training.contrast_draw import ContrastOptions, PhraseDraw
 from fairseq_ccpr.training.length_batches import LengthBatches

@@ -17,12 +17,7 @@ from scipy.stats import binomtest
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining import encoded_text, miner, neighbours
 from fairseq_ccpr.mining.encoded_text import EncodedText, encode
-from fairseq_ccpr.mining.f1 import (
-    decide,
-    f1_by_threshold,
-    mcnemar,
-    score,
-)
+from fairseq_ccpr.mining.f1 import decide, f1_by_threshold, mcnemar, score
 from fairseq_ccpr.mining.fragments import fragment_text, fragments
 from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, read_labelled, remove_partners

@@ -31,13 +31,7 @@ from hypothesis import strategies as st
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedEntries
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.decoder_subwords import (
-    ENOUGH_PIECES,
-    MOSES,
-    SENTENCES,
-    DecoderSubwords,
-    Pieces,
-)
+from fairseq_ccpr.text.decoder_subwords import ENOUGH_PIECES, MOSES, SENTENCES, DecoderSubwords, Pieces
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import SPACE, kinds_of, word_spans
 from tests.helpers import DEMO

@@ -12,12 +12,7 @@ from tqdm import tqdm
 
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.accuracy.gold_phrases import (
-    GoldPair,
-    GoldPhrases,
-    as_phrases,
-    read_gold,
-)
+from fairseq_ccpr.evaluation.accuracy.gold_phrases import GoldPair, GoldPhrases, as_phrases, read_gold
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation

@@ -15,12 +15,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.pretrained.sentence_encoders import MUSE, MuseEncoder
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.text.subwords import (
-    Subwords,
-    batches_of_like_length,
-    collate,
-    subword_bounds,
-)
+from fairseq_ccpr.text.subwords import Subwords, batches_of_like_length, collate, subword_bounds
 
 BLOCK_TEXTS = 64
 

@@ -14,12 +14,7 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import PhraseFinder
 from fairseq_ccpr.text.pairs import read_together
-from fairseq_ccpr.text.words import (
-    by_first_word,
-    has_letters,
-    occurrences,
-    word_spans,
-)
+from fairseq_ccpr.text.words import by_first_word, has_letters, occurrences, word_spans
 
 MEASURES = "precision", "coverage", "coverage by several words", "reference phrases"
 BATCH = 64  # sentences

@@ -14,12 +14,7 @@ from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, why_not_the_corpus
-from fairseq_ccpr.evaluation.explain.explanation import (
-    Explainer,
-    Explanation,
-    SentenceExplanation,
-    Texts,
-)
+from fairseq_ccpr.evaluation.explain.explanation import Explainer, Explanation, SentenceExplanation, Texts
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.evaluation.translation.scores import score
 from fairseq_ccpr.evaluation.translation.test_set import detokeniser, load

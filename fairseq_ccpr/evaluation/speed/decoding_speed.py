@@ -17,12 +17,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.speed.machine import (
-    Limits,
-    peak_bytes,
-    start_peak,
-    synchronise,
-)
+from fairseq_ccpr.evaluation.speed.machine import Limits, peak_bytes, start_peak, synchronise
 from fairseq_ccpr.evaluation.speed.search_speed import make_index
 from fairseq_ccpr.evaluation.speed.synthetic_store import grow
 from fairseq_ccpr.search import Index

@@ -17,12 +17,7 @@ from fairseq_ccpr.evaluation.speed.machine import Limits, measure_limits
 from fairseq_ccpr.search import DISK, TORCH_IVF
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
 from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists, list_count, make_index
-from fairseq_ccpr.search.index_plan import (
-    PHRASE_EFFORT,
-    TOKEN_EFFORT,
-    index_bytes,
-    plan_index,
-)
+from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, index_bytes, plan_index
 
 SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
 LEAST_BYTES = 1 << 26

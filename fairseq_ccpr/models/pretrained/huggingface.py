@@ -12,12 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models.pretrained.bert import (
-    ROWS_BEFORE,
-    BertShape,
-    fairseq_arguments,
-    fairseq_weights,
-)
+from fairseq_ccpr.models.pretrained.bert import ROWS_BEFORE, BertShape, fairseq_arguments, fairseq_weights
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.text.sentencepiece_model import SPECIALS, read_pieces
 from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
