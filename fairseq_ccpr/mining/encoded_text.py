@@ -12,7 +12,7 @@ from fairseq_ccpr.mining.fragments import FragmentedText
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 
 DTYPE = np.float16
-BLOCK_TEXTS = 2048  # encoded at a time
+BLOCK_TEXTS = 2048  # texts encoded at a time
 HALF = np.float32(0.5**0.5)  # of a vector of length 1 that is one of two halves
 
 
@@ -34,32 +34,32 @@ class EncodedText:
         return np.concatenate([self.fragments * HALF, self.sentences[self.text.owners] * HALF], axis=1).astype(DTYPE)
 
     def select(self, rows: np.ndarray) -> EncodedText:
-        """Some of the sentences, int64 [n], in that order."""
+        """Take the sentences of some rows, int64 [n], in that order."""
         bounds = np.searchsorted(self.text.owners, np.stack([rows, rows + 1]))
-        places = np.concatenate([np.arange(first, end) for first, end in bounds.T] or [np.empty(0, np.int64)])
+        fragment_rows = np.concatenate([np.arange(first, end) for first, end in bounds.T] or [np.empty(0, np.int64)])
         owners = np.repeat(np.arange(len(rows)), bounds[1] - bounds[0])
         chosen = FragmentedText(
-            [self.text.sentences[row] for row in rows], [self.text.fragments[place] for place in places], owners
+            [self.text.sentences[row] for row in rows], [self.text.fragments[row] for row in fragment_rows], owners
         )
-        return EncodedText(chosen, self.sentences[rows], self.fragments[places])
+        return EncodedText(chosen, self.sentences[rows], self.fragments[fragment_rows])
 
 
 def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bool) -> EncodedText:
-    """Give all sentences and fragments their vectors; equal texts are encoded once."""
+    """Encode all sentences and fragments; equal texts are encoded once."""
     with tqdm(desc=label, total=len(text.sentences) + len(text.fragments), unit="text", disable=quiet) as bar:
         sentences, fragments = (encode_distinct(texts, encoder, bar) for texts in (text.sentences, text.fragments))
     return EncodedText(text, sentences, fragments)
 
 
 def encode_distinct(texts: Sequence[str], encoder: SentenceEncoder, bar: tqdm | None = None) -> np.ndarray:
-    """Vectors of texts, each distinct one encoded once, fp16 [n, d]; zeros for an empty one.
+    """Encode texts, each distinct one once: fp16 [n, d], zeros for an empty one.
 
     Args:
-        bar: told how many were done.
+        bar: shows how many are done.
     """
     numbers: dict[str, int] = {}
     rows = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
-    # Texts of like length together, whatever the encoder does with a block.
+    # By length, since some encoders pad a block to its longest text.
     distinct = sorted(filter(None, numbers), key=len)
     vectors = np.zeros((len(numbers), encoder.dimension), DTYPE)
     for start in range(0, len(distinct), BLOCK_TEXTS):

@@ -9,11 +9,11 @@ import numpy as np
 
 from fairseq_ccpr.text.words import has_letters, word_spans
 
-WINDOW = 6  # words of a fragment
+WINDOW = 6  # words in a fragment
 
 
 def fragments(text: str, window: int = WINDOW) -> list[str]:
-    """The fragments of a sentence: each run of `window` of its words, in lower case and without punctuation.
+    """Cut a sentence into fragments: each run of `window` words, in lower case and without punctuation.
 
     Words are those of `word_spans`, so in scripts without spaces characters count as words. A shorter sentence is one
     fragment; one without any word has none.
@@ -44,7 +44,7 @@ class FragmentedText:
 
 
 def fragment_text(sentences: Iterable[str], window: int = WINDOW) -> FragmentedText:
-    """Sentences with all their fragments; those without any are sentences all the same."""
+    """Cut sentences into fragments; those without any word remain as sentences."""
     texts = list(sentences)
     parts = [fragments(text, window) for text in texts]
     owners = np.repeat(np.arange(len(texts)), np.array([len(part) for part in parts], np.int64))

@@ -1,4 +1,4 @@
-"""The nearest fragments of a fragment, in an order that depends on nothing but their vectors."""
+"""Nearest keys in a reproducible order: it does not depend on blocks of queries or on threads."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tqdm import tqdm
 
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
 
-SPARE = 8  # neighbours more than asked for, at first
-NEAR = 1e-5  # scores that fp32 may have in the wrong order
+SPARE = 8  # neighbours beyond the k wanted that are searched for at first
+NEAR = 1e-5  # differences of scores below which fp32 may order them wrongly
 DECIMALS = 9
-BLOCK_NUMBERS = 1 << 24  # numbers of keys that are scored again at a time: 128 MB in float64
+BLOCK_NUMBERS = 1 << 24  # numbers of the keys that are rescored at a time: 128 MB in float64
 
 
 class SearchableKeys(Protocol):
     """Keys that are searched by inner product."""
 
     def __len__(self) -> int:
-        """N."""
+        """Count the keys: N."""
 
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
-        """Some of the keys, [n, d]."""
+        """Read some of the keys, [n, d]."""
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest keys.
+        """Find the k nearest keys.
 
         Args:
             queries: [Q, d] of length about 1.
@@ -41,17 +41,17 @@ class SearchableKeys(Protocol):
 
 
 class IndexedKeys:
-    """Keys with an index.
+    """Keys with an index, whose results are rescored.
 
-    1. An index finds some more neighbours than are wanted;
-    2. they are scored again in float64, and equal scores come in the order of the keys;
-    3. where the last found is as near as the last wanted, there may be more like them, and more are asked for.
+    1. The index finds some more neighbours than are wanted.
+    2. They are rescored in float64; equal scores come in the order of the keys.
+    3. Where the last found is as near as the last wanted, there may be further ties, and the search is widened.
 
     So neither blocks of queries nor threads change the result of an exact index.
 
     Args:
         keys: [N, d] of length about 1, any float dtype; may be memory-mapped.
-        index: over them, by inner product; exact search if not given.
+        index: over them, by inner product; exact search by default.
     """
 
     def __init__(self, keys: np.ndarray, index: Index | None = None) -> None:
@@ -59,18 +59,18 @@ class IndexedKeys:
         self.index = index or ExactIndex(keys, "ip")
 
     def __len__(self) -> int:
-        """See `SearchableKeys`."""
+        """Count the keys."""
         return len(self.keys)
 
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
-        """See `SearchableKeys`."""
+        """Read some of the keys, in any order."""
         return self.keys[ids]
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `SearchableKeys`."""
+        """Search the index, deeper where scores are tied, and score again."""
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
         pending, wide = np.arange(len(queries)), k + SPARE
-        # Where very many are equally near, memory is worth more than their order.
+        # Where very many are tied, their order is not worth the memory.
         deepest = min(self.index.deepest, max(wide, BLOCK_NUMBERS // self.keys.shape[1]))
         while len(pending) and len(self.keys):
             wide = min(wide, deepest)
@@ -85,13 +85,13 @@ class IndexedKeys:
         return scores, ids
 
     def _find(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest keys of each query, scored in float64, in order."""
+        """Find the k nearest keys of each query, scored in float64, in order."""
         found = self.index.search(torch.from_numpy(np.ascontiguousarray(queries, np.float32)), k)[1]
         return _in_order(queries, self.keys, found.numpy())
 
 
 def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores [Q, k] and ids of given keys, highest first, of equal ones the lower id."""
+    """Rescore and sort found ids [Q, k]: scores and ids, highest first, of equal ones the lower id."""
     chosen = keys[np.maximum(ids, 0)].astype(np.float64)  # [Q, k, d]
     scores = np.einsum("qkd,qd->qk", chosen, queries.astype(np.float64)).round(DECIMALS)
     scores[ids < 0] = -np.inf
@@ -99,13 +99,13 @@ def _in_order(queries: np.ndarray, keys: np.ndarray, ids: np.ndarray) -> tuple[n
 
 
 def _sorted(scores: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each row by falling score, of equal ones by rising id."""
+    """Sort each row by falling score, equal ones by rising id."""
     order = np.lexsort((ids, -scores), axis=1)
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
 
 
 class JoinedKeys:
-    """Several sets of keys that are searched as one, those of the second numbered after those of the first, and so on.
+    """Several sets of keys that are searched as one; ids of each set follow those of the set before.
 
     Args:
         parts: of equal width.
@@ -116,21 +116,21 @@ class JoinedKeys:
         self.starts = np.cumsum([0, *(len(part) for part in parts)])
 
     def __len__(self) -> int:
-        """See `SearchableKeys`."""
+        """Count the keys of all parts."""
         return int(self.starts[-1])
 
     def keys_of(self, ids: np.ndarray) -> np.ndarray:
-        """See `SearchableKeys`; the ids ascend."""
+        """Read some of the keys, their ids ascending."""
         bounds = np.searchsorted(ids, self.starts)
         rows = [ids[first:end] - start for first, end, start in zip(bounds, bounds[1:], self.starts)]
-        return np.concatenate([part.keys_of(of_part) for part, of_part in zip(self.parts, rows)])
+        return np.concatenate([part.keys_of(ids) for part, ids in zip(self.parts, rows)])
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `SearchableKeys`."""
-        found = [part.search(queries, k) for part in self.parts]
-        ids = [np.where(names < 0, -1, names + start) for (_, names), start in zip(found, self.starts)]
-        scores, names = _sorted(np.concatenate([of_part for of_part, _ in found], axis=1), np.concatenate(ids, axis=1))
-        return scores[:, :k], names[:, :k]
+        """Search all parts, and merge what they find."""
+        scores, ids = zip(*(part.search(queries, k) for part in self.parts))
+        shifted = [np.where(part < 0, -1, part + start) for part, start in zip(ids, self.starts)]
+        best, best_ids = _sorted(np.concatenate(scores, axis=1), np.concatenate(shifted, axis=1))
+        return best[:, :k], best_ids[:, :k]
 
 
 class SentenceKeys(NamedTuple):
@@ -171,7 +171,7 @@ class SearchableText:
 
 
 def index_keys(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> IndexedKeys:
-    """Make the index of some keys, in a folder where it needs a file, and open it.
+    """Build the index of some keys, and open it; a file that it needs goes into the folder.
 
     Raises:
         ConfigurationError: there are too few keys for such an index.

@@ -17,11 +17,11 @@ DECIMALS = 9  # of sums of probabilities
 
 
 def neighbour_weights(cosines: np.ndarray, beta: float) -> np.ndarray:
-    """How much of a fragment's probability each neighbour has: softmax of beta * exp(-d^2 / 2) / sqrt(2 pi), d = 1 - cosine.
+    """Weigh a fragment's neighbours: softmax of beta * exp(-d^2 / 2) / sqrt(2 pi), d = 1 - cosine.
 
     Args:
         cosines: [F, k], -inf where there is no neighbour.
-        beta: the larger, the more the nearest have.
+        beta: the larger, the more weight the nearest have.
 
     Returns:
         float64 [F, k]; rows sum to one, or to zero where there is no neighbour at all.
@@ -40,7 +40,7 @@ def neighbour_weights(cosines: np.ndarray, beta: float) -> np.ndarray:
 
 @dataclass
 class Distributions:
-    """What each fragment says: G probabilities above zero, of a sentence given a fragment, by fragment, then by class."""
+    """The G probabilities above zero of a sentence given a fragment, by fragment, then by class."""
 
     fragments: np.ndarray  # int64 [G]
     classes: np.ndarray  # int64 [G]
@@ -51,7 +51,7 @@ class Distributions:
 def distributions(
     cosines: np.ndarray, classes: np.ndarray, beta: float, entropy_over: str = OVER_SENTENCES
 ) -> Distributions:
-    """P(sentence | fragment), the sum of its neighbours' weights, and its entropy.
+    """Compute P(sentence | fragment), the sum of its neighbours' weights, and its entropy.
 
     Args:
         cosines: [F, k], -inf where there is no neighbour.
@@ -61,14 +61,14 @@ def distributions(
     """
     weights = neighbour_weights(cosines, beta)
     rows, columns = np.nonzero(weights)
-    fragments, of_class, sums = _sum_by(rows, classes[rows, columns], weights[rows, columns])
+    fragments, summed_classes, sums = _sum_by(rows, classes[rows, columns], weights[rows, columns])
     terms = (rows, weights[rows, columns]) if entropy_over == OVER_NEIGHBOURS else (fragments, sums)
     entropies = np.bincount(terms[0], -terms[1] * np.log(terms[1]), minlength=len(cosines))
-    return Distributions(fragments, of_class, sums, entropies.round(DECIMALS))
+    return Distributions(fragments, summed_classes, sums, entropies.round(DECIMALS))
 
 
 def entropy_ranks(entropies: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """The place of each fragment among those of its sentence, lowest entropy first; of equal ones the earlier is first.
+    """Rank each fragment among those of its sentence, lowest entropy first, of equal ones the earlier.
 
     Args:
         entropies: [F].
@@ -88,20 +88,20 @@ def entropy_ranks(entropies: np.ndarray, owners: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Answers:
-    """For each of S sentences its likeliest partner, whether or not it is likely enough."""
+    """The likeliest partner of each of S sentences, whether or not it is likely enough."""
 
     partners: np.ndarray  # int64 [S], -1 where no fragment has a neighbour
     scores: np.ndarray  # float64 [S], the probability of the partner, or its margin; 0 where there is none
 
     def spread(self, rows: np.ndarray, sentences: int) -> Answers:
-        """These as the answers of the sentences `rows`, int64 [S], of more; the others have none."""
+        """Expand to `sentences` answers, of which these belong to `rows`, int64 [S]; the others have no partner."""
         spread = Answers(np.full(sentences, -1), np.zeros(sentences))
         spread.partners[rows], spread.scores[rows] = self.partners, self.scores
         return spread
 
 
 def answer(found: Distributions, ranks: np.ndarray, owners: np.ndarray, sentences: int, keep: float) -> Answers:
-    """Sum what the kept fragments of each sentence say, and divide by their count.
+    """Average the distributions of the kept fragments of each sentence, and take the likeliest partner.
 
     Args:
         found: of F fragments.
@@ -116,15 +116,15 @@ def answer(found: Distributions, ranks: np.ndarray, owners: np.ndarray, sentence
     # 0.7 * 10 is a little more than 7
     kept_counts = np.ceil((keep * np.bincount(owners, minlength=sentences)).round(DECIMALS)).astype(np.int64)
     kept = (ranks < kept_counts[owners])[found.fragments]
-    asked, classes, sums = _sum_by(owners[found.fragments[kept]], found.classes[kept], found.probabilities[kept])
-    means = (sums / kept_counts[asked]).round(DECIMALS)
-    order = np.lexsort((classes, -means, asked))
-    first = order[np.unique(asked[order], return_index=True)[1]]
-    return Answers(classes[first], means[first]).spread(asked[first], sentences)
+    answered, classes, sums = _sum_by(owners[found.fragments[kept]], found.classes[kept], found.probabilities[kept])
+    means = (sums / kept_counts[answered]).round(DECIMALS)
+    order = np.lexsort((classes, -means, answered))
+    first = order[np.unique(answered[order], return_index=True)[1]]
+    return Answers(classes[first], means[first]).spread(answered[first], sentences)
 
 
 def _sum_by(rows: np.ndarray, classes: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums of the values of equal row and class: rows, classes and sums, by row, then by class."""
+    """Sum the values of equal row and class: rows, classes and sums, by row, then by class."""
     count = int(classes.max(initial=0)) + 1
     keys, places = np.unique(rows * count + classes, return_inverse=True)
     return keys // count, keys % count, np.bincount(places.ravel(), values, minlength=len(keys))

@@ -1,4 +1,4 @@
-"""What was found about mining, as tables."""
+"""Tables and curves of the mining benchmark."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Rows = list[list[Any]]
 
 
 def main_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
-    """F1, precision and recall of the baseline and RFR, by set and encoder, with settings of the first tuning set."""
+    """Tabulate F1, precision and recall of the baseline and RFR, with settings of the first tuning set."""
     rows: Rows = [["set", "encoder", "system", "F1", "precision", "recall", "p"]]
-    for result in _of_first(results, non_pairing):
+    for result in _main_test(results, non_pairing):
         if result.system in (BASELINE, RFR):
             numbers = [_percent(value) for value in (result.f1, result.precision, result.recall)]
             rows.append([result.set, result.encoder, result.system, *numbers, p_value(result.p)])
@@ -23,8 +23,8 @@ def main_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
 
 
 def ablation_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
-    """F1 of all systems, a row for each set and encoder."""
-    chosen = _of_first(results, non_pairing)
+    """Tabulate F1 of all systems, a row for each set and encoder."""
+    chosen = _main_test(results, non_pairing)
     systems = list(dict.fromkeys(result.system for result in chosen))
     rows: Rows = [["set", "encoder", *systems]]
     for key in dict.fromkeys((result.set, result.encoder) for result in chosen):
@@ -34,7 +34,7 @@ def ablation_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
 
 
 def curve_table(results: Sequence[MiningResult]) -> Rows:
-    """F1 by the share of non-pairing sentences: figure 2 of the paper."""
+    """Tabulate F1 by the share of non-pairing sentences: figure 2 of the paper."""
     chosen = [result for result in results if result.tuning_set == 0 and result.system in (BASELINE, RFR)]
     shares = sorted({result.non_pairing for result in chosen})
     rows: Rows = [["set", "encoder", "system", *(f"{share:.0%}" for share in shares)]]
@@ -45,7 +45,7 @@ def curve_table(results: Sequence[MiningResult]) -> Rows:
 
 
 def tuning_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
-    """Mean and standard deviation of F1 over the tuning sets: table 8 of the paper."""
+    """Tabulate the mean and standard deviation of F1 over the tuning sets: table 8 of the paper."""
     chosen = [r for r in results if r.non_pairing == non_pairing and r.system in (BASELINE, RFR)]
     rows: Rows = [["set", "encoder", BASELINE, RFR]]
     for key in dict.fromkeys((result.set, result.encoder) for result in chosen):
@@ -55,17 +55,17 @@ def tuning_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
 
 
 def curves(results: Sequence[MiningResult]) -> dict[str, dict[float, float]]:
-    """F1 in per cent by share of non-pairing sentences, for each set, encoder and system."""
-    found: dict[str, dict[float, float]] = {}
+    """Collect F1 in per cent by share of non-pairing sentences, for each set, encoder and system."""
+    by_name: dict[str, dict[float, float]] = {}
     for result in results:
         if result.tuning_set == 0 and result.system in (BASELINE, RFR):
             name = f"{result.set}, {result.encoder}, {result.system}"
-            found.setdefault(name, {})[result.non_pairing] = 100 * result.f1
-    return {name: dict(sorted(points.items())) for name, points in found.items()}
+            by_name.setdefault(name, {})[result.non_pairing] = 100 * result.f1
+    return {name: dict(sorted(points.items())) for name, points in by_name.items()}
 
 
 def p_value(p: float | None) -> str:
-    """A probability for a table.
+    """Format a probability for a table.
 
     >>> p_value(None), p_value(0.0312), p_value(1e-9)
     ('', '.031', '< .001')
@@ -75,7 +75,7 @@ def p_value(p: float | None) -> str:
     return "< .001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
 
 
-def _of_first(results: Sequence[MiningResult], non_pairing: float) -> list[MiningResult]:
+def _main_test(results: Sequence[MiningResult], non_pairing: float) -> list[MiningResult]:
     return [r for r in results if r.tuning_set == 0 and r.non_pairing == non_pairing]
 
 
