@@ -47,7 +47,7 @@ class TokenRetrievalSettings:
         sign="lambda*", automatic=True,
     )  # fmt: skip
     lambda_max: float = option(
-        1.0, "the most that lambda* may be", within="(0, 1]", needs="a share above 0 and up to 1", sign="lambda*<"
+        1.0, "the most that lambda* may be", within="(0, 1]", needs="a share above 0 and up to 1"
     )
     min_similarity: float = option(
         0.0, "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains",
@@ -182,7 +182,7 @@ class MixtureSettings:
         0.9,
         "the most that phrases may bring both interpolation weights to together: beyond, and beyond the weight of tokens "
         "alone, both are scaled down",
-        within="[0, 1)", needs="a share from 0 up to, but not, 1", sign="Lambda<",
+        within="[0, 1)", needs="a share from 0 up to, but not, 1", sign="Lambda_max",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from tests.helpers import ROOT, USER_DIR, call, equal, refused, run, run_two_processes
@@ -127,7 +128,7 @@ def test_decoding_is_plain_without_a_share_and_confident_by_default(
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--knn-confidence"))
     assert equal(confident, decode(*store, "--knn-lambda", 0.6, "--batch-size", 3), tolerance=1e-4)
     assert re.search(
-        r"keys:decoder_output\+clknn24\+pca\|.*\|lambda:0\.6\|T:0\.1\|lambda\*:yes\|lambda\*<:1\.0\|s0:0\.0",
+        r"keys:decoder_output\+clknn24\+pca\|.*\|lambda:0\.6\|T:0\.1\|lambda\*:yes\|lambda_max:1\.0\|s0:0\.0",
         caplog.text,
     )
 
@@ -192,10 +193,11 @@ def test_tuner_scores_equal_a_direct_computation(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*store, "--no-progress-bar"))
     task, models = load(cfg)
-    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models, 1), 64)
+    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models), 64)
     assert cache is not None
-    found = cache.log_likelihood(8, 0.07, torch.tensor([0.7]), confidence, least)
-    assert found.item() == pytest.approx(wanted.item(), abs=1e-4)
+    settings = TokenRetrievalSettings(8, 0.7, 0.07, confidence, min_similarity=least)
+    given = TokenRetrievalSettings(confidence=confidence, min_similarity=least)
+    assert score_grid(cache, (0.07,), (confidence,), given)[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 
 def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn: Path, tmp_path: Path) -> None:

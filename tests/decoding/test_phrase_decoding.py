@@ -392,7 +392,7 @@ def test_log_tells_of_both_memories(
     caplog.set_level(logging.INFO)
     words = [*world.options("--no-progress-bar"), *map(str, joint), "--phrase-enter", 1, "--knn-log", tmp_path / "log"]
     call("fairseq-generate", *words)
-    assert any("Lambda<=0.9" in record.message for record in caplog.records)
+    assert any("Lambda_max:0.9" in record.message for record in caplog.records)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert any(line["phrases"] is not None and line["phrase_lambda"] > 0 for line in lines)
     assert any(line["neighbours"] for line in lines)

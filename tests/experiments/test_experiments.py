@@ -236,7 +236,7 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     systems = results["domains"]["verses"]["systems"]
     assert systems["both"]["stores"]["phrases"] == systems["phrases"]["stores"]["phrases"]
     assert systems["both"]["stores"]["phrases"]["share"] == 0.5
-    assert "Lambda<=" in systems["both"]["retrieval_signature"] and "k:8|" in systems["both"]["retrieval_signature"]
+    assert "Lambda_max:" in systems["both"]["retrieval_signature"] and "k:8|" in systems["both"]["retrieval_signature"]
     built = ["encoder/pairs-bible", "encoder/train", "phrases/verses/phrases"]
     assert [name for name in results["stages"] if name.startswith(("encoder/", "phrases/"))] == built
     settings["train_encoder"]["updates"] = 5
