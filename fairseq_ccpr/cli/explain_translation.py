@@ -10,7 +10,7 @@ from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
-from fairseq_ccpr.evaluation.explain.page import write_page
+from fairseq_ccpr.evaluation.explain.explanation_page import write_page
 from fairseq_ccpr.evaluation.explain.translate import explain
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.evaluation.translation.test_set import parse_generation

@@ -22,7 +22,7 @@ from fairseq_ccpr.mining.method import MiningMethod
 from fairseq_ccpr.mining.miner import Miner, read_sentences
 from fairseq_ccpr.mining.pknn import ENTROPIES, OVER_SENTENCES
 from fairseq_ccpr.mining.rfr import RfrMethod
-from fairseq_ccpr.mining.settings import METHODS, TunedSettings
+from fairseq_ccpr.mining.tuned_settings import METHODS, TunedSettings
 from fairseq_ccpr.models.pretrained.sentence_encoders import (
     E5,
     MUSE,

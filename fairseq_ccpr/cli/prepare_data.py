@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_ccpr.building.data_bin import binarise, pair_files, train_sentencepiece, write_dictionary
+from fairseq_ccpr.building.preparation import binarise, pair_files, train_sentencepiece, write_dictionary
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import source_language_option, target_language_option
 from fairseq_ccpr.errors import ConfigurationError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fairseq_ccpr.building.data_bin import read_pairs
+from fairseq_ccpr.building.preparation import read_pairs
 from tests.helpers import call, refused
 from tests.small_models import World
 

@@ -27,8 +27,8 @@ from fairseq_ccpr.mining.miner import MinedPair, Miner
 from fairseq_ccpr.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys
 from fairseq_ccpr.mining.pknn import Answers, answer, distributions, entropy_ranks
 from fairseq_ccpr.mining.rfr import RfrMethod
-from fairseq_ccpr.mining.settings import METHODS, TunedSettings
 from fairseq_ccpr.mining.trial import Trial
+from fairseq_ccpr.mining.tuned_settings import METHODS, TunedSettings
 from fairseq_ccpr.models.pretrained.sentence_encoders import MeanPooledEncoder, load_sentence_encoder
 from fairseq_ccpr.settings import option
 from tests.helpers import write_lines

@@ -14,7 +14,7 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.experiments.config import read_config
 from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.mining.rfr import RfrMethod
-from fairseq_ccpr.mining.settings import TunedSettings
+from fairseq_ccpr.mining.tuned_settings import TunedSettings
 from fairseq_ccpr.models.pretrained.sentence_encoders import StoredVectors
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, refused, write_lines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ccpr.building.data_bin import read_pairs
+from fairseq_ccpr.building.preparation import read_pairs
 from fairseq_ccpr.errors import ConfigurationError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fairseq_ccpr.evaluation.accuracy.type_accuracy import TypeResult
-from fairseq_ccpr.evaluation.plots import COLOURS, STYLES, lines, save
+from fairseq_ccpr.evaluation.figures import COLOURS, STYLES, lines, save
 
 SENTENCES, LAYER = "sentences", "layer"  # fields of a `TypeResult`
 

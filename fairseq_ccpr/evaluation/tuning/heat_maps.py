@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
-from fairseq_ccpr.evaluation.plots import save
+from fairseq_ccpr.evaluation.figures import save
 
 Points = Mapping[Any, float]  # (across, up) -> value
 
