@@ -4,5 +4,5 @@ import torch
 
 
 def choose_device(cpu: bool) -> torch.device:
-    """The GPU where there is one, unless the CPU is asked for."""
+    """Return the GPU where there is one, unless the CPU is asked for."""
     return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")

@@ -33,7 +33,7 @@ class StageError(CcprError):
 
 
 def describe(error: BaseException) -> str | None:
-    """The one sentence for an error a user can cause; None for a fault of the program, which deserves its traceback."""
+    """Put an error that a user can cause in one sentence; None for a fault of the program, which deserves its traceback."""
     if isinstance(error, CcprError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError):

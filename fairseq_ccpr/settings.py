@@ -42,7 +42,7 @@ def option(
     nargs: str | None = None,
     positional: bool = False,
 ) -> Any:
-    """A dataclass field that is an option.
+    """Return a dataclass field that is an option.
 
     Args:
         default: of the option; none: it must be given.
@@ -112,7 +112,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
 
 
 def with_options(*kinds: type) -> Callable[[C], C]:
-    """A decorator that gives a fairseq configuration the options of settings, and makes it a dataclass."""
+    """Return a decorator that gives a fairseq configuration the options of settings, and makes it a dataclass."""
 
     def decorate(config: C) -> C:
         annotations = dict(vars(config).get("__annotations__", {}))
@@ -143,7 +143,7 @@ def with_options(*kinds: type) -> Callable[[C], C]:
 
 
 def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | None = None, **others: Any) -> S:
-    """The settings that a parser, or fairseq, has read.
+    """Return the settings that a parser, or fairseq, has read.
 
     Args:
         kind: a dataclass.
@@ -196,7 +196,7 @@ def as_options(settings: Any, always: tuple[str, ...] = (), automatic: Mapping[s
 
 
 def signed(settings: Any) -> dict[str, object]:
-    """What a signature says of settings: every value that is not marked `unsigned`, by its short name."""
+    """Tell what a signature says of settings: every value that is not marked `unsigned`, by its short name."""
     values = {one: getattr(settings, one.name) for one in _options_of(type(settings)) if not one.metadata["unsigned"]}
     names = {one: one.metadata["sign"] or one.name.rstrip("_") for one in values}
     return {names[one]: {True: "yes", False: "no"}.get(v, v) if isinstance(v, bool) else v for one, v in values.items()}
@@ -241,18 +241,18 @@ def _default(one: Field[Any]) -> Any:
 
 
 def _bare(hint: Any) -> Any:
-    """The type without None."""
+    """Return the type without None."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
     return kinds[0] if get_origin(hint) is not list and len(kinds) == 1 and type(None) in get_args(hint) else hint
 
 
 def _item(hint: Any) -> Any:
-    """What one word of the command line becomes."""
+    """Tell what one word of the command line becomes."""
     return get_args(hint)[0] if get_origin(hint) is list else hint
 
 
 def inside(value: float, interval: str) -> bool:
-    """Whether a number is in an interval; no NaN is.
+    """Tell whether a number is in an interval; no NaN is.
 
     >>> inside(1, "(0, 1]"), inside(0, "(0, 1]"), inside(5, "[1, inf)")
     (True, False, True)

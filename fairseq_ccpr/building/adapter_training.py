@@ -80,7 +80,7 @@ class AdapterTraining:
         return fingerprint.of_strings([*keys, *self.words, *defaults, __version__])
 
     def width(self, dimension: int) -> int:
-        """The width of the adapter's vectors for keys of width `dimension`."""
+        """Return the width of the adapter's vectors for keys of width `dimension`."""
         return self.output_dim or default_output(dimension)
 
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:

@@ -56,7 +56,7 @@ class Corpus:
         return replace(self, chunks=moved)
 
     def sentence_offset(self, subset: str) -> int:
-        """The number of the first sentence of `subset` when sentences are numbered through all subsets."""
+        """Return the number of the first sentence of `subset` when sentences are numbered through all subsets."""
         names = list(self.subsets)
         return sum(self.subsets[name] for name in names[: names.index(subset)])
 
@@ -69,7 +69,7 @@ class Corpus:
 
 
 def fraction_option(of: str) -> Any:
-    """The field `fraction` of a build's settings."""
+    """Return the field `fraction` of a build's settings."""
     return option(
         1.0, f"take a random fraction of the {of}; a larger fraction holds a smaller one",
         within="(0, 1]", needs="more than 0, and at most 1,", metavar="X", flags=("--share",),

@@ -75,7 +75,7 @@ class FolderKeys(Generic[Section]):
         return open_index(section.index, open_keys(section, folder), folder)
 
     def progress(self, what: str, total: int) -> tqdm:
-        """A bar that counts keys."""
+        """Return a bar that counts keys."""
         return tqdm(desc=what, total=total, unit="key", unit_scale=True, disable=not self.show)
 
 

@@ -189,7 +189,7 @@ class _Build:
         }
 
     def plan_index(self, size: int) -> IndexDescription:
-        """What the options mean for so many keys."""
+        """Tell what the options mean for so many keys."""
         choice = "exact" if self.settings.num_shards > 1 else self.settings.index
         gpu = self.device.type == "cuda"
         return self.keys.plan(choice, self.settings.index_parameters, size, self.encoder.dimension, gpu)

@@ -41,7 +41,7 @@ class PhraseKeys(FolderKeys[PhraseSection]):
         self.output = output
 
     def plan(self, choice: str, parameters: str, size: int, dimension: int, gpu: bool) -> IndexDescription:
-        """What `--index` and `--index-parameters` mean for `size` keys."""
+        """Tell what `--index` and `--index-parameters` mean for `size` keys."""
         return plan_index(choice, "ip", parameters, size, dimension, gpu, PHRASES.effort, self.address)
 
     def check(self, published: PhraseSection | None, identity: dict[str, Any]) -> None:

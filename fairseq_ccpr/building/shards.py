@@ -9,7 +9,7 @@ from fairseq_ccpr.settings import option
 
 
 def num_shards_option() -> Any:
-    """The field `num_shards` of a build's settings."""
+    """Return the field `num_shards` of a build's settings."""
     return option(
         1, "build one of N shards, each a datastore, by as many commands on any machines; merge_datastores.py joins them",
         within="[1, inf)", needs="at least 1 shard", metavar="N",
@@ -17,7 +17,7 @@ def num_shards_option() -> Any:
 
 
 def shard_id_option() -> Any:
-    """The field `shard_id` of a build's settings."""
+    """Return the field `shard_id` of a build's settings."""
     return option(0, "which of them, from 0", metavar="I")
 
 
@@ -38,7 +38,7 @@ def check_shard(num_shards: int, shard_id: int, index: str) -> None:
 
 
 def describe_shard(num_shards: int, shard_id: int, length: int) -> list[int] | None:
-    """What a manifest says of a shard: its number, of how many, and the length of chunks; None for a whole datastore.
+    """Tell what a manifest says of a shard: its number, of how many, and the length of chunks; None for a whole datastore.
 
     Shards can be merged if they agree on all but the first.
     """

@@ -152,7 +152,7 @@ class Extraction:
         return read_corpus(self.task, subsets, self.model.max_positions(), self.settings.chunk_tokens, fraction)
 
     def of_valid(self) -> Extraction | None:
-        """The same of the text that an adapter's training is to validate on, if there is any."""
+        """Return the same of the text that an adapter's training is to validate on, if there is any."""
         name = self.settings.valid_subset
         if name is None and VALID not in self.settings.subset and has_subset(self.task, VALID):
             name = VALID
@@ -163,7 +163,7 @@ class Extraction:
         return other
 
     def section(self, index: IndexDescription) -> TokenSection:
-        """What the manifest says of the decoder's own states as keys."""
+        """Tell what the manifest says of the decoder's own states as keys."""
         return TokenSection(
             size=self.corpus.size,
             dimension=self.capture.dimension,

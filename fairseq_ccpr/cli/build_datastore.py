@@ -50,7 +50,7 @@ an API key, are taken from the URI or, better, from the environment variable MIL
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the command's options."""
     parser = argparse.ArgumentParser(prog="build_datastore.py", description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     for name, settings, of, description in (

@@ -22,7 +22,7 @@ sentences that retrieval changed for the better. All options are those of fairse
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The table, the signatures, and the sentences."""
+    """Return the table, the signatures, and the sentences."""
     rows = comparison.rows()
     table = [["system", "BLEU", "chrF", "seconds", "tokens/s", "speed"]]
     for row in rows:

@@ -67,7 +67,7 @@ def check_output(path: Path) -> None:
 
 
 def summary(explanation: Explanation, path: Path) -> str:
-    """What is in the page, in a line or two."""
+    """Tell what is in the page, in a line or two."""
     lines = [f"{path}: {len(explanation.sentences):,} of {explanation.sentences_in_subset:,} of {explanation.subset}"]
     if explanation.bleu is not None:
         lines[0] += f", BLEU of these {explanation.bleu[BASE]:.2f}, with retrieval {explanation.bleu[RETRIEVAL]:.2f}"

@@ -25,7 +25,7 @@ read stay as they are; the output appears when it is complete.
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command's options."""
+    """Return the command's options."""
     parser = argparse.ArgumentParser(prog="merge_datastores.py", description=HELP, formatter_class=HelpFormatter)
     parser.add_argument(
         "datastores",

@@ -79,7 +79,7 @@ def retrieve(options: Options, settings: ShownPhrases, waiting: StoreSettings) -
 
 
 def _read_input() -> Iterator[str]:
-    """The lines of the standard input."""
+    """Return the lines of the standard input."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             yield line.decode("utf-8").rstrip("\r\n")

@@ -77,7 +77,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         self.tokens, self.phrases, self.pad, self.settings = tokens, phrases, pad, settings
 
     def with_memories(self, tokens: TokenMemory | None, phrases: PhraseMemory | None) -> RetrievalEnsemble:
-        """The same models with other memories."""
+        """Return the same models with other memories."""
         return RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings)
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
@@ -105,7 +105,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
-        """One step: log p [H, V] and the attention.
+        """Compute one step: log p [H, V] and the attention.
 
         1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon as the model
            of its datastore knows the queries: a GPU searches while the models project to the vocabulary;
@@ -132,7 +132,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return reward_(mixed, phrase_vote.values, phrase_vote.rewards)
 
     def limited(self, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
-        """The votes of the memories that there are, their weights limited."""
+        """Return the votes of the memories that there are, their weights limited."""
         if phrase_vote is None:
             return [] if token_vote is None else [token_vote]
         alone = token_vote.weight if token_vote is not None else torch.zeros_like(phrase_vote.weight)
@@ -168,7 +168,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return log_probs, queries, torch.stack(attention).mean(dim=0) if attention else None
 
     def signature(self) -> str:
-        """All that decides what retrieval does to a translation, in one line."""
+        """Name all that decides what retrieval does to a translation, in one line."""
         parts = [self.tokens.signature()] if self.tokens is not None else []
         if self.phrases is not None:
             parts += [self.phrases.signature(), *(f"{name}:{value}" for name, value in signed(self.settings).items())]

@@ -29,7 +29,7 @@ class Vote(NamedTuple):
     )
 
     def of_token(self, tokens: Tensor) -> Tensor:
-        """log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
+        """Look up log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
         return self.log_probs.masked_fill(self.values != tokens.unsqueeze(1), float("-inf")).amax(dim=1)
 
 
@@ -116,7 +116,7 @@ def limit_weights(tokens: Tensor, phrases: Tensor, most: float) -> tuple[Tensor,
 
 
 def interpolate_(log_probs: Tensor, *votes: Vote) -> Tensor:
-    """p = (1 - sum of weights) p_NMT + sum of weight p_r, in place and only where p_r is not zero.
+    """Mix p = (1 - sum of weights) p_NMT + sum of weight p_r, in place and only where p_r is not zero.
 
     With one memory, equation 2 of the CLKNN paper.
 
@@ -136,7 +136,7 @@ def interpolate_(log_probs: Tensor, *votes: Vote) -> Tensor:
 
 
 def interpolate_references(log_probs: Tensor, *votes: tuple[Tensor, Tensor]) -> Tensor:
-    """The same for one given token a row: all a tuner needs of the mixture.
+    """Mix the probabilities of one given token a row: all a tuner needs of the mixture.
 
     Args:
         log_probs: fp32 [N], log p_NMT of the token.

@@ -34,11 +34,11 @@ class Retriever(Protocol):
     datastore: TokenDatastore
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
-        """The k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
+        """Find the k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
         ...
 
     def describe(self) -> dict[str, object]:
-        """All that decides what is retrieved, by name: the retrieval signature prints it."""
+        """Name all that decides what is retrieved, by name: the retrieval signature prints it."""
         ...
 
 
@@ -60,11 +60,11 @@ class Batch(Protocol):
     """What a memory knows of one batch while its hypotheses grow. Nothing of it outlives the batch."""
 
     def listening(self) -> AbstractContextManager[None]:
-        """A context in which the models compute a step: what their layers say may be read meanwhile."""
+        """Open a context in which the models compute a step: what their layers say may be read meanwhile."""
         ...
 
     def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
-        """The memory's vote for the next token, once a step.
+        """Vote for the next token, once a step.
 
         Args:
             tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
@@ -74,7 +74,7 @@ class Batch(Protocol):
         ...
 
     def reorder(self, order: Tensor) -> Batch:
-        """The same for other hypotheses: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
+        """Follow the beam: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
         ...
 
 
@@ -89,5 +89,5 @@ class Memory(Protocol):
         ...
 
     def signature(self) -> str:
-        """All that decides what is retrieved and how it counts, in one line to be printed with results."""
+        """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
         ...

@@ -215,7 +215,7 @@ def automatic_token_settings(datastore: TokenDatastore) -> dict[str, object]:
 
 
 def token_settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -> TokenRetrievalSettings:
-    """The `--knn-*` options over a datastore's keys.
+    """Read the `--knn-*` options, with the defaults that suit a datastore's keys.
 
     Raises:
         ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.

@@ -169,7 +169,7 @@ class PhraseCandidates:
         return found
 
     def _candidates(self, retrieved: RetrievedEntries) -> Candidates:
-        """The candidates of all sentences, by query, of all P, and then by rank."""
+        """Make the candidates of all sentences, by query, of all P, and then by rank."""
         mask = retrieved.entries >= 0
         ids = self._tokenise(retrieved.entries[mask])
         hashes = np.zeros(mask.shape, np.int64)

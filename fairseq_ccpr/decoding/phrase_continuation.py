@@ -82,13 +82,13 @@ class PhraseTable:
         )  # fmt: skip
 
     def to(self, device: torch.device) -> PhraseTable:
-        """The same on another device."""
+        """Move all tensors to another device."""
         tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
     def weights(self, k: int, temperature: float, min_similarity: float) -> Weights:
-        """c_q w(a|q) of each phrase: softmax over the k best of its source phrase, times their confidence.
+        """Weigh each phrase by c_q w(a|q): softmax over the k best of its source phrase, times their confidence.
 
         Args:
             k: phrases of each source phrase that count.
@@ -129,7 +129,7 @@ class Proposals(NamedTuple):
     pair_slots: Tensor  # int64, of the pair of token and source phrase, likewise
 
     def votes(self, table: PhraseTable, rows: Tensor, weights: Weights, enter: float, k: int) -> Tensor:
-        """What each phrase gives to its token, fp32 [H, A]: c_q w'(a|q) gamma.
+        """Compute what each phrase gives to its token, fp32 [H, A]: c_q w'(a|q) gamma.
 
         gamma is `gate`, times (1 - kappa_q) `enter` for a phrase that is not active. w' is w(a|q) for those; an active
         phrase has its part of the w of all active phrases of q: the others are out of the question, whatever they weighed.
@@ -150,7 +150,7 @@ class Proposals(NamedTuple):
         return torch.where(self.active, posterior, entering) * self.gate
 
     def continuation(self, table: PhraseTable, rows: Tensor, weights: Weights, enter: float, k: int) -> Continuation:
-        """M(v) = max_q of the sum of the votes for v of the phrases of q; Z = sum M; p_phr = M / Z; see `votes`."""
+        """Merge votes: M(v) = max_q of the sum of those for v of the phrases of q; Z = sum M; p_phr = M / Z."""
         votes = self.votes(table, rows, weights, enter, k)
         zeros = votes.new_zeros(len(votes), 1 + table.most_pairs)
         sums = zeros.scatter_add(1, self.pair_slots, votes).gather(1, self.pair_slots)
@@ -178,7 +178,7 @@ class PhraseState:
         self.covered = rows.new_full((hypotheses, table.attended.size(1)), NEVER)  # rank of the best one generated
 
     def reorder(self, order: Tensor) -> PhraseState:
-        """The state of other hypotheses: hypothesis i continues what hypothesis order[i] was."""
+        """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
         other = copy.copy(self)
         other.rows, other.matched, other.covered = (
             part.index_select(0, order) for part in (self.rows, self.matched, self.covered)
@@ -204,7 +204,7 @@ class PhraseState:
             self.covered.scatter_reduce_(1, queries, ranks, "amin")
 
     def prefixes(self, proper: Tensor) -> Tensor:
-        """l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A].
+        """Measure l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A].
 
         Args:
             proper: int64 [H, A], proper prefixes as bits.
@@ -212,7 +212,7 @@ class PhraseState:
         return torch.frexp((self.matched & proper).double()).exponent.long()  # the number of binary digits
 
     def proposals(self, log_probs: Tensor, attention: Tensor | None = None) -> Proposals:
-        """What each phrase proposes next, and how far the model lets it.
+        """Collect what each phrase proposes next, and how far the model lets it.
 
         Args:
             log_probs: fp32 [H, V], log p_NMT. The model lets a phrase continue with v as far as

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def phrase_weight(mass: Tensor, settings: PhraseSettings) -> Tensor:
-    """lambda_phr* = lambda_p min(1, Z), fp32 [N]: how much the phrase memory weighs at N tokens; 0 with rewards.
+    """Compute lambda_phr* = lambda_p min(1, Z), fp32 [N], the weight of the phrase memory at N tokens; 0 with rewards.
 
     Args:
         mass: Z, fp32 [N]; see `Continuation`.
@@ -65,11 +65,11 @@ class PhraseMemory:
         return PhraseBatch.of(phrases, table.to(self.device), self.settings)
 
     def remembering(self, k: int) -> PhraseMemory:
-        """The same memory, which retrieves k phrases for each source phrase and never twice for the same batch."""
+        """Return a memory that retrieves k phrases for each source phrase, and never twice for the same batch."""
         return replace(self, candidates=RememberedCandidates(self.candidates, k))
 
     def signature(self) -> str:
-        """All that decides what is retrieved and how it counts, in one line to be printed with results."""
+        """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
         return self.candidates.retriever.signature(signed(self.settings))
 
 
@@ -85,23 +85,23 @@ class PhraseBatch:
 
     @classmethod
     def of(cls, phrases: list[SentencePhrases], table: PhraseTable, settings: PhraseSettings) -> PhraseBatch:
-        """A batch of which nothing has been generated yet: one empty hypothesis a sentence."""
+        """Begin a batch: one empty hypothesis a sentence."""
         weights = table.weights(settings.k, settings.temperature, settings.min_similarity)
         rows = torch.arange(len(table.lengths), device=table.lengths.device)
         return cls(phrases, table, weights, settings, PhraseState(table, rows, settings.coverage))
 
     def listening(self) -> AbstractContextManager[None]:
-        """Phrases need nothing of the model's layers."""
+        """Need nothing of the model's layers."""
         return nullcontext()
 
     @phase(PHRASES, whole=True)
     def reorder(self, order: Tensor) -> PhraseBatch:
-        """The same phrases for other hypotheses: hypothesis i continues what hypothesis order[i] was."""
+        """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
         return replace(self, state=self.state.reorder(order))
 
     @phase(PHRASES, whole=True)
     def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
-        """The phrases' vote for the next token of each hypothesis; see `Batch.vote`.
+        """Vote for the next token of each hypothesis.
 
         Raises:
             ConfigurationError: the gate is attention, but the model tells none.
@@ -113,7 +113,7 @@ class PhraseBatch:
     def force_proposals(
         self, previous: Tensor, log_probs: Tensor, attention: Tensor | None, real: Tensor
     ) -> tuple[Proposals, Tensor]:
-        """The proposals at N tokens of given targets, and the sentences int64 [N] they are of.
+        """Collect the proposals at N tokens of given targets, and the sentences int64 [N] they are of.
 
         Args:
             previous: int64 [B, T], the decoder's input: y_<t, with the end of the sentence in front.
@@ -131,7 +131,7 @@ class PhraseBatch:
         return Proposals(*(torch.stack(parts, dim=1)[real] for parts in zip(*steps))), real.nonzero()[:, 0]
 
     def weigh(self, proposals: Proposals, sentences: Tensor) -> Vote:
-        """The vote at N tokens, of their proposals and the sentences int64 [N] they are of."""
+        """Vote at N tokens, by their proposals and the sentences int64 [N] they are of."""
         settings = self.settings
         values, log_probs, mass = proposals.continuation(
             self.table, sentences, self.weights, settings.enter, settings.k
@@ -140,7 +140,7 @@ class PhraseBatch:
         return Vote(values, log_probs, phrase_weight(mass, settings), rewards)
 
     def votes(self, proposals: Proposals, sentences: Tensor) -> Tensor:
-        """What each candidate phrase gave to the token it proposed, fp32 [N, A]; see `Proposals.votes`."""
+        """Compute what each candidate phrase gave to the token it proposed, fp32 [N, A]."""
         return proposals.votes(self.table, sentences, self.weights, self.settings.enter, self.settings.k)
 
     def _proposals(self, state: PhraseState, log_probs: Tensor, attention: Tensor | None) -> Proposals:

@@ -207,7 +207,7 @@ class PhraseRetriever:
         return nearest_distinct(self.index, self.datastore.string_hashes, vectors, k, self.min_similarity)
 
     def signature(self, settings: Mapping[str, object] | None = None) -> str:
-        """All that decides what is retrieved, in one line to be printed with results.
+        """Name all that decides what is retrieved, in one line to be printed with results.
 
         Args:
             settings: what counts beside datastore, encoder and segmentation, by name; k and s0 of this retriever if not

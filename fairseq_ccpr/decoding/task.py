@@ -124,7 +124,7 @@ class TranslationRetrievalTask(TranslationTask):
         return self.bpe
 
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
-        """The models and the datastore as one.
+        """Join the models and the memories of the datastore in one ensemble.
 
         Raises:
             ConfigurationError: there is no datastore.

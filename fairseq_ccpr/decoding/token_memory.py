@@ -24,7 +24,7 @@ WeightPolicy = Callable[[Tensor, Tensor, ModelView, TokenRetrievalSettings], Ten
 
 
 def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
-    """lambda, or with `confidence` the lambda* of equation 8 of the CLKNN paper, fp32 [N]."""
+    """Weigh by lambda, or with `confidence` by the lambda* of equation 8 of the CLKNN paper, fp32 [N]."""
     if settings.confidence:
         confidence = retrieval_confidence(scores, settings.min_similarity)
         return (settings.lambda_ * confidence).clamp_max(settings.lambda_max)
@@ -34,7 +34,7 @@ def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings
 def token_weight(
     policy: WeightPolicy, neighbours: Neighbours, model: ModelView, settings: TokenRetrievalSettings
 ) -> Tensor:
-    """A policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
+    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
     scores = neighbours.scores
     weight = policy(scores, neighbours.values, model, settings)
     return weight.clamp(0, ALMOST_ALL).masked_fill(scores[:, 0] == float("-inf"), 0.0)
@@ -95,7 +95,7 @@ class TokenMemory:
         return Vote(neighbours.values, retrieved, token_weight(self.policy, neighbours, model, self.settings))
 
     def signature(self) -> str:
-        """All that decides what is retrieved and how it counts, in one line to be printed with results."""
+        """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
         name = getattr(self.policy, "__name__", type(self.policy).__name__)
         return signature({**self.retriever.describe(), **signed(self.settings), "weight": name})
 
@@ -145,7 +145,7 @@ class TokenBatch:
             yield
 
     def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
-        """The neighbours' vote for the next token of each hypothesis; see `Batch.vote`."""
+        """Vote for the next token of each hypothesis."""
         return self.memory.vote(*self._retrieved.pop(), log_probs)
 
     def reorder(self, order: Tensor) -> TokenBatch:

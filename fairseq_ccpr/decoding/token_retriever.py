@@ -35,13 +35,13 @@ class TokenRetriever:
         return Neighbours(ids, scores, self.values[ids].long())
 
     def with_entries(self, index: Index, values: Tensor) -> TokenRetriever:
-        """The same retriever over other entries: an index of keys, and their tokens [N] on its device."""
+        """Return the same retriever over other entries: an index of keys, and their tokens [N] on its device."""
         other = copy.copy(self)
         other.index, other.values = index, values
         return other
 
     def describe(self) -> dict[str, object]:
-        """All that decides what is retrieved, by name."""
+        """Name all that decides what is retrieved, by name."""
         section = self.datastore.section
         return {
             "retriever": type(self).__name__,

@@ -147,7 +147,7 @@ class ExperimentConfig:
         return sorted(known, key=self.has_store)
 
     def has_store(self, name: str) -> bool:
-        """Whether a system retrieves."""
+        """Tell whether a system retrieves."""
         system = self.system(name)
         return system.tokens is not None or system.phrases is not None
 

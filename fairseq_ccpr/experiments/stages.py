@@ -104,7 +104,7 @@ class Runner:
         return word.replace(str(self.output), "OUTPUT").replace(str(PACKAGE), PACKAGE.name)
 
     def _is_file(self, word: str) -> bool:
-        """Whether a word of a command line is the path of a file."""
+        """Tell whether a word of a command line is the path of a file."""
         try:
             return (self.folder / word).is_file()
         except OSError:  # too long for a name
@@ -117,7 +117,7 @@ class Runner:
         return stamp if stamp is not None and stamp["digest"] == self.digest(stage) else None
 
     def done(self, stage: Stage) -> bool:
-        """Whether a stage need not run."""
+        """Tell whether a stage need not run."""
         return self.stamp(stage) is not None and all(path.exists() for path in stage.outputs)
 
     def to_do(self, goals: Iterable[Stage]) -> list[Stage]:

@@ -106,7 +106,7 @@ class PhrasePairs:
 
 
 def _text_files(directory: Path, side: str) -> tuple[Path, Path]:
-    """The text of a side, and where its lines begin."""
+    """Return the text of a side, and where its lines begin."""
     return directory / f"{side}.txt", directory / f"{side}-offsets.npy"
 
 

@@ -64,13 +64,13 @@ class GoldPhrases:
         return cls([kept[number].set for number in chosen], queries, query_rows, targets, target_rows[chosen])
 
     def answer_strings(self) -> list[str]:
-        """The string of each query's answer."""
+        """Return the string of each query's answer."""
         strings = self.targets.strings()
         return [strings[row] for row in self.answers]
 
 
 def as_phrases(places: Iterable[tuple[str, int, int]]) -> tuple[Phrases, np.ndarray]:
-    """Phrases out of sentences with spans, each once.
+    """Make phrases of sentences with spans, each once.
 
     Returns:
         The phrases; int64, the row of each place.

@@ -34,20 +34,20 @@ class Scores:
     tie: Tensor  # [Q], differences up to this are none
 
     def by_entry(self) -> np.ndarray:
-        """Whether the right entry is before all others, bool [Q]; a tie counts against the system."""
+        """Tell whether the right entry is before all others, bool [Q]; a tie counts against the system."""
         return self._above(self.gold, torch.maximum(self.same, self.other))
 
     def by_string(self) -> np.ndarray:
-        """Whether an entry with the right string is before all others."""
+        """Tell whether an entry with the right string is before all others."""
         return self._above(torch.maximum(self.gold, self.same), self.other)
 
     def tied(self) -> np.ndarray:
-        """Whether the right entry shares the first place with another."""
+        """Tell whether the right entry shares the first place with another."""
         best = torch.maximum(self.same, self.other)
         return self._above(self.gold, best - 2 * self.tie) & ~self.by_entry()
 
     def among_same_strings(self, count: int) -> np.ndarray:
-        """Whether the right entry is first where exactly `count` others, as far as there are, have its string.
+        """Tell whether the right entry is first where exactly `count` others, as far as there are, have its string.
 
         Those are its `same_strings`; of the index only entries with other strings count.
         """

@@ -113,7 +113,7 @@ def make_benchmark(
 
 
 def phrase_finder(segmentation: Segmentation, segmenter: PhraseEncoder | None) -> Finder:
-    """How phrases are found in text: by the segmenter's head, or all spans of so many words.
+    """Tell how phrases are found in text: by the segmenter's head, or all spans of so many words.
 
     Args:
         segmentation: which spans are phrases.
@@ -175,7 +175,7 @@ def find_distractors(
 
 
 def find_neighbours(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSystem]) -> Phrases:
-    """The other phrases of the sentences that the answers are in.
+    """Return the other phrases of the sentences that the answers are in.
 
     Args:
         gold: those that are among its targets are left out.
@@ -229,12 +229,12 @@ def find_same_strings(
 
 
 def usable_mask(phrases: Phrases, systems: Sequence[PhraseSystem]) -> np.ndarray:
-    """Which phrases every system can encode, bool [K]."""
+    """Tell which phrases every system can encode, bool [K]."""
     return np.logical_and.reduce([np.ones(len(phrases.spans), bool), *(system.usable(phrases) for system in systems)])
 
 
 def _usable_pairs(pairs: list[GoldPair], systems: Sequence[PhraseSystem]) -> list[GoldPair]:
-    """Those of which every system can encode both phrases."""
+    """Return those of which every system can encode both phrases."""
     usable = np.ones(len(pairs), bool)
     for places in ((pair.source for pair in pairs), (pair.target for pair in pairs)):
         phrases, rows = as_phrases(places)
@@ -243,7 +243,7 @@ def _usable_pairs(pairs: list[GoldPair], systems: Sequence[PhraseSystem]) -> lis
 
 
 def _without_repeats(phrases: Phrases) -> Phrases:
-    """The first of equal strings in a sentence stands for all of them."""
+    """Keep the first of equal strings in a sentence."""
     places: dict[tuple[int, str], int] = {}
     for row, (text, string) in enumerate(zip(phrases.spans[:, 0].tolist(), phrases.strings())):
         places.setdefault((text, string), row)

@@ -28,11 +28,11 @@ class Phrases:
     spans: np.ndarray  # int32 [K, 3]: text, start, end in characters; by text
 
     def strings(self) -> list[str]:
-        """The phrases themselves."""
+        """Return the phrases themselves."""
         return [self.texts[text][start:end] for text, start, end in self.spans.tolist()]
 
     def keep(self, wanted: np.ndarray) -> Phrases:
-        """Those phrases of which `wanted`, bool [K], is true; texts without any stay."""
+        """Return those phrases of which `wanted`, bool [K], is true; texts without any stay."""
         return Phrases(self.texts, self.spans[wanted])
 
     def blocks(self, size: int = BLOCK_TEXTS) -> Iterator[tuple[slice, Phrases]]:
@@ -49,7 +49,7 @@ class PhraseSystem(Protocol):
     fingerprint: str  # of all that decides the vectors
 
     def usable(self, phrases: Phrases) -> np.ndarray:
-        """Which of the phrases it can give a vector, bool [K]."""
+        """Tell which of the phrases it can give a vector, bool [K]."""
 
     def encode(self, phrases: Phrases) -> Tensor:
         """Vectors fp32 [K, d], in the order of the phrases, all of which are usable."""
@@ -72,7 +72,7 @@ class SubwordSystem:
         self.context, self.to_states, self.to_vectors, self.fingerprint = context, to_states, to_vectors, digest
 
     def usable(self, phrases: Phrases) -> np.ndarray:
-        """See `PhraseSystem`: texts it can take, phrases whose borders no subword crosses."""
+        """Accept texts it can take, and phrases whose borders no subword crosses."""
         subwords = self._split(phrases)
         limit = self.context.max_positions + 2
         return np.array(
@@ -85,7 +85,7 @@ class SubwordSystem:
 
     @torch.inference_mode()
     def encode(self, phrases: Phrases) -> Tensor:
-        """See `PhraseSystem`."""
+        """Encode phrases in their sentences."""
         subwords = self._split(phrases)
         bounds = torch.tensor(
             [subword_bounds(subwords[text], start, end) for text, start, end in phrases.spans.tolist()]
@@ -122,11 +122,11 @@ class SentenceSystem:
         self.encode_sentences, self.fingerprint, self.device = encode_sentences, digest, device
 
     def usable(self, phrases: Phrases) -> np.ndarray:
-        """See `PhraseSystem`: all."""
+        """Accept all phrases."""
         return np.ones(len(phrases.spans), bool)
 
     def encode(self, phrases: Phrases) -> Tensor:
-        """See `PhraseSystem`."""
+        """Encode phrases in their sentences."""
         numbers, rows = np.unique(phrases.spans[:, 0], return_inverse=True)
         vectors = np.asarray(self.encode_sentences([phrases.texts[number] for number in numbers]), np.float32)
         return torch.from_numpy(vectors)[torch.from_numpy(rows)].to(self.device)
@@ -148,7 +148,7 @@ def raw_vectors(states: Tensor, spans: Tensor) -> Tensor:
 
 
 def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSystem:
-    """The system of a word of the command line.
+    """Return the system of a word of the command line.
 
     Args:
         word: `muse`, the directory of a context encoder, or the checkpoint of a phrase encoder.

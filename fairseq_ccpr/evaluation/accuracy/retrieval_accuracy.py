@@ -46,7 +46,7 @@ class Accuracy:
 
 
 def token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]:
-    """The tokens of each band of frequency, and those that are no punctuation.
+    """Return the tokens of each band of frequency, and those that are no punctuation.
 
     Args:
         values: int [N], the tokens of a datastore.

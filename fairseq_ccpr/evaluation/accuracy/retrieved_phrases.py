@@ -39,7 +39,7 @@ class Counts:
 
 
 def read_text(source: Path, target: Path) -> tuple[list[tuple[str, str]], int]:
-    """Sentences with their references, and how many lines were skipped because one side is empty.
+    """Read sentences with their references; count the lines that were skipped because one side is empty.
 
     Raises:
         ConfigurationError: files of different lengths, or fewer than two pairs.
@@ -110,7 +110,7 @@ def count_retrieved(
 
 
 def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.ndarray:
-    """The same counts for all strings of a datastore that are in a reference: the most that retrieval could find.
+    """Return the same counts for all strings of a datastore that are in a reference: the most that retrieval could find.
 
     Of a reference the runs of up to MOST_WORDS words are looked for; in memory are those of all references.
 
@@ -125,7 +125,7 @@ def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.nd
 
 
 def distinct_strings(queries: Sequence[QueryPhrase], top: int) -> set[str]:
-    """The first `top` strings of each query phrase together, without those of punctuation alone."""
+    """Return the first `top` strings of each query phrase together, without those of punctuation alone."""
     return {found.string for query in queries for found in query.retrieved[:top] if has_letters(found.string)}
 
 
@@ -152,7 +152,7 @@ def measure(reference: Reference, strings: Collection[str]) -> list[tuple[int, i
 
 
 def lettered_words(text: str) -> list[tuple[int, int]]:
-    """The words of a text that have a letter or a digit, in characters."""
+    """Return the words of a text that have a letter or a digit, in characters."""
     return [span for span in word_spans(text) if has_letters(text[slice(*span)])]
 
 

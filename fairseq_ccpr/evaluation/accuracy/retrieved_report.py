@@ -80,7 +80,7 @@ def report(
 
 
 def _compare(counts: np.ndarray, samples: int) -> list[dict[str, Any]]:
-    """Of a measure, each store's share, and its difference to the first one's.
+    """Compare each store's fraction by a measure with the first one's.
 
     Args:
         counts: int64 [N, 2, S].

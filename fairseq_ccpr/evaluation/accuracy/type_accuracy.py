@@ -31,7 +31,7 @@ class TypeResult:
         return (self.forward + self.backward) / 2
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return all of it as plain data."""
         return asdict(self) | {"mean": self.mean}
 
 
@@ -59,7 +59,7 @@ def evaluate_types(
 
 
 def setting_of(trained_on: Sequence[str] | None, language_pair: str) -> str:
-    """Which of the paper's settings it is to ask a system for a language pair.
+    """Tell which of the paper's settings it is to ask a system for a language pair.
 
     >>> [setting_of(pairs, "de-en") for pairs in ([], ["en-de"], ["fr-en"], ["de-en", "fr-en"], None)]
     ['unsupervised', 'supervised', 'zero-shot', 'multilingual', 'other']

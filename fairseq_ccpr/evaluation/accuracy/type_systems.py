@@ -61,7 +61,7 @@ class TransformerTypes:
 
     @torch.inference_mode()
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
-        """See `TypeSystem`."""
+        """Encode phrases by their example sentences."""
         context, device = self.context, next(self.context.parameters()).device
         source, target = (
             type_means(self._encode, context.tokenizer, types, counts, context.max_positions, device, show)
@@ -84,7 +84,7 @@ class MuseTypes:
         self.fingerprint = self.sentences.fingerprint
 
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
-        """See `TypeSystem`."""
+        """Encode phrases by their example sentences."""
         source, target = ([self._means(types, count) for count in counts] for types in lexicon.sides)
         return {(0, count): (source[c], target[c]) for c, count in enumerate(counts)}
 
@@ -118,7 +118,7 @@ class OrthogonalTypes:
         )
 
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
-        """See `TypeSystem`."""
+        """Encode phrases by their example sentences."""
         parts = [self.system.encode(of_pair, counts, show) for of_pair in self.train]
         found = self.system.encode(lexicon, counts, show)
         for setting, (source, target) in found.items():
@@ -137,7 +137,7 @@ class OrthogonalTypes:
 def load_type_system(
     word: str, layers: Sequence[int] | None, train: Sequence[Lexicon], device: torch.device, bf16: bool
 ) -> TypeSystem:
-    """The system of a word of the command line.
+    """Return the system of a word of the command line.
 
     Args:
         word: `muse`, the directory of a context encoder, the same after `orthogonal:`, or the checkpoint of a phrase encoder.

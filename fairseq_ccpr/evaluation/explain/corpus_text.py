@@ -17,7 +17,7 @@ SENTENCES = 65536  # remembered as text
 
 
 def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], str]) -> tuple[int, int]:
-    """The characters of a sentence that one of its tokens stands for, without the space before it.
+    """Return the characters of a sentence that one of its tokens stands for, without the space before it.
 
     They are what the token adds to the text of those before it, whatever joins subwords and tokens to text. A token that
     adds nothing, as the end of the sentence does, has an empty place.
@@ -56,7 +56,7 @@ class CorpusText:
         self._text_once = lru_cache(SENTENCES)(lambda sentence: to_text(self._tokens(sentence)))
 
     def place(self, entry: int) -> Place:
-        """The sentence that an entry of the datastore stands in, and where."""
+        """Return the sentence that an entry of the datastore stands in, and where."""
         sentence, position = self.provenance[entry].tolist()
         text = self._text_once(sentence)
         return text, *place(self._tokens(sentence), position, text, self.to_text)
@@ -70,7 +70,7 @@ class CorpusText:
 
 
 def why_not_the_corpus(task: Any, datastore: TokenDatastore) -> str | None:
-    """A sentence where the data folder of a task is not what a token datastore was built from; None where it is."""
+    """Explain why the data folder of a task is not what a token datastore was built from; None where it is."""
     subsets = datastore.section.subsets
     missing = [subset for subset in subsets if not has_subset(task, subset)]
     if missing:

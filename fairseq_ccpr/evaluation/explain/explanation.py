@@ -136,7 +136,7 @@ class Texts:
         self.numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """The number of a sentence, a new one where it is new."""
+        """Number a sentence; an equal one has its number already."""
         return self.numbers.setdefault(text, len(self.numbers))
 
 
@@ -252,7 +252,7 @@ class Explainer:
         ]  # fmt: skip
 
     def _most_likely(self, tokens: list[int], probabilities: list[float]) -> list[LikelyToken]:
-        """The likeliest of tokens that may come several times, each time with the token's whole probability."""
+        """Return the likeliest of tokens that may come several times, each time with the token's whole probability."""
         likely = sorted(dict(zip(tokens, probabilities)).items(), key=lambda item: -item[1])
         return [self._likely(token, p) for token, p in likely[:MOST_LIKELY] if p > 0]
 

@@ -16,7 +16,7 @@ ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u202
 
 
 def as_page(explanation: Explanation) -> str:
-    """The page; its script makes elements of the data, and text of whatever is text."""
+    """Return the page; its script makes elements of the data, and text of whatever is text."""
     parts = {
         "/* style */": STYLE.read_text(encoding="utf-8") + _read("explanation.css"),
         "/* script */": _read("explanation_token.js") + _read("explanation.js"),

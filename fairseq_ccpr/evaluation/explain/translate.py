@@ -82,7 +82,7 @@ def explain(cfg: Any, count: int, numbers: list[int] | None, most_neighbours: in
 
 
 def _choose(cfg: Any, task: Any, models: list[Any], count: int, numbers: list[int] | None) -> list[int]:
-    """The sentences asked for, each once."""
+    """Choose the sentences that are explained, each once."""
     subset = cfg.dataset.gen_subset
     dataset = task.dataset(subset)
     longest = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
@@ -113,7 +113,7 @@ def _batches(cfg: Any, task: Any, models: list[Any], numbers: list[int]) -> Iter
 
 
 def _open_corpus(task: Any, ensemble: RetrievalEnsemble, to_text: Any, notes: list[str]) -> CorpusText | None:
-    """The text of the token datastore; where the data folder does not have it, a note."""
+    """Return the text of the token datastore; where the data folder does not have it, a note."""
     if ensemble.tokens is None:
         return None
     datastore = ensemble.tokens.retriever.datastore

@@ -29,12 +29,12 @@ class PhraseCache:
     rows: list[Tensor] = field(default_factory=list)
 
     def add(self, table: PhraseTable, proposals: Proposals, sentences: Tensor, targets: Tensor, first: int) -> None:
-        """A batch of n tokens: their sentences in the table, the reference tokens, int64 [n] each; how many came before."""
+        """Add a batch of n tokens: their sentences in the table, the reference tokens, int64 [n] each; how many came before."""
         self.batches.append((table, proposals, sentences, targets))
         self.rows.append(torch.arange(first, first + len(targets)))
 
     def continuation(self, settings: PhraseSettings) -> tuple[Tensor, Tensor]:
-        """log p_phr of the n reference tokens kept, and the mass Z, fp32 [n] each; both are independent of lambda."""
+        """Compute log p_phr of the n reference tokens kept, and the mass Z, fp32 [n] each; independent of lambda."""
         parts = []
         for table, proposals, sentences, targets in self.batches:
             weights = table.weights(settings.k, settings.temperature, settings.min_similarity)
@@ -55,7 +55,7 @@ class References:
     weight_max: float  # Lambda_max
 
     def at(self, rows: Tensor) -> References:
-        """Some of the tokens."""
+        """Select some of the tokens."""
         return References(self.log_probs[rows], self.retrieved[rows], self.weight[rows], self.weight_max)
 
     def log_likelihood(self, retrieved: Tensor, weight: Tensor) -> float:
@@ -65,7 +65,7 @@ class References:
 
 
 def grid_of(settings: PhraseSettings) -> Iterator[PhraseSettings]:
-    """The points of the grid but for lambda; whatever has no grid is as in `settings`."""
+    """Yield the points of the grid but for lambda; whatever has no grid is as in `settings`."""
     for k, temperature, enter in product(PHRASES, TEMPERATURES, ENTERING):
         yield replace(settings, k=k, temperature=temperature, enter=enter)
 

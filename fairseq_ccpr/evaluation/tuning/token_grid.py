@@ -48,12 +48,12 @@ class TokenCache:
     model: CachedView
 
     def first(self, k: int) -> TokenCache:
-        """The same with the k nearest neighbours only."""
+        """Keep the k nearest neighbours only."""
         neighbours = Neighbours(*(part[:, :k] for part in self.neighbours))
         return replace(self, neighbours=neighbours, model=CachedView(self.model.neighbours[:, :k], self.model.best))
 
     def retrieved(self, temperature: float) -> Tensor:
-        """log p_tok of the reference tokens, fp32 [N]."""
+        """Compute log p_tok of the reference tokens, fp32 [N]."""
         matches = (self.neighbours.values == self.targets.unsqueeze(1)) & (self.neighbours.ids >= 0)
         return target_log_probabilities(self.neighbours.scores, matches, temperature)
 
@@ -92,7 +92,7 @@ def _point(
 
 
 def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
-    """The best points of the grid that differ in lambda, its kind, or in whether they take few neighbours or many.
+    """Pick the best points of the grid that differ in lambda, its kind, or in whether they take few neighbours or many.
 
     On lambda, likelihood and BLEU disagree the most; and few neighbours are faster, if they do as well.
     """

@@ -148,7 +148,7 @@ def _score_tokens(
 def _references(
     cache: TokenCache | None, settings: TokenRetrievalSettings | None, log_probs: Tensor, weight_max: float
 ) -> References:
-    """The reference tokens with the token memory at these settings."""
+    """Describe the reference tokens with the token memory at these settings."""
     if cache is None or settings is None:
         return References(log_probs, torch.full_like(log_probs, float("-inf")), torch.zeros_like(log_probs), weight_max)
     nearest = cache.first(settings.k)
@@ -164,7 +164,7 @@ def _crossed(tokens: list[Any], phrases: list[Any], count: int) -> list[tuple[An
 def _system(
     ensemble: RetrievalEnsemble, token_settings: TokenRetrievalSettings | None, phrase_settings: PhraseSettings | None
 ) -> tuple[str, RetrievalEnsemble]:
-    """The options of these settings, and the ensemble with them."""
+    """Return the options of these settings, and the ensemble with them."""
     tokens, phrases, options = ensemble.tokens, ensemble.phrases, []
     if tokens is not None and token_settings is not None:
         automatic = automatic_token_settings(tokens.retriever.datastore)
