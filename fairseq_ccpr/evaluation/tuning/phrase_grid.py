@@ -29,7 +29,7 @@ class PhraseCache:
     rows: list[Tensor] = field(default_factory=list)
 
     def add(self, table: PhraseTable, proposals: Proposals, sentences: Tensor, targets: Tensor, first: int) -> None:
-        """Add a batch of n tokens: their sentences in the table, the reference tokens, int64 [n] each; how many came before."""
+        """Add n tokens: their sentences in the table and the reference tokens, int64 [n] each; how many came before."""
         self.batches.append((table, proposals, sentences, targets))
         self.rows.append(torch.arange(first, first + len(targets)))
 
