@@ -18,7 +18,7 @@ Matcher = Callable[[SentenceKeys], Answers]  # keys of S sources -> the likelies
 class MiningMethod(Protocol):
     """A way to find the translations of sentences: a frozen dataclass whose fields are its settings.
 
-    A method is a file with such a class and a line in `settings.METHODS`. Miner, trials, tuning and files of settings know
+    A method is a file with such a class and a line in `METHODS`. Miner, trials, tuning and files of settings know
     no more of it than this.
 
     Attributes:

@@ -14,7 +14,7 @@ import torch
 from fairseq_ccpr.cli.command import named
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.accuracy.gold_phrases import GoldPhrases, read_gold
-from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import Scores, score_system
+from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import QueryScores, score_system
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
 from fairseq_ccpr.phrases.samples import sample_occurrences, sample_sentences
@@ -93,7 +93,7 @@ def plain_scores(system: PhraseSystem, benchmark: PhraseBenchmark) -> dict[str, 
     return result
 
 
-def as_lists(scores: Scores) -> dict[str, list[bool]]:
+def as_lists(scores: QueryScores) -> dict[str, list[bool]]:
     same = {f"same {count}": scores.among_same_strings(count).tolist() for count in (0, 1, 3)}
     return {"entry": scores.by_entry().tolist(), "string": scores.by_string().tolist()} | {
         "tied": scores.tied().tolist(),

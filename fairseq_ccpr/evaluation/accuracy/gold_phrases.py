@@ -1,4 +1,4 @@
-"""Gold phrase pairs: phrases and their translations, each in its sentence, that a retriever is to find.
+"""Gold phrase pairs: phrases in their sentences, with the translations that a retriever should find.
 
 A line has seven columns with tabs between them: set, source sentence, target sentence, span of the source phrase (a-b, in
 characters, end exclusive), span of the target phrase, source phrase, target phrase.
@@ -22,7 +22,7 @@ COLUMNS = "set", "source sentence", "target sentence", "source span", "target sp
 
 
 @dataclass(frozen=True)
-class GoldPair:
+class GoldPhrasePair:
     """A phrase and its translation."""
 
     set: str
@@ -46,16 +46,16 @@ class GoldPhrases:
     answers: np.ndarray  # int64 [Q], into `targets`
 
     @classmethod
-    def choose(cls, pairs: list[GoldPair], per_set: int) -> GoldPhrases:
-        """At most `per_set` queries of each set, among the targets of all sets: one pair of each target sentence.
+    def choose(cls, pairs: list[GoldPhrasePair], per_set: int) -> GoldPhrases:
+        """Choose at most `per_set` queries of each set, among the targets of all sets: one pair of each target sentence.
 
         A sentence encoder gives all phrases of a sentence one vector, so it could never tell one gold target of a
         sentence from another. Which pairs are taken does not depend on the order they are in.
         """
-        of_sentence: dict[str, GoldPair] = {}
+        by_sentence: dict[str, GoldPhrasePair] = {}
         for pair in sorted(pairs, key=lambda pair: digest(repr(pair))):
-            of_sentence.setdefault(pair.target[0], pair)
-        kept = list(of_sentence.values())
+            by_sentence.setdefault(pair.target[0], pair)
+        kept = list(by_sentence.values())
         targets, target_rows = as_phrases(pair.target for pair in kept)
         chosen: list[int] = []
         for name in dict.fromkeys(pair.set for pair in pairs):
@@ -64,13 +64,13 @@ class GoldPhrases:
         return cls([kept[number].set for number in chosen], queries, query_rows, targets, target_rows[chosen])
 
     def answer_strings(self) -> list[str]:
-        """Return the string of each query's answer."""
+        """List the string of each query's answer."""
         strings = self.targets.strings()
         return [strings[row] for row in self.answers]
 
 
 def as_phrases(places: Iterable[tuple[str, int, int]]) -> tuple[Phrases, np.ndarray]:
-    """Make phrases of sentences with spans, each once.
+    """Collect phrases out of sentences with spans, each once.
 
     Returns:
         The phrases; int64, the row of each place.
@@ -81,8 +81,8 @@ def as_phrases(places: Iterable[tuple[str, int, int]]) -> tuple[Phrases, np.ndar
     return Phrases(list(numbers), spans), rows.reshape(-1)
 
 
-def read_gold(path: Path, sets: list[str] | None, multi_word: bool) -> list[GoldPair]:
-    """Gold pairs, each once, in the order of the file.
+def read_gold(path: Path, sets: list[str] | None, multi_word: bool) -> list[GoldPhrasePair]:
+    """Read gold pairs, each once, in the order of the file.
 
     Args:
         path: plain, .gz or .xz.
@@ -109,7 +109,7 @@ def read_gold(path: Path, sets: list[str] | None, multi_word: bool) -> list[Gold
     return pairs
 
 
-def _parse(line: str, where: str) -> GoldPair:
+def _parse(line: str, where: str) -> GoldPhrasePair:
     columns = line.split("\t")
     if len(columns) != len(COLUMNS):
         raise ConfigurationError(f"{where}: {len(columns)} columns, and a gold pair has 7: {', '.join(COLUMNS)}")
@@ -126,4 +126,4 @@ def _parse(line: str, where: str) -> GoldPair:
                 "count characters from 0, the end exclusive"
             )
         places.append((sentence, int(start), int(end)))
-    return GoldPair(name, places[0], places[1])
+    return GoldPhrasePair(name, places[0], places[1])

@@ -1,7 +1,7 @@
 """acc@1 of phrase retrieval: how often the nearest entry of an index is the gold translation of a phrase.
 
-The index is never held: what decides about a query are three scores, that of its gold entry, and the best of the other
-entries with the same string and with other strings, and those are kept while the entries go by.
+The index is never in memory. Three scores decide a query: that of its gold entry, and the best of the other entries with
+the same string and with other strings. They are updated as entries stream by.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NONE = float("-inf")
 
 
 @dataclass
-class Scores:
-    """What decides about Q queries, fp32 on the CPU."""
+class QueryScores:
+    """The scores that decide Q queries, fp32 on the CPU."""
 
     gold: Tensor  # [Q], of the right entry
     same: Tensor  # [Q], the best of the other entries with the right string
@@ -34,11 +34,11 @@ class Scores:
     tie: Tensor  # [Q], differences up to this are none
 
     def by_entry(self) -> np.ndarray:
-        """Tell whether the right entry is before all others, bool [Q]; a tie counts against the system."""
+        """Tell whether the right entry ranks first, bool [Q]; a tie counts against the system."""
         return self._above(self.gold, torch.maximum(self.same, self.other))
 
     def by_string(self) -> np.ndarray:
-        """Tell whether an entry with the right string is before all others."""
+        """Tell whether an entry with the right string ranks first."""
         return self._above(torch.maximum(self.gold, self.same), self.other)
 
     def tied(self) -> np.ndarray:
@@ -61,19 +61,19 @@ class Scores:
 @torch.inference_mode()
 def score_system(
     system: PhraseSystem, benchmark: PhraseBenchmark, name: str, quiet: bool, block: int = BLOCK_TEXTS
-) -> Scores:
-    """Ask a system.
+) -> QueryScores:
+    """Score a system on the benchmark.
 
     1. Encode queries and gold targets, which are entries too.
     2. Encode the distractors block by block, and keep the best scores.
     3. Score the other occurrences of each answer's string.
 
     Args:
-        system: what is asked.
-        benchmark: what it is asked.
+        system: gives phrases their vectors.
+        benchmark: queries and index.
         name: of the system, for the progress bar.
         quiet: no progress bar.
-        block: texts encoded at a time, on which memory depends, and nothing else.
+        block: texts encoded at a time; only memory depends on it.
     """
     gold = benchmark.gold
     sizes = [len(part.texts) for part in (gold.queries, gold.targets, benchmark.distractors, benchmark.same_strings)]
@@ -101,11 +101,11 @@ def score_system(
             query, place = ((wanted >= rows.start) & (wanted < rows.stop)).nonzero(as_tuple=True)
             products = queries[query] * vectors[wanted[query, place] - rows.start]
             same_strings[query, place] = products.sum(dim=1).cpu()
-    return Scores(best.gold.cpu(), best.same.cpu(), best.other.cpu(), same_strings, best.tie.cpu())
+    return QueryScores(best.gold.cpu(), best.same.cpu(), best.other.cpu(), same_strings, best.tie.cpu())
 
 
 class _Best:
-    """The scores so far of queries [Q, d] whose answers are among targets [G, d]."""
+    """Running scores of queries [Q, d] whose answers are among targets [G, d]."""
 
     def __init__(self, queries: Tensor, targets: Tensor, gold: GoldPhrases) -> None:
         self.queries, self.device = queries, queries.device
@@ -119,12 +119,12 @@ class _Best:
         self.strings = torch.tensor(codes, device=self.device)
 
     def add(self, vectors: Tensor, strings: Sequence[str], first_target: int | None = None) -> None:
-        """Let entries go by.
+        """Update the scores with further entries.
 
         Args:
             vectors: [K, d].
             strings: of the entries.
-            first_target: the number of the first, where they are targets: an answer does not compete with itself.
+            first_target: the row of the first, where they are targets: an answer does not compete with itself.
         """
         codes = torch.tensor([self.codes.get(string, -1) for string in strings], device=self.device)
         size = max(1, TILE_NUMBERS // len(self.queries))

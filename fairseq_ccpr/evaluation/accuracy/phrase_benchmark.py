@@ -1,4 +1,4 @@
-"""What systems of phrase retrieval are asked: gold phrases among distractors, the same for every system."""
+"""The benchmark of phrase retrieval: gold phrases among distractors, the same for every system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.accuracy.gold_phrases import GoldPair, GoldPhrases, as_phrases, read_gold
+from fairseq_ccpr.evaluation.accuracy.gold_phrases import GoldPhrasePair, GoldPhrases, as_phrases, read_gold
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
@@ -52,7 +52,7 @@ class PhraseBenchmarkSettings:
     )
 
     def check(self) -> Segmentation:
-        """Check the settings, and make a segmentation of them.
+        """Check the settings, and make the segmentation.
 
         Raises:
             ConfigurationError: an option is out of its range, or a file is missing.
@@ -66,7 +66,7 @@ class PhraseBenchmarkSettings:
 
 @dataclass
 class PhraseBenchmark:
-    """What every system is asked."""
+    """Queries, and the index that every system searches."""
 
     gold: GoldPhrases
     distractors: Phrases
@@ -83,10 +83,10 @@ class PhraseBenchmark:
 def make_benchmark(
     settings: PhraseBenchmarkSettings, systems: Sequence[PhraseSystem], segmenter: PhraseEncoder | None, quiet: bool
 ) -> PhraseBenchmark:
-    """Read gold and text, find the phrases.
+    """Read gold pairs and text, and find the phrases.
 
     Args:
-        settings: what is wanted.
+        settings: what to measure.
         systems: those that are to be compared.
         segmenter: finds the phrases where segmentation is learned.
         quiet: no progress bar.
@@ -106,14 +106,14 @@ def make_benchmark(
     find = phrase_finder(segmentation, segmenter)
     found = find_distractors(settings.distractors, settings.distractor_phrases, excluded, find, systems, quiet)
     if settings.whole_sentences:
-        found = _together(find_neighbours(gold, find, systems), found)
+        found = _join(find_sentence_phrases(gold, find, systems), found)
     most = max(settings.same_string, default=0)
     same_strings, rows = find_same_strings(settings.distractors, gold, most, systems)
     return PhraseBenchmark(gold, found, same_strings, rows, len(pairs) - len(usable))
 
 
 def phrase_finder(segmentation: Segmentation, segmenter: PhraseEncoder | None) -> Finder:
-    """Tell how phrases are found in text: by the segmenter's head, or all spans of so many words.
+    """Choose how phrases are found in text: by the segmenter's head, or as all spans of some number of words.
 
     Args:
         segmentation: which spans are phrases.
@@ -138,10 +138,10 @@ def _word_phrases(texts: list[str], fewest: int, most: int) -> np.ndarray:
 def find_distractors(
     paths: list[Path], count: int, excluded: set[str], find: Finder, systems: Sequence[PhraseSystem], quiet: bool
 ) -> Phrases:
-    """Phrases of random sentences, until there are `count`, or no more sentences.
+    """Collect phrases of random sentences, until there are `count`, or no more sentences.
 
-    All phrases of a sentence are taken, as an index has them, the same string of it once, but none that one of the
-    systems cannot encode. Which sentences, does not depend on their order; a smaller count begins a larger one.
+    All phrases of a sentence are taken, as in a datastore, the same string once, but none that one of the systems
+    cannot encode. The choice of sentences does not depend on their order; a larger count continues a smaller one.
 
     Args:
         paths: texts, a sentence a line.
@@ -159,7 +159,7 @@ def find_distractors(
     with tqdm(desc="distractors", total=count, unit="phrase", unit_scale=True, disable=quiet) as bar:
         for start in range(0, len(sentences), BLOCK_TEXTS):
             texts = sentences[start : start + BLOCK_TEXTS]
-            phrases = _without_repeats(Phrases(texts, find(texts)))
+            phrases = _deduplicate(Phrases(texts, find(texts)))
             phrases = phrases.keep(usable_mask(phrases, systems))
             wanted = phrases.spans[: count - len(spans)] + np.array([start, 0, 0], np.int32)
             spans = np.concatenate([spans, wanted])
@@ -174,8 +174,8 @@ def find_distractors(
     return Phrases(sentences[: spans[-1, 0] + 1], spans)
 
 
-def find_neighbours(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSystem]) -> Phrases:
-    """Return the other phrases of the sentences that the answers are in.
+def find_sentence_phrases(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSystem]) -> Phrases:
+    """Find the other phrases of the sentences that the answers are in.
 
     Args:
         gold: those that are among its targets are left out.
@@ -188,11 +188,11 @@ def find_neighbours(gold: GoldPhrases, find: Finder, systems: Sequence[PhraseSys
     spans[:, 0] = numbers[spans[:, 0]]
     targets = set(map(tuple, gold.targets.spans.tolist()))
     others = np.array([tuple(span) not in targets for span in spans.tolist()], bool)
-    found = _without_repeats(Phrases(texts, spans[others]))
+    found = _deduplicate(Phrases(texts, spans[others]))
     return found.keep(usable_mask(found, systems))
 
 
-def _together(one: Phrases, two: Phrases) -> Phrases:
+def _join(one: Phrases, two: Phrases) -> Phrases:
     return Phrases(
         [*one.texts, *two.texts], np.concatenate([one.spans, two.spans + np.array([len(one.texts), 0, 0], np.int32)])
     )
@@ -201,7 +201,7 @@ def _together(one: Phrases, two: Phrases) -> Phrases:
 def find_same_strings(
     paths: list[Path], gold: GoldPhrases, size: int, systems: Sequence[PhraseSystem]
 ) -> tuple[Phrases, np.ndarray]:
-    """For each query at most `size` phrases that have the string of its answer, each in another sentence.
+    """Find for each query at most `size` phrases with the string of its answer, each in another sentence.
 
     Args:
         paths: texts, a sentence a line.
@@ -221,20 +221,20 @@ def find_same_strings(
     usable = usable_mask(phrases, systems)
     new_rows = np.where(usable, usable.cumsum() - 1, -1)[rows]
     ends = np.cumsum([len(places) for places in occurrences.values()])
-    of_string = dict(zip(occurrences, np.split(new_rows, ends[:-1])))
+    by_string = dict(zip(occurrences, np.split(new_rows, ends[:-1])))
     for query, string in enumerate(strings):
-        found = of_string[string][of_string[string] >= 0]
+        found = by_string[string][by_string[string] >= 0]
         rows_of[query, : len(found)] = found
     return phrases.keep(usable), rows_of
 
 
 def usable_mask(phrases: Phrases, systems: Sequence[PhraseSystem]) -> np.ndarray:
-    """Tell which phrases every system can encode, bool [K]."""
+    """Mark the phrases that every system can encode, bool [K]."""
     return np.logical_and.reduce([np.ones(len(phrases.spans), bool), *(system.usable(phrases) for system in systems)])
 
 
-def _usable_pairs(pairs: list[GoldPair], systems: Sequence[PhraseSystem]) -> list[GoldPair]:
-    """Return those of which every system can encode both phrases."""
+def _usable_pairs(pairs: list[GoldPhrasePair], systems: Sequence[PhraseSystem]) -> list[GoldPhrasePair]:
+    """Keep the pairs of which every system can encode both phrases."""
     usable = np.ones(len(pairs), bool)
     for places in ((pair.source for pair in pairs), (pair.target for pair in pairs)):
         phrases, rows = as_phrases(places)
@@ -242,7 +242,7 @@ def _usable_pairs(pairs: list[GoldPair], systems: Sequence[PhraseSystem]) -> lis
     return [pairs[number] for number in usable.nonzero()[0]]
 
 
-def _without_repeats(phrases: Phrases) -> Phrases:
+def _deduplicate(phrases: Phrases) -> Phrases:
     """Keep the first of equal strings in a sentence."""
     places: dict[tuple[int, str], int] = {}
     for row, (text, string) in enumerate(zip(phrases.spans[:, 0].tolist(), phrases.strings())):

@@ -1,4 +1,4 @@
-"""acc@1 of several systems side by side: by set, on average, and whether a difference may be chance."""
+"""acc@1 of several systems side by side: by set, on average, with intervals and p-values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import Scores
+from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import QueryScores
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark
 from fairseq_ccpr.evaluation.translation.significance import INTERVAL, p_value, resample
 
 
 @dataclass
 class PhraseReport:
-    """What came of an evaluation; all in per cent but p."""
+    """Results of an evaluation; all in per cent but p."""
 
     queries: dict[str, int]  # by set
     entries: int  # of the index: gold targets and distractors
@@ -24,11 +24,13 @@ class PhraseReport:
     same_string: list[dict[str, Any]] = field(default_factory=list)  # count, mean found, acc@1 by system
 
 
-def report(benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: list[int], samples: int) -> PhraseReport:
-    """Sum up what systems scored; the average is that of the sets, each of the same weight.
+def report(
+    benchmark: PhraseBenchmark, scores: dict[str, QueryScores], same_string: list[int], samples: int
+) -> PhraseReport:
+    """Summarise the scores of systems; the average gives each set the same weight.
 
     Args:
-        benchmark: what they were asked.
+        benchmark: queries and index.
         scores: by system, the first being the baseline.
         same_string: numbers of other occurrences of the answer's string.
         samples: of the bootstrap.
@@ -41,18 +43,20 @@ def report(benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: l
     resampled = resample(entry, np.ones(entry.shape, int), list(rows.values()), samples)
     low, high = np.percentile(resampled, INTERVAL, axis=0)
     done = PhraseReport(
-        {name: len(of_set) for name, of_set in rows.items()},
+        {name: len(columns) for name, columns in rows.items()},
         benchmark.entries,
         len(benchmark.gold.targets.spans),
         benchmark.left_out,
     )
     for number, name in enumerate(scores):
         by_set = {
-            label: {"entry": _percent(entry[number, of_set]), "string": _percent(string[number, of_set])}
-            for label, of_set in rows.items()
+            label: {"entry": _percent(entry[number, columns]), "string": _percent(string[number, columns])}
+            for label, columns in rows.items()
         }
-        average = {kind: round(_mean(of_set[kind] for of_set in by_set.values()), 2) for kind in ("entry", "string")}
-        tied_average = round(_mean(_percent(tied[number, of_set]) for of_set in rows.values()), 2)
+        average = {
+            kind: round(_mean(accuracy[kind] for accuracy in by_set.values()), 2) for kind in ("entry", "string")
+        }
+        tied_average = round(_mean(_percent(tied[number, columns]) for columns in rows.values()), 2)
         interval = [round(100 * float(limit[number]), 2) for limit in (low, high)]
         p = round(p_value(resampled, number), 4) if number else None
         done.systems.append(
@@ -61,7 +65,7 @@ def report(benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: l
     for count in same_string:
         found = (benchmark.same_string_rows[:, :count] >= 0).sum(axis=1)
         accuracy = {
-            name: round(_mean(_percent(system.among_same_strings(count)[of_set]) for of_set in rows.values()), 2)
+            name: round(_mean(_percent(system.among_same_strings(count)[columns]) for columns in rows.values()), 2)
             for name, system in scores.items()
         }
         done.same_string.append({"count": count, "mean found": round(float(found.mean()), 2), "entry": accuracy})
@@ -69,7 +73,7 @@ def report(benchmark: PhraseBenchmark, scores: dict[str, Scores], same_string: l
 
 
 def accuracy_table(done: PhraseReport) -> list[list[Any]]:
-    """Rows of a table: for each set the number of queries and each system's acc@1 by entry / by string; what is average."""
+    """Tabulate for each set, and on average, the number of queries and each system's acc@1 by entry / by string."""
     systems = done.systems
     table: list[list[Any]] = [["set", "queries", *(system["system"] for system in systems)]]
     for name, count in done.queries.items():
@@ -82,7 +86,7 @@ def accuracy_table(done: PhraseReport) -> list[list[Any]]:
 
 
 def same_string_table(done: PhraseReport) -> list[list[Any]]:
-    """Rows of a table: number of other occurrences asked for, found on average, and each system's acc@1 by entry."""
+    """Tabulate acc@1 by entry by the number of other occurrences: wanted, and found on average."""
     table: list[list[Any]] = [["same string", "found", *(system["system"] for system in done.systems)]]
     for row in done.same_string:
         table.append([row["count"], f"{row['mean found']:.1f}", *(f"{value:.1f}" for value in row["entry"].values())])

@@ -1,4 +1,4 @@
-"""Systems that give phrases in their sentences a vector, and the phrases they are given."""
+"""Systems that encode phrases in their sentences, and the phrases they encode."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Phrases:
     spans: np.ndarray  # int32 [K, 3]: text, start, end in characters; by text
 
     def strings(self) -> list[str]:
-        """Return the phrases themselves."""
+        """List the phrases as strings."""
         return [self.texts[text][start:end] for text, start, end in self.spans.tolist()]
 
     def keep(self, wanted: np.ndarray) -> Phrases:
-        """Return those phrases of which `wanted`, bool [K], is true; texts without any stay."""
+        """Keep the phrases of which `wanted`, bool [K], is true, and all texts."""
         return Phrases(self.texts, self.spans[wanted])
 
     def blocks(self, size: int = BLOCK_TEXTS) -> Iterator[tuple[slice, Phrases]]:
-        """Parts of `size` texts, with the rows that are theirs; a text's phrases are never parted."""
+        """Split into blocks of `size` texts, each with the rows of its phrases."""
         for start in range(0, len(self.texts), size):
             texts = self.texts[start : start + size]
             first, end = np.searchsorted(self.spans[:, 0], [start, start + len(texts)]).tolist()
@@ -44,15 +44,15 @@ class Phrases:
 
 
 class PhraseSystem(Protocol):
-    """What is compared: a vector for each phrase, whose inner products say how near two phrases are."""
+    """An encoder of phrases in their sentences, compared by inner product."""
 
     fingerprint: str  # of all that decides the vectors
 
     def usable(self, phrases: Phrases) -> np.ndarray:
-        """Tell which of the phrases it can give a vector, bool [K]."""
+        """Mark the phrases that it can encode, bool [K]."""
 
     def encode(self, phrases: Phrases) -> Tensor:
-        """Vectors fp32 [K, d], in the order of the phrases, all of which are usable."""
+        """Encode phrases, all of them usable, to fp32 [K, d]."""
 
 
 class SubwordSystem:
@@ -72,7 +72,7 @@ class SubwordSystem:
         self.context, self.to_states, self.to_vectors, self.fingerprint = context, to_states, to_vectors, digest
 
     def usable(self, phrases: Phrases) -> np.ndarray:
-        """Accept texts it can take, and phrases whose borders no subword crosses."""
+        """Mark the phrases whose borders no subword crosses, in texts that are not too long."""
         subwords = self._split(phrases)
         limit = self.context.max_positions + 2
         return np.array(
@@ -85,7 +85,7 @@ class SubwordSystem:
 
     @torch.inference_mode()
     def encode(self, phrases: Phrases) -> Tensor:
-        """Encode phrases in their sentences."""
+        """Encode in batches of like length, each text once."""
         subwords = self._split(phrases)
         bounds = torch.tensor(
             [subword_bounds(subwords[text], start, end) for text, start, end in phrases.spans.tolist()]
@@ -122,18 +122,18 @@ class SentenceSystem:
         self.encode_sentences, self.fingerprint, self.device = encode_sentences, digest, device
 
     def usable(self, phrases: Phrases) -> np.ndarray:
-        """Accept all phrases."""
+        """Mark all phrases."""
         return np.ones(len(phrases.spans), bool)
 
     def encode(self, phrases: Phrases) -> Tensor:
-        """Encode phrases in their sentences."""
+        """Give each phrase the vector of its sentence."""
         numbers, rows = np.unique(phrases.spans[:, 0], return_inverse=True)
         vectors = np.asarray(self.encode_sentences([phrases.texts[number] for number in numbers]), np.float32)
         return torch.from_numpy(vectors)[torch.from_numpy(rows)].to(self.device)
 
 
 def raw_vectors(states: Tensor, spans: Tensor) -> Tensor:
-    """[H_s ; H_e] as the encoder has them, of length 1: what CCPR's alignment head starts from.
+    """Concatenate the encoder's states [H_s ; H_e], normalised: the input of CCPR's alignment head.
 
     Args:
         states: [S, L, H].
@@ -148,7 +148,7 @@ def raw_vectors(states: Tensor, spans: Tensor) -> Tensor:
 
 
 def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSystem:
-    """Return the system of a word of the command line.
+    """Load a system by its word on the command line.
 
     Args:
         word: `muse`, the directory of a context encoder, or the checkpoint of a phrase encoder.
@@ -175,6 +175,6 @@ def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSy
 
 
 def load_muse(device: torch.device) -> SentenceSystem:
-    """Google's multilingual universal sentence encoder, version 3."""
+    """Load Google's multilingual universal sentence encoder, version 3."""
     muse = MuseEncoder()
     return SentenceSystem(muse.encode, muse.fingerprint, device)

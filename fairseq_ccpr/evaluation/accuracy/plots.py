@@ -1,4 +1,4 @@
-"""Pictures of retrieval accuracy: figures of the CLKNN, XPR and RFR papers, drawn of any datastore, encoder or text."""
+"""Pictures of retrieval accuracy: figures of the CLKNN, XPR and RFR papers, for any datastore, encoder or text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SENTENCES, LAYER = "sentences", "layer"  # fields of a `TypeResult`
 
 
 def draw_precision(curves: Mapping[str, Sequence[float]], path: Path, title: str, measure: str) -> None:
-    """Lines over k = 1, 2, ... of each system's retrieval accuracy: figure 3 of the CLKNN paper."""
+    """Draw lines over k = 1, 2, ... of each system's retrieval accuracy: figure 3 of the CLKNN paper."""
     with lines(path) as axes:
         for number, (name, values) in enumerate(curves.items()):
             axes.plot(range(1, len(values) + 1), values, label=name, color=COLOURS(number))
@@ -27,7 +27,7 @@ def draw_precision(curves: Mapping[str, Sequence[float]], path: Path, title: str
 
 
 def draw_clusters(panels: list[tuple[str, np.ndarray, list[str]]], columns: int, path: Path) -> None:
-    """Points in the plane, coloured by token: figure 2 of the CLKNN paper.
+    """Draw points in the plane, coloured by token: figure 2 of the CLKNN paper.
 
     Args:
         panels: title, coordinates [n, 2] and the token of each point, row by row.
@@ -46,7 +46,7 @@ def draw_clusters(panels: list[tuple[str, np.ndarray, list[str]]], columns: int,
 
 
 def draw_types(results: Sequence[TypeResult], path: Path) -> None:
-    """acc@1 of both directions by number of example sentences, and by layer: figure 2 and table 4 of the XPR paper.
+    """Draw acc@1 of both directions by number of example sentences, and by layer: figure 2 and table 4 of the XPR paper.
 
     A line is a system on a set of data; by sentences each has the layer, by layers the number of sentences, that is best.
     Of these two only those are drawn in which some system varies.
@@ -84,7 +84,7 @@ def draw_types(results: Sequence[TypeResult], path: Path) -> None:
 
 
 def draw_f1(curves: Mapping[str, Mapping[float, float]], path: Path, title: str) -> None:
-    """F1 by the share of sentences that pair with none, a line a system: figure 2 of the RFR paper."""
+    """Draw F1 by the share of sentences without a partner, a line a system: figure 2 of the RFR paper."""
     with lines(path) as axes:
         for number, (name, points) in enumerate(curves.items()):
             shares = [100 * share for share in points]

@@ -1,4 +1,4 @@
-"""How often a datastore's keys find the right token: by k, by kind of key, and by how frequent the token is."""
+"""Accuracy of a token datastore's keys: precision and any-hit by k, by kind of key and by frequency of the token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Keys:
 
 @dataclass
 class Accuracy:
-    """What came of an evaluation."""
+    """Results of an evaluation."""
 
     # band -> system -> precision@1..k and any-hit@1..k, in per cent
     precision: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Accuracy:
 
 
 def token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]:
-    """Return the tokens of each band of frequency, and those that are no punctuation.
+    """Sort tokens into bands of frequency, and one of all but punctuation.
 
     Args:
         values: int [N], the tokens of a datastore.
@@ -65,7 +65,7 @@ def token_bands(values: np.ndarray, symbols: list[str]) -> dict[str, np.ndarray]
 
 
 def key_sets(raw: TokenDatastore, projected: dict[str, TokenDatastore]) -> dict[str, Keys]:
-    """Raw keys, raw keys after PCA to the width of each projected kind, and those kinds.
+    """Collect raw keys, raw keys after PCA to the width of each projected kind, and those kinds.
 
     Raises:
         DatastoreError: datastores that do not belong together.
@@ -112,7 +112,7 @@ def evaluate_retrieval(
     seed: int,
     quiet: bool,
 ) -> Accuracy:
-    """Precision@1..k and any-hit@1..k of each kind of key, for up to `count` random queries in each band.
+    """Measure precision@1..k and any-hit@1..k of each kind of key, for up to `count` random queries in each band.
 
     Args:
         sets: of `key_sets`.
@@ -123,11 +123,11 @@ def evaluate_retrieval(
         ConfigurationError: the queries are those of another model or layer, or none has a token of any band.
     """
     source = queries or raw
-    of_source, of_raw = (
+    source_layer, raw_layer = (
         (store.section.fingerprints["model"], store.section.key_layer, store.section.projection)
         for store in (source, raw)
     )
-    if of_source != of_raw:
+    if source_layer != raw_layer:
         raise ConfigurationError(
             f"{source.directory} does not hold raw keys of the same model and layer: build it like {raw.directory}"
         )
@@ -163,7 +163,7 @@ def evaluate_retrieval(
 
 
 def cluster_points(sets: dict[str, Keys], raw: TokenDatastore, seed: int) -> list[tuple[str, np.ndarray, list[str]]]:
-    """Random entries of random tokens of each band, brought into the plane by t-SNE, for each kind of key.
+    """Project random entries of random tokens of each band into the plane by t-SNE, for each kind of key.
 
     Returns:
         For `draw_clusters`: title, coordinates [n, 2], and the token of each point.
@@ -186,7 +186,7 @@ def cluster_points(sets: dict[str, Keys], raw: TokenDatastore, seed: int) -> lis
 
 
 def as_table(accuracy: Accuracy, ks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> list[list[Any]]:
-    """Rows of a table: band, number of queries, system, and precision@k / any-hit@k for each k."""
+    """Tabulate band, number of queries, kind of key, and precision@k / any-hit@k for each k."""
     longest = max(len(values) for systems in accuracy.precision.values() for values in systems.values())
     ks = tuple(k for k in ks if k <= longest)
     table: list[list[Any]] = [["band", "queries", "keys", *(f"k = {k}" for k in ks)]]

@@ -1,4 +1,4 @@
-"""What retrieval brings back for a text with references: how much of it is right, how much of the references it covers."""
+"""Precision and coverage of retrieved phrases, measured against reference translations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_WORDS = 7  # of a phrase that is looked for in a whole datastore
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference translation, as retrieved strings are compared with it."""
+    """A reference translation, prepared for comparison with retrieved strings."""
 
     text: str
     words: list[tuple[int, int]]  # those with a letter or a digit, in characters
@@ -32,14 +32,14 @@ class Reference:
 
 @dataclass
 class Counts:
-    """What was retrieved for S sentences, by the first strings of each query phrase: T numbers of them."""
+    """Counts for S sentences, by the number of strings taken of each query phrase, of which there are T."""
 
     own: np.ndarray  # int64 [T, M, 2, S]: for each of MEASURES what counts and out of how many
     chance: np.ndarray  # the same against the reference of another sentence
 
 
 def read_text(source: Path, target: Path) -> tuple[list[tuple[str, str]], int]:
-    """Read sentences with their references; count the lines that were skipped because one side is empty.
+    """Read sentences with their references, and count the lines skipped because one side is empty.
 
     Raises:
         ConfigurationError: files of different lengths, or fewer than two pairs.
@@ -54,7 +54,7 @@ def read_text(source: Path, target: Path) -> tuple[list[tuple[str, str]], int]:
 
 
 def make_references(finder: PhraseFinder, texts: Sequence[str], quiet: bool) -> tuple[list[Reference], int]:
-    """Reference translations with their phrases, and how many are too long for the encoder to find any.
+    """Find the phrases of reference translations, and count those too long for the encoder.
 
     Raises:
         ConfigurationError: no phrase is found in any of them.
@@ -84,7 +84,7 @@ def count_retrieved(
     quiet: bool,
     batch: int = BATCH,
 ) -> Counts:
-    """Retrieve for sentences, and count what is in their references, and in those of others half of the text away.
+    """Retrieve for sentences, and count what is in their references, and by chance in those half of the text away.
 
     Args:
         retriever: over the datastore that is to be judged.
@@ -110,9 +110,9 @@ def count_retrieved(
 
 
 def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.ndarray:
-    """Return the same counts for all strings of a datastore that are in a reference: the most that retrieval could find.
+    """Count likewise all strings of a datastore that are in a reference: the most that retrieval could find.
 
-    Of a reference the runs of up to MOST_WORDS words are looked for; in memory are those of all references.
+    Runs of up to MOST_WORDS words of each reference are looked up; those of all references are held in memory.
 
     Returns:
         int64 [M, 2, S].
@@ -125,12 +125,12 @@ def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.nd
 
 
 def distinct_strings(queries: Sequence[QueryPhrase], top: int) -> set[str]:
-    """Return the first `top` strings of each query phrase together, without those of punctuation alone."""
+    """Collect the first `top` strings of each query phrase, without those of punctuation alone."""
     return {found.string for query in queries for found in query.retrieved[:top] if has_letters(found.string)}
 
 
 def measure(reference: Reference, strings: Collection[str]) -> list[tuple[int, int]]:
-    """For each of MEASURES, what counts and out of how many.
+    """Count for each of MEASURES: hits, and out of how many.
 
     1. Retrieved strings that are in the reference as whole words, of all of them.
     2. Words of the reference inside such a string, of all its words; 3. inside one of several words.
@@ -152,7 +152,7 @@ def measure(reference: Reference, strings: Collection[str]) -> list[tuple[int, i
 
 
 def lettered_words(text: str) -> list[tuple[int, int]]:
-    """Return the words of a text that have a letter or a digit, in characters."""
+    """Locate the words of a text that have a letter or a digit, in characters."""
     return [span for span in word_spans(text) if has_letters(text[slice(*span)])]
 
 

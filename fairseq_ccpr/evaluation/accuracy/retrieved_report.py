@@ -1,4 +1,4 @@
-"""What several phrase datastores bring back, side by side, and whether a difference may be chance."""
+"""Retrieval from several phrase datastores side by side, with intervals and p-values of the differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_ccpr.evaluation.translation.significance import INTERVAL, p_value, 
 
 @dataclass
 class StoreResult:
-    """A datastore, and what it brought back."""
+    """A datastore, and the counts of what was retrieved from it."""
 
     entries: int
     bytes_per_entry: dict[str, float]  # by part
@@ -27,7 +27,7 @@ class StoreResult:
 
 @dataclass
 class RetrievedReport:
-    """What came of an evaluation; shares and differences in per cent."""
+    """Results of an evaluation; shares and differences in per cent."""
 
     sentences: int
     skipped: int  # lines with an empty side
@@ -40,7 +40,7 @@ class RetrievedReport:
 def report(
     results: dict[str, StoreResult], tops: Sequence[int], skipped: int, references_too_long: int, samples: int
 ) -> RetrievedReport:
-    """Sum up what datastores brought back.
+    """Summarise what was retrieved from each datastore.
 
     Args:
         results: by datastore, the first being the baseline.
@@ -80,7 +80,7 @@ def report(
 
 
 def _compare(counts: np.ndarray, samples: int) -> list[dict[str, Any]]:
-    """Compare each store's fraction by a measure with the first one's.
+    """Compute each store's share of a measure, and its difference to that of the first.
 
     Args:
         counts: int64 [N, 2, S].
@@ -103,7 +103,7 @@ def _compare(counts: np.ndarray, samples: int) -> list[dict[str, Any]]:
 
 
 def _share(counts: np.ndarray) -> np.ndarray:
-    """[..., 2, S] -> [...]; 0 out of 0 is 0."""
+    """Divide hits by totals over all sentences, [..., 2, S] -> [...]; 0 out of 0 is 0."""
     totals = counts.sum(axis=-1)
     return totals[..., 0] / totals[..., 1].clip(1)
 
@@ -113,7 +113,7 @@ def _percent(share: float) -> float:
 
 
 def retrieved_table(done: RetrievedReport) -> list[list[Any]]:
-    """Rows of a table with a column a datastore."""
+    """Tabulate the results, a column a datastore."""
     stores = done.stores
 
     def row(label: str, cell: Callable[[dict[str, Any]], Any]) -> list[Any]:

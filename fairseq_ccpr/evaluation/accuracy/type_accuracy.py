@@ -1,4 +1,4 @@
-"""acc@1 of phrases without a context of their own: how often the nearest phrase of the other language translates one."""
+"""acc@1 of phrase types: how often the nearest phrase of the other language is a translation."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class TypeResult:
 
     @property
     def mean(self) -> float:
-        """Of both directions."""
+        """Average both directions."""
         return (self.forward + self.backward) / 2
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Convert to a dictionary, with the mean."""
         return asdict(self) | {"mean": self.mean}
 
 
 def evaluate_types(
     systems: Mapping[str, TypeSystem], data: Mapping[str, Lexicon], counts: Sequence[int], show: bool
 ) -> list[TypeResult]:
-    """Ask each system for the phrases of each lexicon.
+    """Measure each system on each lexicon.
 
     Args:
         systems: by name.
@@ -59,7 +59,7 @@ def evaluate_types(
 
 
 def setting_of(trained_on: Sequence[str] | None, language_pair: str) -> str:
-    """Tell which of the paper's settings it is to ask a system for a language pair.
+    """Name the paper's setting in which a system is tested on a language pair.
 
     >>> [setting_of(pairs, "de-en") for pairs in ([], ["en-de"], ["fr-en"], ["de-en", "fr-en"], None)]
     ['unsupervised', 'supervised', 'zero-shot', 'multilingual', 'other']
@@ -74,7 +74,7 @@ def setting_of(trained_on: Sequence[str] | None, language_pair: str) -> str:
 
 
 def accuracy_rows(results: Sequence[TypeResult]) -> list[list[Any]]:
-    """Rows of a table, the first being its head."""
+    """Tabulate the results, the header first."""
     table: list[list[Any]] = [["data", "system", "setting", "layer", "sentences", "→", "←", "mean"]]
     for one in results:
         cells = [one.data, one.system, one.training, one.layer or "", one.sentences]

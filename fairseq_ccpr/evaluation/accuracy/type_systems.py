@@ -1,4 +1,4 @@
-"""Systems that give the phrases of a lexicon a vector each, from any number of example sentences."""
+"""Systems that encode the phrase types of a lexicon, each from any number of example sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Both = tuple[Tensor, Tensor]  # of source and target phrases, fp32 [n, d], of le
 
 
 class TypeSystem(Protocol):
-    """What is compared.
+    """An encoder of phrase types.
 
     Attributes:
         fingerprint: of all that decides the vectors.
@@ -37,7 +37,7 @@ class TypeSystem(Protocol):
     trained_on: Sequence[str] | None
 
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
-        """Vectors of all phrases, for each layer and number of sentences; 0 is the phrase alone."""
+        """Encode all phrases, for each layer and number of sentences; 0 is the phrase alone."""
 
 
 class TransformerTypes:
@@ -61,7 +61,7 @@ class TransformerTypes:
 
     @torch.inference_mode()
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
-        """Encode phrases by their example sentences."""
+        """Average the vectors of each phrase over its sentences."""
         context, device = self.context, next(self.context.parameters()).device
         source, target = (
             type_means(self._encode, context.tokenizer, types, counts, context.max_positions, device, show)
@@ -84,7 +84,7 @@ class MuseTypes:
         self.fingerprint = self.sentences.fingerprint
 
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
-        """Encode phrases by their example sentences."""
+        """Encode the phrase alone, or average its example sentences."""
         source, target = ([self._means(types, count) for count in counts] for types in lexicon.sides)
         return {(0, count): (source[c], target[c]) for c, count in enumerate(counts)}
 
@@ -92,9 +92,9 @@ class MuseTypes:
         texts, owners = [], []
         for number in range(len(types)):
             places = range(min(count, int(types.counts[number])))
-            of_phrase = [types.example(number, place)[0] for place in places] or [types.phrases[number]]
-            texts += of_phrase
-            owners += [number] * len(of_phrase)
+            phrase_texts = [types.example(number, place)[0] for place in places] or [types.phrases[number]]
+            texts += phrase_texts
+            owners += [number] * len(phrase_texts)
         blocks = (texts[start : start + BLOCK_TEXTS] for start in range(0, len(texts), BLOCK_TEXTS))
         encoded = [np.asarray(self.sentences.encode_sentences(block), np.float32) for block in blocks]
         vectors = torch.from_numpy(np.concatenate(encoded))
@@ -103,7 +103,7 @@ class MuseTypes:
 
 
 class OrthogonalTypes:
-    """Another system, its source vectors turned towards the target ones of training pairs: W = U V^T of X^T Y = U S V^T.
+    """Another system, its source vectors rotated towards the targets of training pairs: W = U V^T of X^T Y = U S V^T.
 
     Args:
         system: the other one.
@@ -118,15 +118,15 @@ class OrthogonalTypes:
         )
 
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
-        """Encode phrases by their example sentences."""
-        parts = [self.system.encode(of_pair, counts, show) for of_pair in self.train]
+        """Encode with the other system, and rotate the source vectors."""
+        parts = [self.system.encode(pair_lexicon, counts, show) for pair_lexicon in self.train]
         found = self.system.encode(lexicon, counts, show)
         for setting, (source, target) in found.items():
             covariance = source.new_zeros(source.size(1), source.size(1))
-            for of_pair, vectors in zip(self.train, parts):
+            for pair_lexicon, vectors in zip(self.train, parts):
                 one, two = (
                     side[rows]
-                    for side, rows in zip(vectors[setting], torch.from_numpy(of_pair.pairs.T.astype(np.int64)))
+                    for side, rows in zip(vectors[setting], torch.from_numpy(pair_lexicon.pairs.T.astype(np.int64)))
                 )
                 covariance += one.T @ two
             left, _, right = torch.linalg.svd(covariance)
@@ -137,7 +137,7 @@ class OrthogonalTypes:
 def load_type_system(
     word: str, layers: Sequence[int] | None, train: Sequence[Lexicon], device: torch.device, bf16: bool
 ) -> TypeSystem:
-    """Return the system of a word of the command line.
+    """Load a system by its word on the command line.
 
     Args:
         word: `muse`, the directory of a context encoder, the same after `orthogonal:`, or the checkpoint of a phrase encoder.
@@ -180,7 +180,7 @@ def _means_of_layers(context: ContextEncoder, layers: Sequence[int]) -> Encode:
 
 
 def _raw_types(context: ContextEncoder, layers: Sequence[int]) -> TransformerTypes:
-    """Averaged states of a pretrained encoder: XPR before any training."""
+    """Average the states of a pretrained encoder: XPR before any training."""
     encode = _means_of_layers(context, layers)
     return TransformerTypes(
         context, layers, encode, lambda _, means: normalize(means, dim=1), context.fingerprint(), []
@@ -188,7 +188,7 @@ def _raw_types(context: ContextEncoder, layers: Sequence[int]) -> TransformerTyp
 
 
 def _xpr_types(encoder: XprEncoder, layers: Sequence[int] | None) -> TransformerTypes:
-    """XPR: the head belongs to the layer it was trained on, and states of other layers are averaged without one."""
+    """Encode by XPR; its head belongs to the layer it was trained on, and other layers are averaged without one."""
     layers = layers or [encoder.layer]
 
     def finish(layer: int, means: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def _xpr_types(encoder: XprEncoder, layers: Sequence[int] | None) -> Transformer
 
 
 def _context_types(encoder: SpanEncoder) -> TransformerTypes:
-    """CCPR: its vectors of the phrase in each sentence, averaged."""
+    """Average CCPR's vectors of the phrase in each sentence."""
 
     def encode(tokens: Tensor, spans: Tensor) -> Tensor:
         return encoder.vectors(encoder.states(tokens), spans).unsqueeze(0)
