@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,10 +52,9 @@ class PhraseMemory:
 
         A remote index searches meanwhile; a local one works when it is waited for, while a GPU encodes.
         """
-        if self.candidates.retriever.index.remote:
-            answer = self.candidates.start(sources, self.settings.k)
-            return lambda: self._batch(answer, sources.size(1))
-        return lambda: self._batch(lambda: self.candidates.start(sources, self.settings.k)(), sources.size(1))
+        begin = partial(self.candidates.start, sources, self.settings.k)
+        wait = begin() if self.candidates.retriever.index.remote else lambda: begin()()
+        return lambda: self._batch(wait, sources.size(1))
 
     @phase(FINDING, whole=True)
     def _batch(self, answer: Callable[[], list[SentencePhrases]], source_length: int) -> PhraseBatch:
