@@ -48,7 +48,7 @@ class Options:
         within="[1, inf)", needs="at least 1", metavar="H",
     )  # fmt: skip
     speeds: list[str] = option(
-        [], "of host, device or disk, in the place of measured ones", nargs="+", metavar="PLACE=GB/S"
+        [], "of host, device or disk, in place of measured ones", nargs="+", metavar="PLACE=GB/S"
     )
     index: list[str] = option([], "to plan for beside the usual: FACTORY or disk:FACTORY", nargs="+", metavar="FACTORY")
 

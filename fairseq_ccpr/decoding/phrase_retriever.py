@@ -230,7 +230,7 @@ def find_encoder(datastore: PhraseDatastore, given: Path | str | None, option: s
     """Find the checkpoint of the phrase encoder: the one given, or the one that the datastore was built with.
 
     Raises:
-        ConfigurationError: none is given, and the datastore's is no longer where it was.
+        ConfigurationError: no checkpoint is given, and the datastore's is no longer where it was.
     """
     path = Path(given or datastore.section.encoder)
     if given is None and not path.is_file():

@@ -66,7 +66,7 @@ class DomainConfig:
     data_bin: Optional[str] = None  # of fairseq-preprocess
     text: Optional[TextConfig] = None  # or what to make one from
     monolingual: list[str] = field(default_factory=list)  # text of the target language, for phrases
-    references: list[str] = field(default_factory=list)  # of the test set, in the place of those in data_bin
+    references: list[str] = field(default_factory=list)  # of the test set, in place of those in data_bin
     published_bleu: Optional[float] = None  # of the base model
     published_in: str = ""
     tolerance: float = 0.5
@@ -87,8 +87,8 @@ class PhrasesConfig:
 
     options: str = ""  # of build_datastore.py phrases
     share: float = 1.0  # of the sentences
-    texts: list[str] = field(default_factory=list)  # in the place of the domain's monolingual text
-    encoder: Optional[str] = None  # in the place of the experiment's
+    texts: list[str] = field(default_factory=list)  # in place of the domain's monolingual text
+    encoder: Optional[str] = None  # in place of the experiment's
 
 
 @dataclass
@@ -99,10 +99,8 @@ class SystemConfig:
     phrases: Optional[PhrasesConfig] = None
     options: str = ""  # of fairseq-generate, for this system alone
     tune: bool = True
-    tune_on: Any = (
-        None  # the domain whose valid set chooses the settings, in the place of each one's own; or one for each
-    )
-    stores_from: Optional[str] = None  # the domain whose datastores are used, in the place of each one's own
+    tune_on: Any = None  # the domain whose valid set chooses the settings, in place of each one's own; or one for each
+    stores_from: Optional[str] = None  # the domain whose datastores are used, in place of each one's own
     against: Optional[str] = None  # a system to compare with, beside the base model
     domains: Optional[list[str]] = None  # all, if not given
 

@@ -87,7 +87,7 @@ class PhraseFinder:
     Args:
         encoder: a trained one, on the device that is to work.
         segmentation: what counts as a phrase.
-        pooled: for means of subwords before XPR's head, fp32 [P, H], in the place of vectors.
+        pooled: for means of subwords before XPR's head, fp32 [P, H], in place of vectors.
 
     Raises:
         ConfigurationError: the encoder cannot tell phrases, which it should, or a lexicon that has none.

@@ -97,5 +97,5 @@ class TokenAdapter(BaseFairseqModel):
 
 
 def default_output(dimension: int) -> int:
-    """Return the width of z where none is given, for keys of width `dimension`."""
+    """Return the default width of z for keys of width `dimension`."""
     return min(dimension, WIDEST_OUTPUT)

@@ -166,7 +166,7 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     refused(call(*words, check=False), "no settings at .*s.json: make them with --tune")
     (tmp_path / "s.json").write_text('{"method": "rfr", "keep": 2}')
     refused(
-        call(*words, check=False), "s.json holds no settings of mine_bitext.py .KeyError: 'encoder'.: make them anew"
+        call(*words, check=False), "s.json holds no settings of mine_bitext.py .KeyError: 'encoder'.: make new ones"
     )
     TunedSettings(RfrMethod(keep=2.0), "x").write(tmp_path / "s.json")
     refused(call(*words, check=False), "keep is 2.0, and must be above 0 and at most 1")
