@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import pickle
 import re
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 
 
@@ -30,6 +32,16 @@ class CheckpointError(CcprError):
 
 class StageError(CcprError):
     """A command of an experiment that failed."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that refuses a word: what was meant, where one that is known is much like it.
+
+    >>> did_you_mean("--baem", ["--beam", "--lenpen"])
+    '; did you mean --beam?'
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def describe(error: BaseException) -> str | None:

@@ -52,7 +52,8 @@ def option(
         choices: the values of a string.
         sign: the name in signatures, if not that of the field.
         unsigned: why no signature has the value; every other value is in one.
-        automatic: what the option is when it is left out depends on more than the field: `read_options` is told its value.
+        automatic: an option that is left out may have another value than the field's default, such as one that was tuned:
+            `read_options` is told which.
         flags: other names of the option in our own commands, such as -s.
         metavar, nargs: as in argparse.
         positional: an argument without a name.
@@ -98,7 +99,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
             parser.add_argument(one.name, type=_item(hint), default=_default(one), **given)
             continue
         names = sorted((option_name(kind, one), *metadata["flags"]), key=lambda name: name.startswith("--"))
-        given = {"dest": _dest(kind, one), "help": metadata["help"], "default": _default(one)}
+        given = {"dest": _dest(kind, one), "help": _help(one), "default": _default(one)}
         if hint is bool:
             action = argparse.BooleanOptionalAction if metadata["automatic"] else "store_true"
             given["default"] = None if metadata["automatic"] else False
@@ -131,10 +132,10 @@ def with_options(*kinds: type) -> Callable[[C], C]:
                         )
                 elif one.metadata["choices"]:
                     hint = ChoiceEnum(list(one.metadata["choices"]))
-                elif default is None:
+                if default is None:
                     hint = Optional[hint]
                 annotations[name] = hint
-                setattr(config, name, field(default=default, metadata={"help": one.metadata["help"]}))
+                setattr(config, name, field(default=default, metadata={"help": _help(one)}))
         config.__annotations__ = annotations
         made: Any = dataclasses.dataclass(config)
         return made
@@ -148,7 +149,7 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
     Args:
         kind: a dataclass.
         options: a namespace or configuration that has its options.
-        automatic: values of the fields that are so, where their option was left out.
+        automatic: values of the automatic fields whose option was left out, where they are not the field's default.
         others: values of the fields that are no options.
 
     Raises:
@@ -170,7 +171,7 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
                     )
                 value = False
             elif value is None or (value is False and hasattr(options, f"no_{name}")):
-                value = (automatic or {})[one.name]
+                value = (automatic or {}).get(one.name, one.default)
         values[one.name] = str(value) if isinstance(value, Enum) else value
     return kind(**others, **values)
 
@@ -193,6 +194,25 @@ def as_options(settings: Any, always: tuple[str, ...] = (), automatic: Mapping[s
         else:
             words.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
     return " ".join(words)
+
+
+def as_words(options: Mapping[str, Any]) -> list[str]:
+    """Write options given by name as words of a command line: False and None are left out.
+
+    >>> as_words({"beam": 5, "knn_k": 8, "bf16": True, "quiet": False})
+    ['--beam', '5', '--knn-k', '8', '--bf16']
+    """
+    words = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        words += [f"--{_dashed(name)}", *([] if value is True else [str(value)])]
+    return words
+
+
+def automatic_values(settings: Any) -> dict[str, Any]:
+    """Return the values of the automatic fields, as `read_options` takes them."""
+    return {one.name: getattr(settings, one.name) for one in _options_of(type(settings)) if one.metadata["automatic"]}
 
 
 def signed(settings: Any) -> dict[str, object]:
@@ -238,6 +258,13 @@ def _default(one: Field[Any]) -> Any:
     if one.default_factory is not MISSING:
         return one.default_factory()
     return None if one.default is MISSING or one.metadata["automatic"] else one.default
+
+
+def _help(one: Field[Any]) -> str:
+    """Return the help text; an automatic option's default is named there, since parsers have None."""
+    text: str = one.metadata["help"]
+    shown = one.metadata["automatic"] and one.default not in (None, False)
+    return f"{text} (default: {one.default}, or as tuned)" if shown else text
 
 
 def _bare(hint: Any) -> Any:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_ccpr.errors import CheckpointError, describe
+from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.storage.data_bin import check_data_bin
 
 
@@ -42,17 +42,7 @@ def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
             f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
             "one of them (decoding finds its keys with that one and mixes with the whole ensemble)"
         )
-    if not Path(path).is_file():
-        raise CheckpointError(f"there is no checkpoint {path}")
-    try:
-        (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path}: {describe(error)}") from None
-    except (KeyError, TypeError, EOFError, RuntimeError, AssertionError) as error:
-        message = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(
-            f"{path} is no fairseq model for these dictionaries ({message[0]}): give the DATA_BIN it was trained for"
-        ) from None
+    (model,) = load_models([path], task)
     if fp16:
         model.half()
     return model.to(device).eval()

@@ -9,6 +9,7 @@ COMMANDS = {
     "build_datastore": "build a datastore from a corpus",
     "merge_datastores": "merge datastores, or take texts out of one",
     "inspect_datastore": "show what a datastore holds, and whether it is whole",
+    "translate": "translate text with a model and a datastore",
     "compare_decoding": "measure what retrieval changes, in quality and speed",
     "tune_retrieval": "choose the settings of retrieval on a held-out subset",
     "explain_translation": "write a page that shows where each token of a translation came from",

@@ -20,7 +20,8 @@ from fairseq_ccpr.evaluation.speed.decoding_speed import REST, DecodingSpeed, Sp
 from fairseq_ccpr.evaluation.speed.machine import Limits, describe_run, gigabytes, measure_limits
 from fairseq_ccpr.evaluation.speed.plots import draw_costs
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
-from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
@@ -69,7 +70,7 @@ class Options:
 def benchmark(options: Options, rest: list[str]) -> int:
     """Measure, print, write."""
     systems = _check(options)
-    cfg = parse_generation([options.data_bin, *rest])
+    cfg = configure(rest, Path(options.data_bin))
     cfg.common.no_progress_bar = True
     device = choose_device(cfg.common.cpu)
     machine = describe_run(device)

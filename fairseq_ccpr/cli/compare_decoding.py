@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairseq_ccpr.cli.command import markdown_table, own_arguments, run
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
-from fairseq_ccpr.evaluation.translation.test_set import parse_generation
+from fairseq_ccpr.inference.system import System
 
 HELP = """\
 usage: compare_decoding.py DATA_BIN --path MODEL -s LANG -t LANG --datastore DIR [option of fairseq-generate ...]
@@ -54,11 +54,13 @@ def write_results(comparison: Comparison, folder: Path) -> None:
 
 def compare(arguments: list[str]) -> int:
     """Compare and print."""
-    cfg = parse_generation(arguments)
-    comparison = compare_decoding(cfg)
+    data_bin, *words = arguments
+    system = System.of(words, Path(data_bin))
+    comparison = compare_decoding(system)
     print(as_markdown(comparison))
-    if cfg.common_eval.results_path is not None:
-        write_results(comparison, Path(cfg.common_eval.results_path))
+    results_path = system.cfg.common_eval.results_path
+    if results_path is not None:
+        write_results(comparison, Path(results_path))
     return 0
 
 

@@ -10,10 +10,9 @@ from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
-from fairseq_ccpr.evaluation.explain.explanation_page import write_page
-from fairseq_ccpr.evaluation.explain.translate import explain
+from fairseq_ccpr.evaluation.explain.translate import explain_subset
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
-from fairseq_ccpr.evaluation.translation.test_set import parse_generation
+from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import option
 
 HELP = """\
@@ -24,8 +23,7 @@ phrases wanted it, in which sentences they stand, and what the model alone would
   explain_translation.py DATA_BIN --path MODEL -s de -t en --datastore DIR --bpe sentencepiece \\
     --sentencepiece-model spm.model --output page.html
 
-All other options are those of fairseq-generate --task translation_retrieval. The neighbours' sentences come from DATA_BIN,
-which is then to be the folder that the datastore was built from. A file of that name is overwritten.
+All other options are those of fairseq-generate --task translation_retrieval. A file of that name is overwritten.
 """
 
 
@@ -45,11 +43,9 @@ def explain_command(options: Options, rest: list[str]) -> int:
     if options.ids and options.sentences is not None:
         raise ConfigurationError("--sentences and --ids exclude each other: give one of them")
     check_output(options.output)
-    cfg = parse_generation([options.data_bin, *rest])
-    if cfg.generation.score_reference:
-        raise ConfigurationError("--score-reference is for fairseq-generate alone: leave it out here")
-    explanation = explain(cfg, options.sentences or 50, options.ids or None, options.neighbours)
-    write_page(explanation, options.output)
+    system = System.of(rest, Path(options.data_bin))
+    explanation = explain_subset(system, options.sentences or 50, options.ids or None, options.neighbours)
+    explanation.save(options.output)
     print(summary(explanation, options.output))
     return 0
 
@@ -67,12 +63,11 @@ def check_output(path: Path) -> None:
 
 
 def summary(explanation: Explanation, path: Path) -> str:
-    """Tell what is in the page, in a line or two."""
-    lines = [f"{path}: {len(explanation.sentences):,} of {explanation.sentences_in_subset:,} of {explanation.subset}"]
+    """Tell what is in the page, in a line."""
+    line = f"{path}: {len(explanation.sentences):,} of {explanation.sentences_in_subset:,} of {explanation.subset}"
     if explanation.bleu is not None:
-        lines[0] += f", BLEU of these {explanation.bleu[BASE]:.2f}, with retrieval {explanation.bleu[RETRIEVAL]:.2f}"
-    lines += [f"note: {note}" for note in explanation.notes]
-    return "\n".join(lines)
+        line += f", BLEU of these {explanation.bleu[BASE]:.2f}, with retrieval {explanation.bleu[RETRIEVAL]:.2f}"
+    return line
 
 
 main = command(HELP, explain_command, Options, rest=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq_ccpr.building.preparation import binarise, pair_files, train_sentencepiece, write_dictionary
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import source_language_option, target_language_option
+from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.resources import find_beside
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.atomic import atomic_directory
 
@@ -20,8 +22,9 @@ Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz
   prepare_data.py --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \
     --output data-bin
 
-Give the subwords and the dictionary of your translation model: --spm for SentencePiece, or fairseq's own options
-(--tokenizer, --bpe and what they need, as in decoding). Without them, new ones of SentencePiece are made from --train.
+Subwords and dictionaries are those of your translation model: what lies beside the checkpoint of --path, or --dict together
+with --spm for SentencePiece, or with fairseq's own options (--tokenizer, --bpe and what they need, as in decoding). Without
+any, new ones of SentencePiece are made from --train. DATA_BIN remembers them: no other command needs to be told.
 """
 
 SUBSETS = ("train", "valid", "test")
@@ -37,6 +40,9 @@ class Options:
     train: Optional[Path] = option(None, "pairs of the subset 'train'", metavar="TSV|PREFIX")
     valid: Optional[Path] = option(None, "pairs of the subset 'valid'", metavar="TSV|PREFIX")
     test: Optional[Path] = option(None, "pairs of the subset 'test'", metavar="TSV|PREFIX")
+    path: Optional[Path] = option(
+        None, "checkpoint of the translation model; its dictionaries and subwords lie beside it", metavar="MODEL"
+    )
     spm: Optional[Path] = option(None, "SentencePiece model", metavar="MODEL")
     dict: list[Path] = option(
         [], "the translation model's joint dictionary, or both of them", nargs="+", metavar="FILE"
@@ -55,6 +61,8 @@ def prepare(options: Options, subwords: list[str]) -> int:
         raise ConfigurationError("there is nothing to prepare: give --train, --valid or --test")
     languages = options.source_lang, options.target_lang
     dictionaries = options.dict
+    if options.path is not None:
+        subwords, dictionaries = of_model(options, subwords)
     if options.spm is not None:
         subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(options.spm), *subwords]
     if bool(subwords) != bool(dictionaries):
@@ -82,8 +90,38 @@ def prepare(options: Options, subwords: list[str]) -> int:
             write_dictionary(model, dictionaries[0])
             subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(model)]
         binarise(subsets, languages, subwords, dictionaries, folder)
+        Preprocessing(folder, *languages, named_options(subwords)).save(folder)
     print(f"{options.output}: {', '.join(subsets)}")
     return 0
+
+
+def of_model(options: Options, subwords: list[str]) -> tuple[list[str], list[Path]]:
+    """Return the options of subwords and the dictionaries that lie beside the model."""
+    if options.spm or options.dict:
+        raise ConfigurationError("--path finds subwords and dictionaries beside the model: leave out --spm and --dict")
+    assert options.path is not None
+    languages = options.source_lang, options.target_lang
+    found = find_beside(options.path, *languages, named_options(subwords))
+    if found is None or not found.options:
+        raise ConfigurationError(
+            f"beside {options.path} there are no dict.{languages[0]}.txt and dict.{languages[1]}.txt, or no subword model "
+            "such as spm.model or bpecodes: put them there, or give --dict, and --spm or --bpe"
+        )
+    return found.words, [found.folder / f"dict.{language}.txt" for language in languages]
+
+
+def named_options(words: list[str]) -> dict[str, Any]:
+    """Read options by name; one without a value is True.
+
+    >>> named_options(["--bpe", "fastbpe", "--moses-no-escape"])
+    {'bpe': 'fastbpe', 'moses_no_escape': True}
+    """
+    named: dict[str, Any] = {}
+    for word in words:
+        if word.startswith("--"):
+            last = word[2:].replace("-", "_")
+        named[last] = word if not word.startswith("--") else True
+    return named
 
 
 main = command(HELP, prepare, Options, rest=True)

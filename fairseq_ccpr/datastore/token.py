@@ -53,6 +53,12 @@ class TokenDatastore:
         }
         self.keys, self.values, self.provenance = arrays[KEYS], arrays[VALUES], arrays[PROVENANCE]
 
+    @property
+    def keys_fingerprint(self) -> str:
+        """Digest of the keys' file."""
+        digest: str = self.section.files[f"{TOKEN}/{KEYS}.npy"]["sha256"]
+        return digest
+
     def open_index(self) -> Index:
         """Open the index over the keys, on the CPU."""
         return open_index(self.section.index, self.keys, self.directory / TOKEN)

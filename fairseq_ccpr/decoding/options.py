@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Optional
 
@@ -31,14 +32,21 @@ class TokenRetrievalSettings:
 
     PREFIX: ClassVar[str] = "knn"
 
-    k: int = option(8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour")
+    k: int = option(
+        8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour", automatic=True
+    )
     lambda_: float = option(
-        0.5, "interpolation weight of the token datastore, 0 to 1", within="[0, 1]", needs=SHARE, sign="lambda"
+        0.5,
+        "interpolation weight of the token datastore, 0 to 1",
+        within="[0, 1]",
+        needs=SHARE,
+        sign="lambda",
+        automatic=True,
     )
     temperature: float = option(
         10.0,
-        "temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), the inner "
-        "products of an adapter's keys 0.01 to 0.5 (0.05)",
+        "temperature of the neighbours' distribution: squared distances want about 10 to 100, the inner products of an "
+        "adapter's keys 0.01 to 0.5 (default there: 0.05)",
         within="(0, inf)", needs="a number above 0", sign="T", automatic=True,
     )  # fmt: skip
     confidence: bool = option(
@@ -47,11 +55,11 @@ class TokenRetrievalSettings:
         sign="lambda*", automatic=True,
     )  # fmt: skip
     lambda_max: float = option(
-        1.0, "the most that lambda* may be", within="(0, 1]", needs="a share above 0 and up to 1"
+        1.0, "the most that lambda* may be", within="(0, 1]", needs="a share above 0 and up to 1", automatic=True
     )
     min_similarity: float = option(
         0.0, "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains",
-        within="[0, 1)", needs=COSINE, sign="s0",
+        within="[0, 1)", needs=COSINE, sign="s0", automatic=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -79,22 +87,22 @@ class PhraseSearchSettings:
     )  # fmt: skip
     k: int = option(
         16, "target phrases retrieved for each phrase of a source sentence", within="[1, inf)",
-        needs="at least 1 phrase", metavar="N",
+        needs="at least 1 phrase", metavar="N", automatic=True,
     )  # fmt: skip
     min_similarity: float = option(
         0.3, "phrases no more similar than this, 0 to 1, count for nothing", within="[0, 1)", needs=COSINE, sign="s0",
-        metavar="S",
+        metavar="S", automatic=True,
     )  # fmt: skip
     threshold: float = option(
         0.5, "probability above which words of the source are a phrase that is queried", within="[0, 1)",
-        needs="a probability from 0 up to, but not, 1", metavar="P",
+        needs="a probability from 0 up to, but not, 1", metavar="P", automatic=True,
         unsigned="the description of the queries has it",
     )  # fmt: skip
     segmentation: Optional[str] = option(
         None,
         "which words of the source are queried: learned, all, ngram:N, or lexicon:FILE, those that FILE names (as in the "
         "phrase datastore)",
-        metavar="learned|all|ngram:N|lexicon:FILE",
+        metavar="learned|all|ngram:N|lexicon:FILE", automatic=True,
         unsigned="the description of the queries has it",
     )  # fmt: skip
     bf16: bool = option(
@@ -118,21 +126,21 @@ class PhraseSettings(PhraseSearchSettings):
 
     lambda_: float = option(
         0.8, "the most that the interpolation weight of the phrase datastore may be, 0 to 1", within="[0, 1]",
-        needs=SHARE, sign="lambda*",
+        needs=SHARE, sign="lambda*", automatic=True,
     )  # fmt: skip
     temperature: float = option(
         0.05, "temperature of the similarities of phrases retrieved for the same source phrase", within="(0, inf)",
-        needs="a number above 0", sign="T",
+        needs="a number above 0", sign="T", automatic=True,
     )  # fmt: skip
     enter: float = option(
         0.5, "weight of a phrase that may begin, against 1 for one that continues", within="[0, 1]",
-        needs="a number between 0 and 1",
+        needs="a number between 0 and 1", automatic=True,
     )  # fmt: skip
     gate: str = option(
         CONSENT_GATE,
         "what lets a phrase begin: consent, as far as the model finds its first token likely; or attention, as far as the "
         "decoder attends to the source phrase",
-        choices=(CONSENT_GATE, ATTENTION_GATE),
+        choices=(CONSENT_GATE, ATTENTION_GATE), automatic=True,
     )  # fmt: skip
     coverage: bool = option(
         True, "let phrases begin for a source phrase that has been translated by one in full (an ablation)"
@@ -182,7 +190,7 @@ class MixtureSettings:
         0.9,
         "the most that phrases may bring both interpolation weights to together: beyond, and beyond the weight of tokens "
         "alone, both are scaled down",
-        within="[0, 1)", needs="a share from 0 up to, but not, 1", sign="Lambda_max",
+        within="[0, 1)", needs="a share from 0 up to, but not, 1", sign="Lambda_max", automatic=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -200,6 +208,10 @@ class TranslationRetrievalConfig(TranslationConfig):
             "TOKENS:PHRASES where they are in two"
         },
     )
+    untuned: bool = field(
+        default=False,
+        metadata={"help": "take the defaults of retrieval where options are left out, not what tuning left"},
+    )
     knn_log: Optional[str] = field(
         default=None,
         metadata={
@@ -214,13 +226,15 @@ def automatic_token_settings(datastore: TokenDatastore) -> dict[str, object]:
     return {"temperature": 0.05 if unit else 10.0, "confidence": unit}
 
 
-def token_settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -> TokenRetrievalSettings:
-    """Read the `--knn-*` options, with the defaults that suit a datastore's keys.
+def token_settings(
+    cfg: TranslationRetrievalConfig, datastore: TokenDatastore, tuned: Optional[Mapping[str, object]] = None
+) -> TokenRetrievalSettings:
+    """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys.
 
     Raises:
         ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.
     """
-    settings = read_options(TokenRetrievalSettings, cfg, automatic_token_settings(datastore))
+    settings = read_options(TokenRetrievalSettings, cfg, {**automatic_token_settings(datastore), **(tuned or {})})
     unit = datastore.section.projection is not None
     if settings.confidence and not unit:
         raise ConfigurationError(

@@ -16,12 +16,14 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.tuned import read_tuned
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.memory import Retriever
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
     PhraseSettings,
     StoreSettings,
+    TokenRetrievalSettings,
     TranslationRetrievalConfig,
     token_settings,
 )
@@ -51,20 +53,30 @@ class TranslationRetrievalTask(TranslationTask):
 
     def __init__(self, cfg: TranslationRetrievalConfig, src_dict: Any, tgt_dict: Any) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        self.mixture_settings = read_options(MixtureSettings, cfg)
-        self.token_datastore = self.phrase_datastore = None
         folders = find_parts(cfg.datastore)
-        if "token" in folders:
-            self.token_datastore = TokenDatastore(folders["token"])
+        self.token_datastore = TokenDatastore(folders["token"]) if "token" in folders else None
+        self.phrase_datastore = PhraseDatastore(folders["phrase"]) if "phrase" in folders else None
+        tuned = {} if cfg.untuned else read_tuned(self.parts)
+        if tuned:
+            logger.info(
+                "settings that are not given are those that tuning left with the datastore (--untuned: defaults)"
+            )
+        self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
+        if self.token_datastore is not None:
             self.token_datastore.check_fingerprint(
                 "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
             )
-            self.token_settings = token_settings(cfg, self.token_datastore)
-        if "phrase" in folders:
-            self.phrase_datastore = PhraseDatastore(folders["phrase"])
-            self.phrase_settings = read_options(PhraseSettings, cfg)
+            self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
+        if self.phrase_datastore is not None:
+            self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
         self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
+
+    @property
+    def parts(self) -> dict[str, TokenDatastore | PhraseDatastore]:
+        """The parts of the datastore that decoding uses, by name: token, phrase, or both."""
+        both = {"token": self.token_datastore, "phrase": self.phrase_datastore}
+        return {name: part for name, part in both.items() if part is not None}
 
     @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:

@@ -45,7 +45,7 @@ class TokenRetriever:
         section = self.datastore.section
         return {
             "retriever": type(self).__name__,
-            "store": short(section.files["token/keys.npy"]["sha256"]),
+            "store": short(self.datastore.keys_fingerprint),
             "entries": section.size,
             "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
             "index": section.index,

@@ -22,6 +22,9 @@ from fairseq_ccpr.text.words import SPACE, kinds_of
 SENTENCES = 1 << 15  # in the tokenisation cache, about 1.5 kB each
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
+ENOUGH_KNOWN = (
+    0.5  # fraction of a dictionary that its own SentencePiece model has at least; the rest are rare characters
+)
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
 SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
 UNKNOWN = "⁇"  # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
@@ -205,6 +208,36 @@ class _Origins:
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Return what the characters from `start` to `end` were made from."""
         return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
+
+
+def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = None) -> None:
+    """See that text can be made of a dictionary's symbols, by a subword model or by `--remove-bpe`.
+
+    Raises:
+        ConfigurationError: its symbols are subwords, and nothing joins them, or what is given was not made for them.
+    """
+    found = _mark_of_dictionary(dictionary)
+    if bpe is None:
+        if found and (post_process is None or (found == BLANK) != (post_process == "sentencepiece")):
+            raise ConfigurationError(
+                f"the translation would stay in subwords ({_examples(dictionary)}): they are {_KINDS_OF_SYMBOLS[found]}"
+            )
+        return
+    given = BLANK if isinstance(bpe, SentencepieceBPE) else getattr(bpe, "bpe_symbol", found).strip()
+    if found != given and (found or given == BLANK):
+        raise ConfigurationError(
+            f"the subwords of the model ({_examples(dictionary)}) are not those of --bpe: they are "
+            f"{_KINDS_OF_SYMBOLS[found]}"
+        )
+    if isinstance(bpe, SentencepieceBPE):
+        pieces = {bpe.sp.id_to_piece(number) for number in range(len(bpe.sp))}
+        symbols = dictionary.symbols[dictionary.nspecial :]
+        known = sum(symbol in pieces for symbol in symbols) / max(1, len(symbols))
+        if known < ENOUGH_KNOWN:
+            raise ConfigurationError(
+                f"only {known:.0%} of the model's dictionary is in the SentencePiece model, which was made for another: give "
+                "the model's own with --sentencepiece-model"
+            )
 
 
 def _for_target_text(tokenizer: Any) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import lzma
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -25,13 +26,22 @@ def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a UTF-8 text without their ends; only a line feed ends one, as in other tools for parallel text."""
     with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
         try:
-            for number, line in enumerate(stream, 1):
-                try:
-                    yield line.decode("utf-8").rstrip("\r\n")
-                except UnicodeDecodeError:
-                    raise ConfigurationError(f"{path}, line {number}: the bytes are not UTF-8") from None
+            yield from _decoded(stream, str(path))
         except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
             raise ConfigurationError(f"{path} is damaged, or not what its name says: {error}") from None
+
+
+def read_standard_input() -> Iterator[str]:
+    """Read the lines of the standard input, as `read_lines` reads a file."""
+    yield from _decoded(sys.stdin.buffer, "the standard input")
+
+
+def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    for number, line in enumerate(stream, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{name}, line {number}: the bytes are not UTF-8") from None
 
 
 def read_pairs(path: Path, empty_lines: bool = False) -> Iterator[tuple[str, str]]:

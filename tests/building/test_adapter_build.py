@@ -28,9 +28,10 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from tests.helpers import ROOT, USER_DIR, call, equal, refused, run, run_two_processes
 from tests.small_models import World, build, build_options

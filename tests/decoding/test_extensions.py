@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from fairseq_ccpr.inference.arguments import parse_generation
 from tests.helpers import ROOT, call, equal
 from tests.small_models import World
 

@@ -22,7 +22,8 @@ from fairseq_ccpr.decoding.options import (
     TokenRetrievalSettings,
 )
 from fairseq_ccpr.decoding.token_memory import DistributionView, confidence_weight, token_weight
-from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.settings import add_options, option_name, read_options
 from tests.helpers import ROOT, equal
 from tests.small_models import World

@@ -27,10 +27,11 @@ from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, phrase_weight
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
-from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.phrase_grid import PHRASES as GRID_OF_PHRASES
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans

@@ -13,7 +13,8 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.speed.decoding_speed import SpeedTest
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.synthetic_store import grow, queries_near
-from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import recall, recall_of_sample
 from fairseq_ccpr.timing import DECODER, MERGE, SEARCH, PhaseTimer

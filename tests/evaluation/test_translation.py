@@ -15,8 +15,9 @@ from sacrebleu.significance import PairedTest
 from fairseq_ccpr.decoding.interpolation import interpolate_references
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.translation.significance import compare_systems
-from fairseq_ccpr.evaluation.translation.test_set import load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from fairseq_ccpr.inference.arguments import parse_generation
 from tests.helpers import call
 from tests.small_models import PAIRS, World, build
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset
-from fairseq_ccpr.storage.fingerprint import short
 
 Place = tuple[str, int, int]  # a sentence, and where a token begins and ends in it, in characters
 SENTENCES = 65536  # remembered as text
+LONGEST = 4096  # tokens of a sentence that are shown
 
 
 def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], str]) -> tuple[int, int]:
@@ -39,49 +39,28 @@ def _common_prefix(one: str, two: str) -> int:
 
 
 class CorpusText:
-    """The target sentences that a token datastore was built from.
+    """The target sentences that a token datastore was built from, read from its own values.
 
     Args:
-        task: fairseq's translation task over the data folder; it loads the datastore's subsets.
-        datastore: its provenance counts sentences through its subsets.
+        datastore: the entries of a sentence follow each other, token by token.
         to_text: from tokens of the target language to text.
     """
 
-    def __init__(self, task: Any, datastore: TokenDatastore, to_text: Callable[[Tensor], str]) -> None:
-        self.provenance, self.to_text = datastore.provenance, to_text
-        self.subsets = []
-        for subset, size in datastore.section.subsets.items():
-            task.load_dataset(subset)
-            self.subsets.append((task.dataset(subset).tgt, size))
-        self._text_once = lru_cache(SENTENCES)(lambda sentence: to_text(self._tokens(sentence)))
+    def __init__(self, datastore: TokenDatastore, to_text: Callable[[Tensor], str]) -> None:
+        self.datastore, self.to_text = datastore, to_text
+        self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
 
     def place(self, entry: int) -> Place:
         """Return the sentence that an entry of the datastore stands in, and where."""
-        sentence, position = self.provenance[entry].tolist()
-        text = self._text_once(sentence)
-        return text, *place(self._tokens(sentence), position, text, self.to_text)
+        position = int(self.datastore.provenance[entry, 1])
+        first = entry - position
+        text = self._text_once(first)
+        return text, *place(self._tokens(first), position, text, self.to_text)
 
-    def _tokens(self, sentence: int) -> Tensor:
-        for dataset, size in self.subsets:
-            if sentence < size:
-                return dataset[sentence]
-            sentence -= size
-        raise IndexError(sentence)
-
-
-def why_not_the_corpus(task: Any, datastore: TokenDatastore) -> str | None:
-    """Explain why the data folder of a task is not what a token datastore was built from; None where it is."""
-    subsets = datastore.section.subsets
-    missing = [subset for subset in subsets if not has_subset(task, subset)]
-    if missing:
-        return (
-            f"The data folder has no subset {', '.join(missing)}, and the token datastore was built from "
-            f"{', '.join(subsets)}: its neighbours are shown without their sentences."
-        )
-    expected, found = datastore.section.fingerprints["corpus"], corpus_fingerprint(task, subsets)
-    if found != expected:
-        return (
-            f"The token datastore was built from other text than {', '.join(subsets)} of the data folder "
-            f"({short(expected)} there, {short(found)} here): its neighbours are shown without their sentences."
-        )
-    return None
+    def _tokens(self, first: int) -> Tensor:
+        """Return the sentence whose first entry is given."""
+        rows = slice(first, first + LONGEST)
+        sentence, position = np.asarray(self.datastore.provenance[rows]).T
+        same = (sentence == sentence[0]) & (position == np.arange(len(position)))
+        length = len(same) if same.all() else int(same.argmin())
+        return torch.from_numpy(np.asarray(self.datastore.values[rows][:length], dtype=np.int64))

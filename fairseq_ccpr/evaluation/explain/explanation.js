@@ -147,9 +147,8 @@ const ORDERS = [
 
 function head(cards) {
   const count = data.sentences.length.toLocaleString("en");
-  byId("about").append(`${count} of ${data.sentences_in_subset.toLocaleString("en")} sentences of ${data.subset}, `
+  byId("about").append(`${count} of ${data.sentences_in_subset.toLocaleString("en")} sentences${data.subset && ` of ${data.subset}`}, `
     + `${data.source_language} → ${data.target_language}: where each token of their translations came from.`);
-  byId("notes").append(...data.notes.map((note) => make("p", { class: "note", role: "note" }, note)));
   const figure = (name, number) => make("p", {}, make("b", {}, number), make("span", { class: "muted small" }, name));
   const changed = data.sentences.filter((sentence) => sentence.changed > 0).length;
   byId("scores").append(make("div", { class: "figures" },

@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
+from fairseq_ccpr.evaluation.explain.explanation_page import as_page
 from fairseq_ccpr.evaluation.translation.scores import sentence_chrf
+from fairseq_ccpr.storage.files import write_text
 
 MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
 MOST_VOTES = 16  # phrases that proposed a token, likewise
@@ -39,9 +42,9 @@ class Neighbour:
 
     symbol: str
     score: float  # similarity, or minus the squared distance
-    sentence: int | None  # None where the text is not available
-    start: int = 0
-    end: int = 0  # of the token; `start` where it is the end of the sentence
+    sentence: int
+    start: int
+    end: int  # of the token; `start` where it is the end of the sentence
 
 
 @dataclass
@@ -114,7 +117,7 @@ class SentenceExplanation:
 class Explanation:
     """What the page shows."""
 
-    subset: str
+    subset: str  # of a data folder; empty for sentences given as text
     source_language: str
     target_language: str
     sentences_in_subset: int
@@ -122,11 +125,18 @@ class Explanation:
     token_memory: bool
     phrase_memory: bool
     score_name: str  # of neighbours
-    notes: list[str]
     sentences: list[SentenceExplanation]
     texts: list[str]
     bleu: dict[str, float] | None = None  # of both systems; None without references
     bleu_signature: str = ""
+
+    def save(self, path: Path | str) -> None:
+        """Write the page, one HTML file that needs nothing else, under its final name only when it is complete.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_text(Path(path), as_page(asdict(self)))
 
 
 class Texts:
@@ -147,7 +157,7 @@ class Explainer:
     Args:
         dictionary: the target dictionary.
         to_text: from tokens of the target language to text.
-        corpus: what the token datastore was built from, where it is available.
+        corpus: what the token datastore was built from, where there is one.
         texts: takes the datastore's sentences.
         most_neighbours: kept of each token.
     """
@@ -217,19 +227,16 @@ class Explainer:
 
     def _add_neighbours(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
         neighbours, vote = breakdown.neighbours, breakdown.token_vote
-        if neighbours is None or vote is None:
+        if neighbours is None or vote is None or self.corpus is None:
             return
         entries = [entry for entry in neighbours.ids[row].tolist() if entry >= 0]
         values, scores = neighbours.values[row].tolist(), neighbours.scores[row].tolist()
         explained.neighbours_found = len(entries)
         explained.token_says = self._most_likely(values[: len(entries)], vote.log_probs[row].exp().tolist())
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
-            symbol, score = self.dictionary.symbols[value], _short(score)
-            if self.corpus is None:
-                explained.neighbours.append(Neighbour(symbol, score, None))
-            else:
-                text, start, end = self.corpus.place(entry)
-                explained.neighbours.append(Neighbour(symbol, score, self.texts.number(text), start, end))
+            text, start, end = self.corpus.place(entry)
+            symbol, number = self.dictionary.symbols[value], self.texts.number(text)
+            explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end))
 
     def _add_votes(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
         phrases = breakdown.phrase_breakdown

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.page import STYLE, fill
-from fairseq_ccpr.storage.files import write_text
 
 # In JSON these stand in strings alone, where the escapes mean the same. Left as they are, the first three could end the
 # script element that holds the data, or begin a comment in it, and the others end a line.
 ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def as_page(explanation: Explanation) -> str:
-    """Return the page; its script makes elements of the data, and text of whatever is text."""
+def as_page(explanation: dict[str, Any]) -> str:
+    """Return the page of an `Explanation`, given as a dictionary; its script makes elements of the data, and text of text."""
     parts = {
         "/* style */": STYLE.read_text(encoding="utf-8") + _read("explanation.css"),
         "/* script */": _read("explanation_token.js") + _read("explanation.js"),
@@ -29,16 +27,7 @@ def _read(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def as_json(explanation: Explanation) -> str:
+def as_json(explanation: dict[str, Any]) -> str:
     """JSON that may stand inside an HTML script element."""
-    text = json.dumps(asdict(explanation), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(explanation, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(ESCAPES)
-
-
-def write_page(explanation: Explanation, path: Path) -> None:
-    """Write the page under its final name only when it is complete.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    write_text(path, as_page(explanation))

@@ -133,8 +133,7 @@ function shortened(items, count) {
 function neighbours(token) {
   const item = (one) => make("li", {},
     make("span", { class: "score" }, score(one.score)),
-    one.sentence === null ? make("code", {}, one.symbol)
-      : marked(one, one.symbol === token.symbol ? "by-token" : "by-model"));
+    marked(one, one.symbol === token.symbol ? "by-token" : "by-model"));
   const count = token.neighbours.length, all = token.neighbours_found;
   return make("section", {},
     make("h4", {}, "Token memory"),

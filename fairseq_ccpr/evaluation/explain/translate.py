@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 from fairseq import utils
+from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_ccpr.decoding.breakdown import break_down
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, why_not_the_corpus
+from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText
 from fairseq_ccpr.evaluation.explain.explanation import Explainer, Explanation, SentenceExplanation, Texts
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.evaluation.translation.scores import score
-from fairseq_ccpr.evaluation.translation.test_set import detokeniser, load
+from fairseq_ccpr.inference.sentences import batches_of, encode, length_limit
+from fairseq_ccpr.inference.system import System
 
 SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 
 
-def explain(cfg: Any, count: int, numbers: list[int] | None, most_neighbours: int) -> Explanation:
-    """Translate sentences of a subset with fairseq's plain generator and with the retrieving one, and say why.
+def explain_subset(system: System, count: int, numbers: list[int] | None, most_neighbours: int) -> Explanation:
+    """Translate sentences of `--gen-subset` with fairseq's plain generator and with the retrieving one, and say why.
 
     Args:
-        cfg: the configuration of a `fairseq-generate --task translation_retrieval`.
+        system: a model with a datastore.
         count: how many sentences, the first of the subset that the models can take.
         numbers: of the sentences in the subset, from 0, in place of the first.
         most_neighbours: that are kept of each token.
@@ -34,58 +35,106 @@ def explain(cfg: Any, count: int, numbers: list[int] | None, most_neighbours: in
     Raises:
         ConfigurationError: the subset has no such sentence, or the models cannot take it; a reward, which no shares explain.
     """
-    if cfg.task.phrase_reward:
+    subset, task = system.cfg.dataset.gen_subset, system.task
+    task.load_dataset(subset)
+    numbers = _choose(system, count, numbers)
+    source = partial(system.to_text, task.source_dictionary)
+    explanation = _explain(system, _batches(system, numbers), most_neighbours, source)
+    explanation.subset, explanation.sentences_in_subset = subset, len(task.dataset(subset))
+    by_number = {one.number: one for one in explanation.sentences}
+    explanation.sentences = [by_number[number] for number in numbers]
+    _score(explanation)
+    return explanation
+
+
+def explain_sentences(system: System, sentences: list[str], most_neighbours: int) -> Explanation:
+    """Translate raw sentences in both ways, and say why.
+
+    Args:
+        system: a model with a datastore.
+        sentences: empty ones are left out.
+        most_neighbours: that are kept of each token.
+
+    Raises:
+        ConfigurationError: a sentence is longer than the models take, or there is none; a reward, which no shares explain.
+    """
+    tokens = {number: ids for number, one in enumerate(sentences) if len(ids := encode(one, system.task)) > 1}
+    if not tokens:
+        raise ConfigurationError("there is no sentence to explain: all are empty")
+    most = length_limit(system.task, system.models)
+    for number, ids in tokens.items():
+        if len(ids) > most:
+            raise ConfigurationError(
+                f"sentence {number} has {len(ids):,} tokens, and the model takes {most:,}: divide it"
+            )
+    numbers = list(tokens)
+
+    def samples() -> Iterator[dict[str, Any]]:
+        for sample in batches_of(list(tokens.values()), system.cfg, system.task):
+            sample["id"].apply_(lambda place: numbers[place])
+            yield sample
+
+    explanation = _explain(system, samples(), most_neighbours, None)
+    explanation.sentences.sort(key=lambda one: one.number)
+    for one in explanation.sentences:
+        one.source = sentences[one.number]
+    return explanation
+
+
+def _explain(
+    system: System, samples: Iterable[dict[str, Any]], most_neighbours: int, source_text: Callable[[Tensor], str] | None
+) -> Explanation:
+    """Explain batches; the sentences come as they do there.
+
+    Args:
+        source_text: from tokens of the source language to text; None: sources stay empty.
+    """
+    if system.ensemble is None:
+        raise ConfigurationError("there is nothing to explain without a datastore: give --datastore DIR")
+    if system.cfg.task.phrase_reward:
         raise ConfigurationError("--phrase-reward gives phrases no share that could be explained: leave it out")
-    task, models = load(cfg)
-    numbers = _choose(cfg, task, models, count, numbers)
-    plain = task.build_base_generator(models, cfg.generation)
-    retrieving = task.build_generator(models, cfg.generation)
-    ensemble = retrieving.model
+    task, models, ensemble = system.task, system.models, system.ensemble
+    plain, retrieving = system.generator(retrieve=False), system.generator()
     if ensemble.phrases is not None:  # breaking down does not retrieve for a batch again
         remembering = ensemble.phrases.remembering(ensemble.phrases.settings.k)
         ensemble = retrieving.model = ensemble.with_memories(ensemble.tokens, remembering)
-    to_text = detokeniser(cfg, task)
-    target_text = partial(to_text, task.target_dictionary)
-    notes: list[str] = []
-    corpus = _open_corpus(task, ensemble, target_text, notes)
+    target_text = partial(system.to_text, task.target_dictionary)
+    datastore = ensemble.tokens.retriever.datastore if ensemble.tokens is not None else None
+    corpus = CorpusText(datastore, target_text) if datastore is not None else None
     explainer = Explainer(task.target_dictionary, target_text, corpus, Texts(), most_neighbours)
-    explained: dict[int, SentenceExplanation] = {}
-    for sample in _batches(cfg, task, models, numbers):
+    explained: list[SentenceExplanation] = []
+    for sample in samples:
+        sample = utils.move_to_cuda(sample) if system.device.type == "cuda" else sample
         alone, written = (
             [hypotheses[0]["tokens"] for hypotheses in task.inference_step(generator, models, sample)]
             for generator in (plain, retrieving)
         )
         broken_down = break_down(ensemble, sample, written, task.target_dictionary)
-        target = sample["target"]
         for row, number in enumerate(sample["id"].tolist()):
-            source = to_text(task.source_dictionary, sample["net_input"]["src_tokens"][row])
-            reference = to_text(task.target_dictionary, target[row], True) if target is not None else None
-            explained[number] = explainer.sentence(
-                broken_down, row, number, source, reference, target_text(alone[row]), target_text(written[row])
-            )
-    metric = ensemble.tokens.retriever.datastore.section.index.metric if ensemble.tokens is not None else "ip"
-    explanation = Explanation(
-        subset=cfg.dataset.gen_subset,
+            source = source_text(sample["net_input"]["src_tokens"][row]) if source_text is not None else ""
+            has_reference = sample["target"] is not None
+            reference = target_text(sample["target"][row], True) if has_reference else None
+            texts = source, reference, target_text(alone[row]), target_text(written[row])
+            explained.append(explainer.sentence(broken_down, row, number, *texts))
+    return Explanation(
+        subset="",
         source_language=task.cfg.source_lang,
         target_language=task.cfg.target_lang,
-        sentences_in_subset=len(task.dataset(cfg.dataset.gen_subset)),
+        sentences_in_subset=len(explained),
         signature=ensemble.signature(),
         token_memory=ensemble.tokens is not None,
         phrase_memory=ensemble.phrases is not None,
-        score_name=SCORE_NAMES[metric],
-        notes=notes,
-        sentences=[explained[number] for number in numbers],
+        score_name=SCORE_NAMES[datastore.section.index.metric if datastore is not None else "ip"],
+        sentences=explained,
         texts=list(explainer.texts.numbers),
     )
-    _score(explanation)
-    return explanation
 
 
-def _choose(cfg: Any, task: Any, models: list[Any], count: int, numbers: list[int] | None) -> list[int]:
+def _choose(system: System, count: int, numbers: list[int] | None) -> list[int]:
     """Choose the sentences that are explained, each once."""
-    subset = cfg.dataset.gen_subset
+    task, subset = system.task, system.cfg.dataset.gen_subset
     dataset = task.dataset(subset)
-    longest = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
+    longest = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in system.models])
     fit, _ = dataset.filter_indices_by_size(np.arange(len(dataset)), longest)
     if not len(fit):
         raise ConfigurationError(f"the subset '{subset}' has no sentence that the model can take")
@@ -101,27 +150,14 @@ def _choose(cfg: Any, task: Any, models: list[Any], count: int, numbers: list[in
     return list(dict.fromkeys(numbers))
 
 
-def _batches(cfg: Any, task: Any, models: list[Any], numbers: list[int]) -> Iterator[dict[str, Any]]:
-    """These sentences in fairseq's batches, on the models' device."""
-    dataset = task.dataset(cfg.dataset.gen_subset)
+def _batches(system: System, numbers: list[int]) -> Iterator[dict[str, Any]]:
+    """These sentences of the subset in fairseq's batches."""
+    cfg = system.cfg
+    dataset = system.task.dataset(cfg.dataset.gen_subset)
     order = dataset.ordered_indices()
     made = dataset.batch_by_size(order[np.isin(order, numbers)], cfg.dataset.max_tokens, cfg.dataset.batch_size)
-    on_gpu = next(models[0].parameters()).is_cuda
     for batch in tqdm(made, desc=cfg.dataset.gen_subset, unit="batch", disable=cfg.common.no_progress_bar):
-        sample = dataset.collater([dataset[number] for number in batch])
-        yield utils.move_to_cuda(sample) if on_gpu else sample
-
-
-def _open_corpus(task: Any, ensemble: RetrievalEnsemble, to_text: Any, notes: list[str]) -> CorpusText | None:
-    """Return the text of the token datastore; where the data folder does not have it, a note."""
-    if ensemble.tokens is None:
-        return None
-    datastore = ensemble.tokens.retriever.datastore
-    reason = why_not_the_corpus(task, datastore)
-    if reason is not None:
-        notes.append(reason)
-        return None
-    return CorpusText(task, datastore, to_text)
+        yield dataset.collater([dataset[number] for number in batch])
 
 
 def _score(explanation: Explanation) -> None:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairseq_ccpr.evaluation.translation.scores import sentence_chrf
-from fairseq_ccpr.evaluation.translation.test_set import Decodings, decode, load
+from fairseq_ccpr.evaluation.translation.test_set import Decodings, decode
+from fairseq_ccpr.inference.system import System
 
 BASE, RETRIEVAL = "base", "retrieval"
 
@@ -43,17 +44,14 @@ class Comparison:
         return sorted(gains, key=lambda i: (-gains[i], i))[:count]
 
 
-def compare_decoding(cfg: Any) -> Comparison:
+def compare_decoding(system: System) -> Comparison:
     """Decode a subset with fairseq's plain generator and with the retrieving one, in turns.
 
     Args:
-        cfg: the configuration of a `fairseq-generate --task translation_retrieval`; without a datastore, there is nothing
-            but the plain generator.
+        system: without a datastore, there is nothing but the plain generator.
     """
-    task, models = load(cfg)
-    generators = {BASE: task.build_base_generator(models, cfg.generation)}
-    signature = None
-    if cfg.task.datastore:
-        generators[RETRIEVAL] = task.build_generator(models, cfg.generation)
-        signature = generators[RETRIEVAL].model.signature()
-    return Comparison(signature, decode(cfg, task, models, generators))
+    system.task.load_dataset(system.cfg.dataset.gen_subset)
+    generators = {BASE: system.generator(retrieve=False)}
+    if system.ensemble is not None:
+        generators[RETRIEVAL] = system.generator()
+    return Comparison(system.signature, decode(system.cfg, system.task, system.models, generators))

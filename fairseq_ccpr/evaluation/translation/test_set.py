@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from fairseq import checkpoint_utils, options, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import utils
 from tqdm import tqdm
 
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask
-from fairseq_ccpr.device import choose_device
-from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores, score
+from fairseq_ccpr.inference import system as inference
 
 
 @dataclass
-class System:
+class SystemOutput:
     """What one system wrote, by sentence id, and how long it took."""
 
     hypotheses: dict[int, str] = field(default_factory=dict)
@@ -37,7 +32,7 @@ class System:
 class Decodings:
     """The outputs of several systems for one test set."""
 
-    systems: dict[str, System]
+    systems: dict[str, SystemOutput]
     sources: dict[int, str] = field(default_factory=dict)
     references: dict[int, str] = field(default_factory=dict)
 
@@ -47,49 +42,10 @@ class Decodings:
         return score([self.systems[name].hypotheses[i] for i in ids], [self.references[i] for i in ids])
 
 
-def parse_generation(arguments: list[str]) -> Any:
-    """Parse options of fairseq-generate, with retrieval as the default task.
-
-    Raises:
-        ConfigurationError: there is no --path, or there are options that would have no effect here.
-    """
-    parser = options.get_generation_parser(default_task="translation_retrieval")
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=arguments))
-    if cfg.common_eval.path is None:
-        raise ConfigurationError("give the model's checkpoint with --path")
-    unused = {
-        "--lm-path": cfg.generation.lm_path,
-        "--replace-unk": cfg.generation.replace_unk,
-        "--prefix-size": cfg.generation.prefix_size,
-        "--knn-log": cfg.task.get("knn_log"),
-    }
-    for name, value in unused.items():
-        if value:
-            raise ConfigurationError(f"{name} is for fairseq-generate alone: leave it out here")
-    if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
-        cfg.dataset.max_tokens = 12000  # as fairseq-generate does
-    return cfg
-
-
 def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
-    """Load the task, its dataset, and the models of `--path`, as fairseq-generate does."""
-    task = tasks.setup_task(cfg.task)
-    if not isinstance(task, TranslationRetrievalTask):
-        raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
-    models, saved = checkpoint_utils.load_model_ensemble(
-        utils.split_paths(cfg.common_eval.path),
-        arg_overrides=ast.literal_eval(cfg.common_eval.model_overrides),
-        task=task,
-    )
-    utils.set_torch_seed(cfg.common.seed)
-    for model in models:
-        if cfg.common.fp16:
-            model.half()
-        model.to(choose_device(cfg.common.cpu))
-        model.prepare_for_inference_(cfg)
-    task.load_dataset(cfg.dataset.gen_subset, task_cfg=saved.task)
-    task.build_tokenizer(cfg.tokenizer)
-    task.build_bpe(cfg.bpe)
+    """Load the task, the subset `--gen-subset`, and the models, as fairseq-generate does."""
+    task, models = inference.load(cfg)
+    task.load_dataset(cfg.dataset.gen_subset)
     return task, models
 
 
@@ -116,8 +72,8 @@ def decode(cfg: Any, task: Any, models: list[Any], generators: dict[str, Any]) -
         cfg: the configuration of a fairseq-generate.
         generators: by name of the system.
     """
-    decodings = Decodings({name: System() for name in generators})
-    to_text = detokeniser(cfg, task)
+    decodings = Decodings({name: SystemOutput() for name in generators})
+    to_text = inference.detokeniser(cfg, task)
     for number, sample in enumerate(batches(cfg, task, models)):
         ids = sample["id"].tolist()
         for row, i in enumerate(ids):
@@ -134,18 +90,3 @@ def decode(cfg: Any, task: Any, models: list[Any], generators: dict[str, Any]) -
             system.hypotheses |= {i: to_text(task.target_dictionary, tokens) for i, tokens in zip(ids, best)}
             system.seconds += time.perf_counter() - start
     return decodings
-
-
-def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
-    """Return a function from a dictionary and token ids to text, as fairseq-generate prints it.
-
-    A reference's unknown tokens are written in a way that no hypothesis matches.
-    """
-
-    def to_text(dictionary: Any, tokens: torch.Tensor, reference: bool = False) -> str:
-        tokens = utils.strip_pad(tokens, dictionary.pad()).int().cpu()
-        text = dictionary.string(tokens, cfg.common_eval.post_process, escape_unk=reference)
-        text = task.bpe.decode(text) if task.bpe is not None else text
-        return task.tokenizer.decode(text) if task.tokenizer is not None else text
-
-    return to_text

@@ -14,6 +14,7 @@ from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
 from fairseq_ccpr.evaluation.tuning.phrase_grid import (
@@ -33,7 +34,8 @@ from fairseq_ccpr.evaluation.tuning.token_grid import (
     candidates,
     score_grid,
 )
-from fairseq_ccpr.settings import as_options
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.settings import as_options, automatic_values
 
 # Fields that the grids have: written into FILE even where they are at their default.
 TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
@@ -44,31 +46,42 @@ TUNED_OF_PHRASES = ("k", "lambda_", "temperature", "min_similarity", "enter")
 class Tuned:
     """What came of tuning."""
 
-    options: str  # of fairseq-generate, for the best settings
-    signature: str  # of that
+    best: RetrievalEnsemble  # with the best settings
+    options: str  # of fairseq-generate, for these
     scores: dict[str, TranslationScores]  # by name of the system, the base among them
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
     phrase_grid: dict[PhraseSettings, float]  # beside the best of the token grid; empty without a phrase memory
     grid_seconds: float  # the teacher-forced pass included
     base_seconds: float  # of decoding the same sentences without retrieval
 
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The best settings, as `datastore.tuned` keeps them."""
+        memories = (self.best.tokens, self.best.phrases)
+        kept = [memory.settings for memory in memories if memory is not None]
+        return {one.PREFIX: automatic_values(one) for one in (*kept, self.best.settings)}
 
-def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
+
+def tune(system: System, count: int) -> Tuned:
     """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep.
 
     1. One teacher-forced pass keeps what model, neighbours and phrases say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
-    3. The best settings of the one with the best of the other are decoded with.
+    3. The best settings of the one with the best of the other are decoded with. The best by BLEU is chosen; where no
+       settings are better than the model alone, their interpolation weights become 0.
 
     Raises:
-        ConfigurationError: a reward, which the grid does not have.
+        ConfigurationError: no datastore, or a reward, which the grid does not have.
     """
+    cfg, task, models, ensemble = system.cfg, system.task, system.models, system.ensemble
+    if ensemble is None:
+        raise ConfigurationError("there is nothing to tune without a datastore: give --datastore DIR")
     if cfg.task.phrase_reward:
         raise ConfigurationError(
             "--phrase-reward is not tuned: leave it out here, or compare some with compare_decoding.py"
         )
-    generators = {"base": task.build_base_generator(models, cfg.generation)}
-    ensemble = task.build_ensemble(models)
+    task.load_dataset(cfg.dataset.gen_subset)
+    generators = {BASE: system.generator(retrieve=False)}
     if ensemble.phrases is not None:  # one search serves all settings
         ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(max(PHRASES)))
     start = time.perf_counter()
@@ -82,16 +95,17 @@ def tune(cfg: Any, task: Any, models: list[Any], count: int) -> Tuned:
         phrase_grid = score_phrase_grid(phrases, references, ensemble.phrases.settings)
         best_phrases = [*phrase_candidates(phrase_grid, count)]
     grid_seconds = time.perf_counter() - start
-    chosen = dict(_system(ensemble, *pair) for pair in _crossed(best_tokens, best_phrases, count))
-    for name, system in chosen.items():
-        generators[name] = task.build_base_generator(models, cfg.generation)
-        generators[name].model = system
+    tried = {_options_of(one): one for one in _ensembles(ensemble, _crossed(best_tokens, best_phrases, count))}
+    for name, one in tried.items():
+        generators[name] = system.generator(retrieve=False)
+        generators[name].model = one
     decodings = decode(cfg, task, models, generators)
     scores = {name: decodings.scores(name) for name in generators}
-    best = max(chosen, key=lambda name: scores[name].bleu)
-    base_seconds = decodings.systems["base"].seconds
-    options = f"{best} {as_options(ensemble.settings)}".strip()
-    return Tuned(options, chosen[best].signature(), scores, token_grid, phrase_grid, grid_seconds, base_seconds)
+    best = tried[max(tried, key=lambda name: scores[name].bleu)]
+    if scores[BASE].bleu >= max(scores[name].bleu for name in tried):
+        best = _silenced(best)
+    base_seconds = decodings.systems[BASE].seconds
+    return Tuned(best, _options_of(best), scores, token_grid, phrase_grid, grid_seconds, base_seconds)
 
 
 @torch.inference_mode()
@@ -161,17 +175,38 @@ def _crossed(tokens: list[Any], phrases: list[Any], count: int) -> list[tuple[An
     return [(tokens[i], phrases[j]) for _, i, j in sorted(pairs)[:count]]
 
 
-def _system(
+def _ensembles(
+    ensemble: RetrievalEnsemble, settings: list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]]
+) -> list[RetrievalEnsemble]:
+    """Return the ensemble with each of these settings."""
+    return [_with_settings(ensemble, *pair) for pair in settings]
+
+
+def _with_settings(
     ensemble: RetrievalEnsemble, token_settings: TokenRetrievalSettings | None, phrase_settings: PhraseSettings | None
-) -> tuple[str, RetrievalEnsemble]:
-    """Return the options of these settings, and the ensemble with them."""
-    tokens, phrases, options = ensemble.tokens, ensemble.phrases, []
+) -> RetrievalEnsemble:
+    tokens, phrases = ensemble.tokens, ensemble.phrases
     if tokens is not None and token_settings is not None:
-        automatic = automatic_token_settings(tokens.retriever.datastore)
-        kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
-        options.append(as_options(token_settings, (*TUNED_OF_TOKENS, *kind), automatic))
         tokens = replace(tokens, settings=token_settings)
     if phrases is not None and phrase_settings is not None:
-        options.append(as_options(phrase_settings, TUNED_OF_PHRASES))
         phrases = replace(phrases, settings=phrase_settings)
-    return " ".join(options), ensemble.with_memories(tokens, phrases)
+    return ensemble.with_memories(tokens, phrases)
+
+
+def _silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
+    """Return the ensemble with weights of 0: it translates as the model alone, to the bit."""
+    tokens = replace(ensemble.tokens.settings, lambda_=0.0) if ensemble.tokens is not None else None
+    phrases = replace(ensemble.phrases.settings, lambda_=0.0) if ensemble.phrases is not None else None
+    return _with_settings(ensemble, tokens, phrases)
+
+
+def _options_of(ensemble: RetrievalEnsemble) -> str:
+    """Write the options of fairseq-generate that give an ensemble's settings."""
+    options = []
+    if ensemble.tokens is not None:
+        automatic = automatic_token_settings(ensemble.tokens.retriever.datastore)
+        kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
+        options.append(as_options(ensemble.tokens.settings, (*TUNED_OF_TOKENS, *kind), automatic))
+    if ensemble.phrases is not None:
+        options.append(as_options(ensemble.phrases.settings, TUNED_OF_PHRASES))
+    return " ".join([*options, as_options(ensemble.settings)]).strip()

@@ -1,0 +1,93 @@
+"""`fairseq-ccpr translate`: translate text with a model and a datastore."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Optional
+
+from tqdm import tqdm
+
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.common_options import count_option, quiet_option
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.sentences import Translation
+from fairseq_ccpr.inference.system import WINDOW, System
+from fairseq_ccpr.settings import option
+from fairseq_ccpr.text.pairs import read_lines, read_standard_input
+
+HELP = """\
+Translate text, a sentence a line, from the standard input or files to the standard output.
+
+  fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
+  fairseq-ccpr translate --path model.pt --datastore datastores/mine --input in.txt.xz --output-format jsonl > out.jsonl
+
+What was said when the datastore was built and tuned is remembered there: model, languages, dictionaries, subwords, and the
+settings of retrieval. Without a datastore the model translates alone. Dictionaries and subwords are also found beside the
+model. Any option of fairseq-generate may be given, such as --beam or --lenpen.
+
+Each line has one line of output, an empty one an empty one. A line that is longer than the model takes has an empty one, too,
+and is named on the standard error; the exit code is then 1.
+"""
+TEXT, JSONL = "text", "jsonl"
+
+
+@dataclass
+class Options:
+    """The command's own options."""
+
+    input: list[Path] = option(
+        [], "text to translate, plain, .gz or .xz (the standard input)", nargs="+", metavar="FILE"
+    )
+    output_format: str = option(
+        TEXT, "text: translations alone; jsonl: with source, score, subwords and their scores", choices=(TEXT, JSONL)
+    )
+    data: Optional[Path] = option(
+        None, "folder with the model's dictionaries (found in the datastore, or beside the model)", metavar="DATA_BIN"
+    )
+    buffer_size: int = count_option(
+        WINDOW, "sentences that are read before they are translated, similar lengths together"
+    )
+    quiet: bool = quiet_option()
+
+
+def translate(options: Options, rest: list[str]) -> int:
+    """Translate line by line."""
+    for path in options.input:
+        if not path.is_file():
+            raise ConfigurationError(f"--input: there is no file {path}")
+    system = System.of(rest, options.data)
+    print(f"retrieval signature: {system.signature or 'none, the model translates alone'}", file=sys.stderr)
+    terminal = not options.input and sys.stdin.isatty()
+    lines = chain.from_iterable(map(read_lines, options.input)) if options.input else read_standard_input()
+    with tqdm(unit=" sentences", disable=options.quiet or terminal) as bar:
+        translations = system.translate(lines, bar.update, 1 if terminal else options.buffer_size)
+        faults = write(translations, options.output_format, terminal)
+    for number, fault in faults:
+        print(f"line {number} has no translation: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def write(translations: Iterable[Translation], output_format: str, at_once: bool) -> list[tuple[int, str]]:
+    """Print translations; returns the numbers of the lines without one, and why."""
+    faults = []
+    for number, translation in enumerate(translations, 1):
+        print(translation.text if output_format == TEXT else as_json(translation), flush=at_once)
+        if translation.fault:
+            faults.append((number, translation.fault))
+    return faults
+
+
+def as_json(translation: Translation) -> str:
+    """Write a translation as a line of JSON."""
+    return json.dumps(asdict(translation), ensure_ascii=False)
+
+
+main = command(HELP, translate, Options, rest=True)
+
+if __name__ == "__main__":
+    main()

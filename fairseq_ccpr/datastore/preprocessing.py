@@ -1,0 +1,116 @@
+"""`preprocessing.json`: how the text of a translation model is made tokens, kept with what was prepared or built.
+
+`fairseq-ccpr prepare` leaves it in DATA_BIN, `fairseq-ccpr build tokens` in the datastore, together with the dictionaries and
+the subword model, so that nothing of it has to be said again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.settings import as_words
+from fairseq_ccpr.storage.atomic import scratch_directory
+from fairseq_ccpr.storage.files import (
+    check_checksums,
+    check_sizes,
+    describe_files,
+    read_checked_json,
+    write_checked_json,
+)
+from fairseq_ccpr.storage.fingerprint import of_file
+
+PREPROCESSING = "preprocessing"  # folder in a datastore
+FILE = "preprocessing.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Languages, dictionaries and subwords of a translation model.
+
+    Attributes:
+        folder: has dict.LANGUAGE.txt of both languages.
+        options: fairseq's of tokenizer and BPE by name, such as bpe and sentencepiece_model; empty where they are not known.
+        model: the checkpoint, where it is known.
+    """
+
+    folder: Path
+    source_lang: str
+    target_lang: str
+    options: Mapping[str, Any]
+    model: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The options as words of a command line."""
+        return as_words(self.options)
+
+    def subword_digests(self) -> frozenset[str]:
+        """Digest the files of tokenizer and BPE: equal models have equal digests, wherever they lie."""
+        return frozenset(of_file(Path(value)) for value in self._files())
+
+    def save(self, folder: Path) -> None:
+        """Write the description to a folder, with copies of the files that are not in it."""
+        dictionaries = [self.folder / f"dict.{language}.txt" for language in (self.source_lang, self.target_lang)]
+        for path in dict.fromkeys([*dictionaries, *self._files()]):
+            if path.parent.resolve() != folder.resolve():
+                shutil.copyfile(path, folder / path.name)
+        names = list(dict.fromkeys(path.name for path in [*dictionaries, *self._files()]))
+        described = {
+            "format_version": FORMAT_VERSION,
+            "source_lang": self.source_lang,
+            "target_lang": self.target_lang,
+            "options": {name: Path(v).name if Path(v) in self._files() else v for name, v in self.options.items()},
+            "model": self.model,
+            "files": describe_files(folder, names),
+        }
+        write_checked_json(folder / FILE, described)
+
+    def _files(self) -> list[Path]:
+        return [Path(value) for value in map(str, self.options.values()) if Path(value).is_file()]
+
+
+def read_preprocessing(folder: Path) -> Preprocessing | None:
+    """Read what `save` wrote to a folder; None where there is nothing.
+
+    Raises:
+        DatastoreError: the description or a file of it is damaged.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        data = read_checked_json(path)
+        if data["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"it has format version {data['format_version']}, and this reads {FORMAT_VERSION}")
+        files, options = data["files"], data["options"]
+        found = Preprocessing(folder, data["source_lang"], data["target_lang"], options, data["model"])
+    except (ValueError, KeyError) as error:
+        raise DatastoreError(f"{path} is damaged ({error}): delete it, or make its folder again") from None
+    check_sizes(folder, files)
+    if faults := check_checksums(folder, files):
+        raise DatastoreError(f"{folder}: {faults[0]}; copy it again, or make it again")
+    return replace(found, options={n: str(folder / v) if v in files else v for n, v in options.items()})
+
+
+def remember(preprocessing: Preprocessing, datastore: Path) -> None:
+    """Keep a preprocessing in a datastore, in place of an earlier one."""
+    folder = datastore / PREPROCESSING
+    with scratch_directory(folder) as partial:
+        preprocessing.save(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+
+def remembered(datastore: Path) -> Preprocessing | None:
+    """Return the preprocessing that a datastore keeps, None where there is none.
+
+    Raises:
+        DatastoreError: it is damaged.
+    """
+    return read_preprocessing(datastore / PREPROCESSING)

@@ -1,0 +1,94 @@
+"""`tuned.json`: the settings that tuning left with a datastore; decoding takes them where an option is left out.
+
+A datastore's tokens and phrases may be used alone or together, and each way has settings of its own. They lie in the folder
+of the token part, or of the phrase part where it is used alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage.files import read_checked_json, write_checked_json
+
+TUNED = "tuned.json"
+FORMAT_VERSION = 1
+
+logger = logging.getLogger(__name__)
+
+Parts = Mapping[str, "TokenDatastore | PhraseDatastore"]  # "token", "phrase", or both in this order
+
+
+def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str) -> Path:
+    """Leave settings with the parts that they were tuned for, in place of earlier ones.
+
+    Args:
+        parts: what was decoded with.
+        settings: values of the fields of `decoding.options`, by the prefix of their options.
+        signature: of retrieval with these settings.
+
+    Returns:
+        The file.
+    """
+    path = _file_of(parts)
+    written = _read(path)
+    keys = {name: part.keys_fingerprint for name, part in parts.items()}
+    written[_name_of(parts)] = {"keys": keys, "settings": settings, "signature": signature}
+    write_checked_json(path, {"format_version": FORMAT_VERSION, "tuned": written})
+    return path
+
+
+def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
+    """Return what was tuned for these parts together, or else for each alone; nothing where nothing was.
+
+    Returns:
+        Values of fields by the prefix of their options, as `write_tuned` took them.
+
+    Raises:
+        DatastoreError: a file is damaged.
+    """
+    if not parts:
+        return {}
+    together = _settings_of(parts)
+    if together or len(parts) == 1:
+        return together
+    alone = (_settings_of({name: part}) for name, part in parts.items())
+    return {prefix: values for settings in alone for prefix, values in settings.items()}
+
+
+def _settings_of(parts: Parts) -> dict[str, dict[str, Any]]:
+    path = _file_of(parts)
+    tuned = _read(path).get(_name_of(parts))
+    if tuned is None:
+        return {}
+    if tuned["keys"] != {name: part.keys_fingerprint for name, part in parts.items()}:
+        logger.warning("%s is of other keys than the datastore has now, and not used: tune again", path)
+        return {}
+    settings: dict[str, dict[str, Any]] = tuned["settings"]
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = read_checked_json(path)
+        if data["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"it has format version {data['format_version']}, and this reads {FORMAT_VERSION}")
+        tuned: dict[str, Any] = data["tuned"]
+    except (ValueError, KeyError) as error:
+        raise DatastoreError(f"{path} is damaged ({error}): delete it, and tune again") from None
+    return tuned
+
+
+def _file_of(parts: Parts) -> Path:
+    return next(iter(parts.values())).directory / TUNED
+
+
+def _name_of(parts: Parts) -> str:
+    return "+".join(parts)

@@ -1,0 +1,67 @@
+"""fairseq's generation options, read from the words of a command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from fairseq_ccpr.errors import ConfigurationError, did_you_mean
+from fairseq_ccpr.settings import as_words
+
+MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
+
+
+def parse_generation(words: list[str]) -> Any:
+    """Return the configuration of `fairseq-generate WORDS`, with retrieval as the default task.
+
+    Args:
+        words: the folder with the dictionaries first, then options.
+
+    Raises:
+        ConfigurationError: an option that does not exist, that has no effect here, or whose value is none of its own.
+    """
+    parser = options.get_generation_parser(default_task="translation_retrieval")
+    _refuse_in_one_sentence(parser)
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
+    of_generate_alone = {
+        "--lm-path": cfg.generation.lm_path,
+        "--replace-unk": cfg.generation.replace_unk,
+        "--prefix-size": cfg.generation.prefix_size,
+        "--score-reference": cfg.generation.score_reference,
+        "--knn-log": cfg.task.get("knn_log"),
+    }
+    for name, value in of_generate_alone.items():
+        if value:
+            raise ConfigurationError(f"{name} is for fairseq-generate alone: leave it out here")
+    if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
+        cfg.dataset.max_tokens = MAX_TOKENS
+    return cfg
+
+
+def words_by_name(named: Mapping[str, Any]) -> list[str]:
+    """Return options given by name, such as `beam=5`, as words; False is the opposite of an option that has one."""
+    parser = options.get_generation_parser(default_task="translation_retrieval")
+    options.parse_args_and_arch(parser, input_args=["."], parse_known=True)  # this adds those of the task
+    opposite = {name: f"no_{name}" for name, value in named.items() if value is False}
+    known = {action.dest for action in parser._actions}
+    given = {opposite[n] if opposite.get(n) in known else n: v for n, v in named.items()}
+    return as_words({name: name in opposite.values() or value for name, value in given.items()})
+
+
+def _refuse_in_one_sentence(parser: argparse.ArgumentParser) -> None:
+    """Make a parser raise what it would print and exit for, with what may have been meant."""
+
+    def refuse(message: str) -> NoReturn:
+        kind, _, rest = message.partition("unrecognized arguments: ")
+        if kind or not rest:
+            raise ConfigurationError(message)
+        word = rest.split()[0].partition("=")[0]
+        known = [name for action in parser._actions for name in action.option_strings]
+        what = f"there is no option {word}" if word.startswith("-") else f"'{rest}' belongs to no option"
+        raise ConfigurationError(f"{what}{did_you_mean(word, known)}")
+
+    parser.error = refuse  # type: ignore[method-assign]

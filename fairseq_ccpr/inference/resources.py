@@ -1,0 +1,177 @@
+"""Finding what a translation needs and was not told: model, languages, dictionaries and subwords.
+
+They are looked for in the data folder, in the datastore, which remembers what it was built with, and beside the model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from fairseq import checkpoint_utils, utils
+
+from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing, remembered
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.settings import as_words
+
+SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
+CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
+
+
+def configure(words: list[str], data: Path | None = None) -> Any:
+    """Return the configuration of fairseq-generate for these options, with what they leave out as it was found.
+
+    Args:
+        words: options of fairseq-generate.
+        data: the folder that fairseq-preprocess wrote, if one is given.
+
+    Raises:
+        ConfigurationError: something was not found, or twice, and differs.
+    """
+    if "--sentencepiece-model" in words and "--bpe" not in words:
+        words = ["--bpe", "sentencepiece", *words]
+    given = parse_generation([str(data or "."), *words])
+    datastores = (
+        [Path(folder) for folder in utils.split_paths(given.task.datastore or "")] if given.task.datastore else []
+    )
+    known = [found for found in (read_preprocessing(data) if data else None, *map(remembered, datastores)) if found]
+    path = given.common_eval.path or _model_of(known)
+    models = [Path(one) for one in utils.split_paths(path)]
+    for model in models:
+        if not model.is_file():
+            raise ConfigurationError(f"--path: there is no checkpoint {model}")
+    source, target = _languages(given.task, known, models[0])
+    folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
+    found = ["--path", path, "-s", source, "-t", target]
+    if given.bpe is None:
+        found += _subwords(known, models[0].parent, given)
+    cfg = parse_generation([str(folder), *found, *words])
+    if cfg.bpe is not None:
+        cfg.common_eval.post_process = None  # --remove-bpe; the subword model does that, and more
+    return cfg
+
+
+def preprocessing_of(cfg: Any) -> Preprocessing:
+    """Describe the preprocessing of a complete configuration."""
+    options: dict[str, Any] = {}
+    for kind in ("tokenizer", "bpe"):
+        given = cfg[kind]
+        if given is not None:
+            own = {name: value for name, value in given.items() if name not in ("_name", "source_lang", "target_lang")}
+            options |= {kind: given["_name"], **{name: value for name, value in own.items() if value}}
+    model = os.pathsep.join(str(Path(one).resolve()) for one in utils.split_paths(cfg.common_eval.path))
+    task = cfg.task
+    return Preprocessing(Path(utils.split_paths(task.data)[0]), task.source_lang, task.target_lang, options, model)
+
+
+def find_beside(
+    model: Path, source: str, target: str, given: Mapping[str, Any] = MappingProxyType({})
+) -> Preprocessing | None:
+    """Return the dictionaries and subwords that lie beside a checkpoint; None without the dictionaries.
+
+    Args:
+        given: options of tokenizer and BPE that are known.
+
+    Raises:
+        ConfigurationError: the subwords are there, but not known well enough, or twice.
+    """
+    if not _has_dictionaries(model.parent, source, target):
+        return None
+    files = _subword_files(model.parent)
+    if "bpe" not in given and len(files) > 1:
+        raise _two_models(*files[:2])
+    found = _options_of(files[0], given.get("tokenizer")) if files and "bpe" not in given else {}
+    return Preprocessing(model.parent, source, target, {**found, **given})
+
+
+def _model_of(known: list[Preprocessing]) -> str:
+    """Return the checkpoint that a datastore was built with."""
+    path = next((one.model for one in known if one.model), None)
+    if path is None:
+        raise ConfigurationError("give the model's checkpoint with --path")
+    if not Path(path).is_file():
+        raise ConfigurationError(f"the datastore was built with the model {path}, which is not there: give --path")
+    return path
+
+
+def _languages(task: Any, known: list[Preprocessing], model: Path) -> tuple[str, str]:
+    """Return source and target language: those given, or remembered, or the checkpoint's own."""
+    given = task.source_lang, task.target_lang
+    for one in known:
+        for option, told, was in zip(("-s", "-t"), given, (one.source_lang, one.target_lang)):
+            if told and told != was:
+                raise ConfigurationError(
+                    f"{option} is {told}, but {one.folder} is for {one.source_lang} to {one.target_lang}: leave it out"
+                )
+    if all(given):
+        return given
+    if known:
+        return known[0].source_lang, known[0].target_lang
+    of_model = checkpoint_utils.load_checkpoint_to_cpu(str(model)).get("cfg") or {}
+    settings = of_model.get("task") or {}
+    source, target = (told or settings.get(name) for told, name in zip(given, ("source_lang", "target_lang")))
+    if not source or not target:
+        raise ConfigurationError(f"{model} does not say which languages it translates: give -s and -t")
+    return source, target
+
+
+def _dictionaries(folders: list[Path], source: str, target: str, model: Path) -> Path:
+    """Return the first folder that has the dictionaries."""
+    found = next((folder for folder in folders if _has_dictionaries(folder, source, target)), None)
+    if found is None:
+        raise ConfigurationError(
+            f"there is no dict.{source}.txt and dict.{target}.txt beside {model}: put the model's dictionaries there, or "
+            "give the folder that has them, such as DATA_BIN, with --data"
+        )
+    return found
+
+
+def _has_dictionaries(folder: Path, *languages: str) -> bool:
+    return all((folder / f"dict.{language}.txt").is_file() for language in languages)
+
+
+def _subwords(known: list[Preprocessing], beside: Path, given: Any) -> list[str]:
+    """Return the options of tokenizer and BPE: what is remembered, or what lies beside the model, which must agree."""
+    told = [one for one in known if one.options]
+    for one, other in zip(told, told[1:]):
+        if one.subword_digests() != other.subword_digests():
+            raise _two_models(one.folder, other.folder)
+    files = _subword_files(beside)
+    if not told:
+        if len(files) > 1:
+            raise _two_models(*files[:2])
+        return as_words(_options_of(files[0], given.tokenizer and given.tokenizer["_name"])) if files else []
+    for file in files:
+        if not Preprocessing(beside, "", "", {"file": str(file)}).subword_digests() <= told[0].subword_digests():
+            raise _two_models(told[0].folder, file)
+    return told[0].words
+
+
+def _subword_files(folder: Path) -> list[Path]:
+    return [folder / name for name in (*SENTENCEPIECE, *CODES) if (folder / name).is_file()]
+
+
+def _options_of(file: Path, tokenizer: str | None) -> dict[str, str]:
+    """Return fairseq's options for a subword model, told by its name and its first line."""
+    if file.name in SENTENCEPIECE:
+        return {"bpe": "sentencepiece", "sentencepiece_model": str(file)}
+    if tokenizer is None:
+        raise ConfigurationError(
+            f"{file} does not say whether its text was tokenised before: give --tokenizer, moses as most models of BPE "
+            "have it, or space if it was not"
+        )
+    with file.open(encoding="utf-8") as stream:
+        first = stream.readline()
+    kind = "subword_nmt" if first.startswith("#version") else "fastbpe"
+    return {"bpe": kind, "bpe_codes": str(file)}
+
+
+def _two_models(one: Path, other: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"there are two subword models that differ, {one} and {other}: say which is the model's with --bpe and "
+        "--sentencepiece-model, or --bpe-codes"
+    )

@@ -1,0 +1,161 @@
+"""A trained model, alone or with a datastore, loaded once and ready to translate."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import tasks, utils
+
+from fairseq_ccpr.datastore.preprocessing import Preprocessing
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.device import choose_device
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.resources import configure, preprocessing_of
+from fairseq_ccpr.inference.sentences import Translation, batches_of, encode, length_limit
+from fairseq_ccpr.models.checkpoint import load_models
+from fairseq_ccpr.text.decoder_subwords import check_subwords
+
+WINDOW = 4096  # sentences that are read at once, and sorted by length
+FP32, FP16, BF16 = PRECISIONS = "fp32", "fp16", "bf16"
+
+
+class System:
+    """Everything that decoding needs: configuration, task, models, and the ensemble that retrieves.
+
+    Threads may share one: each has a generator of its own, and what a batch retrieves stays with the batch.
+
+    Args:
+        cfg: of fairseq-generate, as `resources.configure` completes it.
+        device: of the models; the GPU where there is one.
+        precision: of the models, fp32, fp16 or bf16.
+
+    Attributes:
+        ensemble: the models with the memories of the datastore; None without a datastore.
+
+    Raises:
+        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
+    """
+
+    def __init__(self, cfg: Any, device: torch.device | None = None, precision: str = FP32) -> None:
+        self.cfg = cfg
+        self.device = device or choose_device(cfg.common.cpu)
+        precision = FP16 if cfg.common.fp16 else precision
+        self.task, self.models = load(cfg, self.device, precision)
+        self.ensemble: RetrievalEnsemble | None = self.task.build_ensemble(self.models) if cfg.task.datastore else None
+        if precision == BF16:  # now that the models were told by their parameters, which bf16 cuts short
+            for model in self.models:
+                model.bfloat16()
+        self.to_text = detokeniser(cfg, self.task)
+        for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
+            check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
+        self._of_thread = threading.local()
+
+    @classmethod
+    def of(cls, words: list[str], data: Path | None = None) -> System:
+        """Load the system that options of fairseq-generate describe, with what they leave out as it is found."""
+        return cls(configure(words, data))
+
+    def generator(self, retrieve: bool = True) -> Any:
+        """Make a generator of fairseq, with retrieval where there is a datastore."""
+        made = self.task.build_base_generator(self.models, self.cfg.generation)
+        if retrieve and self.ensemble is not None:
+            made.model = self.ensemble
+        return made
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How text is made tokens, as a datastore remembers it."""
+        return preprocessing_of(self.cfg)
+
+    @property
+    def signature(self) -> str | None:
+        """What decides what retrieval does to a translation, in one line; None without a datastore."""
+        return self.ensemble.signature() if self.ensemble is not None else None
+
+    def translate(
+        self, sentences: Iterable[str], done: Callable[[int], object] = lambda count: None, window: int = WINDOW
+    ) -> Iterator[Translation]:
+        """Translate sentences in batches of similar lengths; their translations come in the order of the sentences.
+
+        Args:
+            sentences: raw text, each one sentence. An empty one has an empty translation; one that is longer than the models
+                take has an empty translation, too, and the reason as `Translation.fault`.
+            done: is told how many more sentences are translated, before they can be yielded in order.
+            window: sentences that are read ahead and sorted by length.
+        """
+        if isinstance(sentences, str):
+            raise ConfigurationError("translate takes a list of sentences, not one string: put it in brackets")
+        waiting = iter(sentences)
+        while some := list(islice(waiting, window)):
+            yield from self._translate(some, done)
+
+    def _translate(self, sentences: list[str], done: Callable[[int], object]) -> list[Translation]:
+        tokens = [encode(sentence, self.task) for sentence in sentences]
+        most = length_limit(self.task, self.models)
+        fits = [i for i, ids in enumerate(tokens) if 1 < len(ids) <= most]
+        translations = [
+            Translation.of_nothing(sentence, len(ids), most) if not 1 < len(ids) <= most else None
+            for sentence, ids in zip(sentences, tokens)
+        ]
+        done(len(sentences) - len(fits))
+        for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task):
+            places = [fits[i] for i in sample["id"].tolist()]
+            sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
+            hypotheses = self.task.inference_step(self._generator(), self.models, sample)
+            for place, found in zip(places, hypotheses):
+                translations[place] = Translation.of(sentences[place], found[: self.cfg.generation.nbest], self)
+            done(len(places))
+        return [one for one in translations if one is not None]
+
+    def _generator(self) -> Any:
+        """Return this thread's generator."""
+        if not hasattr(self._of_thread, "generator"):
+            self._of_thread.generator = self.generator()
+        return self._of_thread.generator
+
+
+def load(
+    cfg: Any, device: torch.device | None = None, precision: str = FP32
+) -> tuple[TranslationRetrievalTask, list[Any]]:
+    """Load task and models, as fairseq-generate does.
+
+    Raises:
+        ConfigurationError: another task.
+        CheckpointError: `--path` is no model of these dictionaries.
+    """
+    task = tasks.setup_task(cfg.task)
+    if not isinstance(task, TranslationRetrievalTask):
+        raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
+    task.build_tokenizer(cfg.tokenizer)
+    task.build_bpe(cfg.bpe)
+    overrides = ast.literal_eval(cfg.common_eval.model_overrides)
+    models = load_models(utils.split_paths(cfg.common_eval.path), task, overrides)
+    utils.set_torch_seed(cfg.common.seed)
+    for model in models:
+        if precision == FP16:
+            model.half()
+        model.to(device or choose_device(cfg.common.cpu))
+        model.prepare_for_inference_(cfg)
+    return task, models
+
+
+def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
+    """Return a function from a dictionary and token ids to text, as fairseq-generate prints it.
+
+    A reference's unknown tokens are written in a way that no hypothesis matches.
+    """
+
+    def to_text(dictionary: Any, tokens: torch.Tensor, reference: bool = False) -> str:
+        tokens = utils.strip_pad(tokens, dictionary.pad()).int().cpu()
+        text = dictionary.string(tokens, cfg.common_eval.post_process, escape_unk=reference)
+        text = task.bpe.decode(text) if task.bpe is not None else text
+        return task.tokenizer.decode(text) if task.tokenizer is not None else text
+
+    return to_text

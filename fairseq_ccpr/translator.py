@@ -1,0 +1,77 @@
+"""The door for programs: a trained model and a datastore, loaded once, to translate text and to explain translations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.explain.explanation import Explanation
+from fairseq_ccpr.evaluation.explain.translate import explain_sentences
+from fairseq_ccpr.inference.arguments import words_by_name
+from fairseq_ccpr.inference.resources import configure
+from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
+
+
+class Translator(System):
+    """Translate text with a trained model of fairseq, and with what a datastore knows.
+
+    >>> translator = Translator(model, datastore=datastore, beam=5)
+    >>> for translation in translator.translate(["Und Gott sprach:", "Es werde Licht!"]):
+    ...     print(translation.text, translation.score)
+    >>> translator.explain("Es werde Licht!").save("page.html")
+
+    Everything is loaded once. Several threads may translate with one translator at the same time.
+
+    Args:
+        path: the model's checkpoint; several of an ensemble are separated by colons. Left out, the one that the datastore was
+            built with.
+        datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are apart. Left out,
+            the model translates alone.
+        data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the datastore, or beside
+            the model; so are the subwords, unless `bpe` and `sentencepiece_model` or `bpe_codes` name them.
+        beam: width of beam search.
+        device: such as "cpu" or "cuda:1"; left out, the GPU where there is one.
+        precision: of the model, "fp32", "fp16" or "bf16".
+        options: any other option of fairseq-generate by its name, and of retrieval, such as `lenpen=1.2` or `knn_k=16`.
+            Settings of retrieval that are left out are as `fairseq-ccpr tune` left them with the datastore.
+
+    Raises:
+        ConfigurationError: an option that does not exist, or something that was not found.
+        CheckpointError: the checkpoint is no model of these dictionaries.
+        DatastoreError: the datastore is damaged, or belongs to another model.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        datastore: str | Path | None = None,
+        data: str | Path | None = None,
+        beam: int = 5,
+        device: str | torch.device | None = None,
+        precision: str = FP32,
+        **options: Any,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigurationError(f"precision is {precision}: choose one of {', '.join(PRECISIONS)}")
+        named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True, **options}
+        cfg = configure(words_by_name(named), Path(data) if data is not None else None)
+        super().__init__(cfg, torch.device(device) if device is not None else None, precision)
+
+    def explain(self, sentences: str | list[str], neighbours: int = 16) -> Explanation:
+        """Translate with and without retrieval, and say where each token came from.
+
+        Args:
+            sentences: one, or several.
+            neighbours: entries of the token datastore that are kept of each token, at most.
+
+        Returns:
+            An explanation, whose `save` writes a page for the browser.
+
+        Raises:
+            ConfigurationError: there is no datastore, or a sentence is too long.
+        """
+        return explain_sentences(self, [sentences] if isinstance(sentences, str) else list(sentences), neighbours)
