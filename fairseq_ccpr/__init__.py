@@ -8,8 +8,8 @@ import torch
 from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.version import __version__
 
-# fairseq announces on import which packages it could use for speech; matplotlib, where it looks for its files.
-for name in ("fairseq.tasks.text_to_speech", "matplotlib"):
+# fairseq announces on import which packages it could use for speech; hydra and matplotlib, each step they take.
+for name in ("fairseq.tasks.text_to_speech", "hydra", "matplotlib"):
     logging.getLogger(name).setLevel(logging.WARNING)
 
 # fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
@@ -25,6 +25,11 @@ from fairseq_ccpr.decoding.memory import Memory, ModelView, Neighbours, Retrieve
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, TranslationRetrievalConfig  # noqa: E402
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
+from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub  # noqa: E402
+from fairseq_ccpr.inference.sentences import Translation  # noqa: E402
+from fairseq_ccpr.translator import Translator  # noqa: E402
+
+refuse_retrieval_by_hub()
 
 __all__ = [
     "Memory",
@@ -36,8 +41,10 @@ __all__ = [
     "TokenDatastore",
     "TokenRetrievalSettings",
     "TokenRetriever",
+    "Translation",
     "TranslationRetrievalConfig",
     "TranslationRetrievalTask",
+    "Translator",
     "__version__",
     "models",
     "training",

@@ -1,0 +1,30 @@
+"""fairseq's hub interface (`TransformerModel.from_pretrained`) would translate without a datastore, so it is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq import checkpoint_utils
+from fairseq.tasks import TASK_REGISTRY
+
+from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.errors import ConfigurationError
+
+
+def refuse_retrieval_by_hub() -> None:
+    """Make the hub refuse a datastore, or a task that retrieves: it drops the options of both, and builds no memory."""
+    load = checkpoint_utils.load_model_ensemble_and_task
+
+    @functools.wraps(load)
+    def checked(filenames: Any, arg_overrides: Mapping[str, Any] | None = None, task: Any = None, **others: Any) -> Any:
+        wanted = arg_overrides or {}
+        named = TASK_REGISTRY.get(wanted.get("task"))
+        if task is None and (wanted.get("datastore") or (named and issubclass(named, TranslationRetrievalTask))):
+            raise ConfigurationError(
+                "fairseq's from_pretrained does not retrieve: use fairseq_ccpr.Translator(path, datastore=...)"
+            )
+        return load(filenames, arg_overrides, task, **others)
+
+    checkpoint_utils.load_model_ensemble_and_task = checked
