@@ -33,8 +33,10 @@ class TokenRetrievalSettings:
 
     k: int = option(8, "neighbours retrieved for each token", within="[1, inf)", needs="at least 1 neighbour")
     lambda_: float = option(
-        0.5, "interpolation weight of the token datastore, 0 to 1", within="[0, 1]", needs=SHARE, sign="lambda"
-    )
+        0.5,
+        "interpolation weight of the token datastore, 0 to 1 (1 where it is scaled to lambda*, or else 0.5)",
+        within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
+    )  # fmt: skip
     temperature: float = option(
         10.0,
         "temperature of the neighbours' distribution: squared distances want about 10 to 100 (10 by default), the inner "
@@ -208,10 +210,16 @@ class TranslationRetrievalConfig(TranslationConfig):
     )
 
 
-def automatic_token_settings(datastore: TokenDatastore) -> dict[str, object]:
-    """Temperature and confidence that suit a datastore's keys, where their options are left out."""
+def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None = None) -> dict[str, object]:
+    """Choose what suits a datastore's keys where options are left out.
+
+    Args:
+        confidence: whether lambda is scaled to lambda*, by an option or its being left out; None: left out. lambda* is never
+            more than lambda, and less by a third or so: it wants all of it.
+    """
     unit = datastore.section.projection is not None
-    return {"temperature": 0.05 if unit else 10.0, "confidence": unit}
+    confident = unit if confidence is None else confidence
+    return {"lambda_": 1.0 if confident else 0.5, "temperature": 0.05 if unit else 10.0, "confidence": unit}
 
 
 def token_settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -> TokenRetrievalSettings:
@@ -220,7 +228,8 @@ def token_settings(cfg: TranslationRetrievalConfig, datastore: TokenDatastore) -
     Raises:
         ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.
     """
-    settings = read_options(TokenRetrievalSettings, cfg, automatic_token_settings(datastore))
+    confidence = read_options(TokenRetrievalSettings, cfg, automatic_token_settings(datastore)).confidence
+    settings = read_options(TokenRetrievalSettings, cfg, automatic_token_settings(datastore, confidence))
     unit = datastore.section.projection is not None
     if settings.confidence and not unit:
         raise ConfigurationError(

@@ -167,7 +167,7 @@ def _system(
     """Return the options of these settings, and the ensemble with them."""
     tokens, phrases, options = ensemble.tokens, ensemble.phrases, []
     if tokens is not None and token_settings is not None:
-        automatic = automatic_token_settings(tokens.retriever.datastore)
+        automatic = automatic_token_settings(tokens.retriever.datastore, token_settings.confidence)
         kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
         options.append(as_options(token_settings, (*TUNED_OF_TOKENS, *kind), automatic))
         tokens = replace(tokens, settings=token_settings)
