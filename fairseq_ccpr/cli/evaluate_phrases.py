@@ -20,6 +20,7 @@ from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import score_system
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.evaluation.accuracy.phrase_report import PhraseReport, accuracy_table, report, same_string_table
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import PhraseSystem, load_system
+from fairseq_ccpr.extras import installing
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import LEARNED
 from fairseq_ccpr.models.pretrained.sentence_encoders import MUSE
@@ -28,7 +29,7 @@ from fairseq_ccpr.storage.fingerprint import of_files, short
 
 CCPR, XPR = "ccpr", "xpr"  # tasks
 
-HELP = """\
+HELP = f"""\
 acc@1 of phrase retrieval: of gold phrases, each in its sentence, how many have their translation, in its sentence, as the
 nearest entry of an index. The index holds all gold targets and phrases of --distractors, the same for every system. Of
 gold pairs with the same target sentence one is taken, always the same one, and the others are not in the index either: a
@@ -42,7 +43,7 @@ other phrases of the answers' sentences into the index: then the right words mus
 
   CKPT   checkpoint of fairseq-train --task phrase_contrast: its phrase vectors (CCPR, CPR)
   DIR    directory of convert_encoder.py: states of the last layer at the phrase's first and last subword, length 1
-  muse   multilingual universal sentence encoder: the vector of the phrase's sentence (pip install 'fairseq-ccpr[muse]')
+  muse   multilingual universal sentence encoder: the vector of the phrase's sentence ({installing("muse")})
 
 Each cell of the table has two numbers: how often the gold entry itself comes first, and how often an entry with its string
 does, in whichever sentence. Ties count against the system; "tied" says how often the gold entry shared the first place.

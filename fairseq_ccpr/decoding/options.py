@@ -37,12 +37,9 @@ class TokenRetrievalSettings:
     )
     lambda_: float = option(
         0.5,
-        "interpolation weight of the token datastore, 0 to 1",
-        within="[0, 1]",
-        needs=SHARE,
-        sign="lambda",
-        automatic=True,
-    )
+        "interpolation weight of the token datastore, 0 to 1; all of it, 1, where it is scaled to lambda*",
+        within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
+    )  # fmt: skip
     temperature: float = option(
         10.0,
         "temperature of the neighbours' distribution: squared distances want about 10 to 100, the inner products of an "
@@ -220,21 +217,31 @@ class TranslationRetrievalConfig(TranslationConfig):
     )
 
 
-def automatic_token_settings(datastore: TokenDatastore) -> dict[str, object]:
-    """Temperature and confidence that suit a datastore's keys, where their options are left out."""
+def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None = None) -> dict[str, object]:
+    """Choose what suits a datastore's keys where options are left out.
+
+    Args:
+        confidence: whether lambda is scaled to lambda*, by an option or its being left out; None: left out. lambda* is never
+            more than lambda, and less by a third or so: it wants all of it.
+    """
     unit = datastore.section.projection is not None
-    return {"temperature": 0.05 if unit else 10.0, "confidence": unit}
+    confident = unit if confidence is None else confidence
+    return {"lambda_": 1.0 if confident else 0.5, "temperature": 0.05 if unit else 10.0, "confidence": unit}
 
 
 def token_settings(
-    cfg: TranslationRetrievalConfig, datastore: TokenDatastore, tuned: Optional[Mapping[str, object]] = None
+    cfg: TranslationRetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
 ) -> TokenRetrievalSettings:
     """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys.
 
     Raises:
         ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.
     """
-    settings = read_options(TokenRetrievalSettings, cfg, {**automatic_token_settings(datastore), **(tuned or {})})
+    known = tuned or {}
+    suits = {**automatic_token_settings(datastore), **known}
+    confidence = read_options(TokenRetrievalSettings, cfg, suits).confidence
+    suits = {**automatic_token_settings(datastore, confidence), **known}
+    settings = read_options(TokenRetrievalSettings, cfg, suits)
     unit = datastore.section.projection is not None
     if settings.confidence and not unit:
         raise ConfigurationError(

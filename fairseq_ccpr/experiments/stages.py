@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Union
 
@@ -185,7 +185,7 @@ class Runner:
             "log": str(log.relative_to(self.output)),
             "seconds": round(seconds, 1),
             "resumed": resumed,
-            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "created_with": f"fairseq-ccpr {__version__}",
             "datastore": _describe_datastore(stage.outputs[0]),
         }

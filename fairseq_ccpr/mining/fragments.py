@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ def fragments(text: str, window: int = WINDOW) -> list[str]:
         return []
     lowered = [text[start:end].lower() for start, end in spans]
     # Neighbouring characters of a script without spaces stay together.
-    gaps = ["" if before[1] == after[0] else " " for before, after in zip(spans, spans[1:])]
+    gaps = ["" if before[1] == after[0] else " " for before, after in itertools.pairwise(spans)]
     words = [*map("".join, zip(lowered, gaps)), lowered[-1]]
     last = max(1, len(words) - window + 1)
     return ["".join(words[first : first + window]).rstrip() for first in range(last)]

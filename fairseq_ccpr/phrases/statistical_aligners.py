@@ -9,6 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.extras import installing
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
 
 SYMMETRIZATIONS = (
@@ -38,8 +39,8 @@ def import_thot() -> Any:
         import thot.alignment
     except ImportError:
         raise ConfigurationError(
-            "word alignment needs sil-thot, which is not installed: pip install 'fairseq-ccpr[align]', or give ready "
-            "alignments with --alignments"
+            f"word alignment needs sil-thot, which is not installed: {installing('align')}, or give ready alignments with "
+            "--alignments"
         ) from None
     return thot.alignment
 

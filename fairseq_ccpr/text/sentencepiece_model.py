@@ -8,6 +8,7 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.extras import installing
 
 SPECIALS = ["<unk>", "<s>", "</s>"]  # the first pieces of a model
 
@@ -56,6 +57,6 @@ def _messages() -> Any:
         from sentencepiece import sentencepiece_model_pb2
     except Exception as error:  # protobuf is missing, or older than the classes: a VersionError of its own
         raise ConfigurationError(
-            f"making a SentencePiece model needs protobuf ({str(error).splitlines()[0]}): pip install 'fairseq-ccpr[encoder]'"
+            f"making a SentencePiece model needs protobuf ({str(error).splitlines()[0]}): {installing('encoder')}"
         ) from None
     return sentencepiece_model_pb2

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import pickle
 import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import arrays
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import ROOT, Malice, call, edit_manifest, refused, run, with_option
+from tests.helpers import ROOT, USER_DIR, Malice, call, edit_manifest, refused, run, with_option
 from tests.small_models import World, build, build_options
 
 
@@ -220,3 +224,26 @@ def test_malicious_checkpoint_is_refused_and_nothing_runs(world: World, tmp_path
     words = world.options("--path", tmp_path / "bad.pt")
     refused(run("fairseq-generate", *words, check=False), "nothing in it was run", "system")
     assert [p.name for p in tmp_path.iterdir()] == ["bad.pt"]
+
+
+def trusting(load: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.load as fairseq's main branch calls it, which asks for whatever a checkpoint holds."""
+    return lambda *args, **options: load(*args, **options | {"weights_only": False})
+
+
+def test_malicious_checkpoint_is_refused_though_fairseq_asks_for_all_of_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = torch.load(world.model) | {"extra_state": Malice(tmp_path / "ran")}
+    torch.save(state, tmp_path / "bad.pt")
+    monkeypatch.setattr(torch, "load", trusting(torch.load))
+    with pytest.raises(pickle.UnpicklingError, match="system"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "bad.pt"))
+    refused(generate(world, world.datastore, "--path", tmp_path / "bad.pt"), "nothing in it was run", "system")
+    assert checkpoint_utils.load_checkpoint_to_cpu(str(world.model))["model"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_environment_that_lets_checkpoints_run_code_is_refused(tmp_path: Path) -> None:
+    words = ["fairseq-generate", tmp_path, "--user-dir", USER_DIR, "--task", "translation_retrieval"]
+    refused(run(*words, check=False, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1"), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "unset")

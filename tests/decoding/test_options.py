@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 
 from fairseq_ccpr.cli.retrieve_phrases import ShownPhrases
 from fairseq_ccpr.decoding.memory import Neighbours
@@ -20,11 +22,14 @@ from fairseq_ccpr.decoding.options import (
     PhraseSettings,
     StoreSettings,
     TokenRetrievalSettings,
+    TranslationRetrievalConfig,
+    automatic_token_settings,
+    token_settings,
 )
 from fairseq_ccpr.decoding.token_memory import DistributionView, confidence_weight, token_weight
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
-from fairseq_ccpr.settings import add_options, option_name, read_options
+from fairseq_ccpr.settings import add_options, as_options, option_name, read_options
 from tests.helpers import ROOT, equal
 from tests.small_models import World
 
@@ -94,6 +99,29 @@ def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
         for settings in ({"confidence": True}, given)
     )
     assert not torch.allclose(usual, other)
+
+
+@pytest.mark.parametrize(
+    ("unit", "words", "wanted"),
+    [
+        (False, "", {"lambda_": 0.5, "temperature": 10.0, "confidence": False}),
+        (True, "", {"lambda_": 1.0, "temperature": 0.05, "confidence": True}),
+        (True, "--knn-confidence", {"lambda_": 1.0, "confidence": True}),
+        (True, "--no-knn-confidence", {"lambda_": 0.5, "temperature": 0.05, "confidence": False}),
+        (True, "--knn-lambda 0.5", {"lambda_": 0.5, "confidence": True}),
+        (True, "--knn-lambda 0", {"lambda_": 0.0}),
+        (True, "--knn-lambda 1 --no-knn-confidence", {"lambda_": 1.0, "confidence": False}),
+    ],
+)
+def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[str, Any]) -> None:
+    parser = argparse.ArgumentParser()
+    gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
+    index = SimpleNamespace(metric="ip" if unit else "l2")
+    datastore: Any = SimpleNamespace(section=SimpleNamespace(projection="clknn" if unit else None, index=index))
+    settings = token_settings(parser.parse_args(["data", *words.split()]), datastore)
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+    written = as_options(settings, automatic=automatic_token_settings(datastore, settings.confidence))
+    assert set(written.split()) == set(words.split()) - ({"--knn-confidence"} if unit else set())
 
 
 def test_what_is_shown_of_phrases_is_by_default_what_the_decoder_retrieves() -> None:

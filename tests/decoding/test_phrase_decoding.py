@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import itertools
 import json
 import logging
 import random
@@ -352,7 +353,7 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
 
 def options_in(words: list[str], wanted: list[str]) -> bool:
     """Whether a command line has these options with these values."""
-    pairs = [*zip(words, words[1:])]
+    pairs = [*itertools.pairwise(words)]
     return all(pair in pairs for pair in zip(wanted[::2], wanted[1::2]))
 
 

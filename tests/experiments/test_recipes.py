@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from collections import Counter
@@ -43,7 +44,7 @@ def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Pa
     places = [tuple(place) for place in TokenDatastore(world.datastore).provenance.tolist()]
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     follow = pairs = 0
-    for before, line in zip(lines, lines[1:]):
+    for before, line in itertools.pairwise(lines):
         if before["sentence"] == line["sentence"]:
             pairs += 1
             number, place = places[before["neighbours"][0]["entry"]]

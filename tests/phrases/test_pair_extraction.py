@@ -331,7 +331,7 @@ def test_an_aligner_may_learn_nothing(text: Path, tmp_path: Path, monkeypatch: p
 
 def test_missing_aligner_says_how_to_install(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "thot.alignment", None)
-    refused(extract(text, tmp_path / "phrases", check=False), r"pip install 'fairseq-ccpr\[align\]'")
+    refused(extract(text, tmp_path / "phrases", check=False), "pip install 'sil-thot>=3.5'")
 
 
 def test_store_refuses_what_is_not_whole(text: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_words_hold_every_character_but_spaces(text: str) -> None:
     spans = word_spans(text)
     kinds = kinds_of(text)
     assert all(0 <= start < end for start, end in spans)
-    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:]))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
     covered = {i for span in spans for i in range(*span)}
     assert covered == {i for i, kind in enumerate(kinds) if kind != SPACE}
 
@@ -196,5 +197,5 @@ def test_pruning_without_protobuf_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
     tokenizer = sentencepiece_tokenizer()
     assert list(tokenizer.split("the"))
-    with pytest.raises(ConfigurationError, match=r"needs protobuf .*pip install 'fairseq-ccpr\[encoder\]'"):
+    with pytest.raises(ConfigurationError, match=r"needs protobuf .*pip install .*protobuf"):
         tokenizer.restrict({"▁the"})

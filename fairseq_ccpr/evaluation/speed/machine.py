@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +35,7 @@ def machine_name(device: torch.device) -> str:
 def describe_run(device: torch.device) -> dict[str, str]:
     """Describe what figures were measured with: the device, versions, the command line, and when."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"device": machine_name(device), **versions(), "command": command, "date": date}
 
 

