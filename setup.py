@@ -50,6 +50,8 @@ setup(
         "scikit-learn>=1.3",
         # Disjoint sets of strings, and the exact binomial test (1.7) that is McNemar's; scikit-learn brings it as well.
         "scipy>=1.7",
+        # Completion in the shell, made of the parsers.
+        "shtab>=1.7",
         # Pictures of tuning and of retrieval.
         "matplotlib>=3.7",
     ],
@@ -68,10 +70,5 @@ setup(
             "sacremoses>=0.1",
         ],
     },
-    entry_points={
-        "console_scripts": [
-            f"fairseq-ccpr-{name.replace('_', '-')} = fairseq_ccpr.cli.{name}:main"
-            for name in read_constant("cli/__init__.py", "COMMANDS")
-        ]
-    },
+    entry_points={"console_scripts": ["fairseq-ccpr = fairseq_ccpr.cli:main"]},
 )

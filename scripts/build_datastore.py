@@ -1,11 +1,12 @@
-"""A command of fairseq-ccpr: fairseq_ccpr/cli/__init__.py lists them all, `--help` explains this one."""
+"""Build a datastore from a checkout that is not installed: `tokens ...` is `fairseq-ccpr build tokens ...`."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fairseq_ccpr.cli import run_script
+from fairseq_ccpr.cli import main
 
 if __name__ == "__main__":
-    run_script(__file__)
+    sys.argv.insert(1, "build")
+    main()

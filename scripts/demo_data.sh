@@ -2,6 +2,6 @@
 
 demo=datastores/demo built=datastores/demo/built
 if [ ! -d $built/data-bin ]; then
-  python scripts/prepare_data.py --train $demo/bible.train.tsv.xz --valid $demo/bible.valid.tsv.xz \
+  fairseq-ccpr prepare --train $demo/bible.train.tsv.xz --valid $demo/bible.valid.tsv.xz \
     --test $demo/bible.test.tsv.xz -s de -t en --spm $demo/spm.model --dict $demo/dict.en.txt --output $built/data-bin
 fi

@@ -13,9 +13,9 @@ if [ ! -e $built/verses.en.txt ]; then
   xz -dc $demo/bible.train.tsv.xz | cut -f 2 > $built/verses.partial
   mv $built/verses.partial $built/verses.en.txt
 fi
-python scripts/build_datastore.py phrases $built/verses.en.txt --encoder $encoder --bf16 --output $built/phrases
-python scripts/compare_decoding.py $built/data-bin --path $demo/model.pt -s de -t en --datastore $built/phrases \
+fairseq-ccpr build phrases $built/verses.en.txt --encoder $encoder --bf16 --output $built/phrases
+fairseq-ccpr compare $built/data-bin --path $demo/model.pt -s de -t en --datastore $built/phrases \
   $(cat $demo/phrase.options) --bpe sentencepiece --sentencepiece-model $demo/spm.model --beam 5 --max-tokens 4000 \
   --results-path $built/phrase-results
 echo 'Die Jünger gingen auf den Berg, und Jesus lehrte sie in Gleichnissen.' |
-  python scripts/retrieve_phrases.py $built/phrases --encoder $encoder
+  fairseq-ccpr retrieve $built/phrases --encoder $encoder

@@ -60,7 +60,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         (folder / f"{subset}.tsv").write_text(rows, encoding="utf-8")
         tables += [f"--{subset}", folder / f"{subset}.tsv"]
     data_bin = folder / "data-bin"
-    call("prepare_data", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
+    call("prepare", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
     train(data_bin, folder / "model", 150, seed=1)
     train(data_bin, folder / "other", 10, seed=2)
     made = World(
@@ -79,7 +79,7 @@ def ccpr(tmp_path_factory: pytest.TempPathFactory) -> Ccpr:
     made.pairs.write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
     random_context(rows, made.context)
     call(
-        "extract_phrases", "--pairs", made.pairs, "-s", "de", "-t", "en", "--valid", 60, "--aligner", "fast-align",
+        "extract", "--pairs", made.pairs, "-s", "de", "-t", "en", "--valid", 60, "--aligner", "fast-align",
         "--max-edge-share", 0.02, "--max-phrase-words", 4, "--output", made.phrases, "--quiet",
     )  # fmt: skip
     made.log = run(*made.training(made.checkpoint.parent, 40)).stdout
@@ -104,7 +104,7 @@ def xpr(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Xpr:
     lines = [f"{source}\t{target}\n" for source, target in list(strings)[:400]]
     made.pairs.write_text("".join(lines), encoding="utf-8")
     call(
-        "build_lexicon_dataset", "--pairs", made.pairs, "--source-text", texts[0], "--target-text", texts[1],
+        "lexicon", "--pairs", made.pairs, "--source-text", texts[0], "--target-text", texts[1],
         "--output", made.lexicon, "-s", "de", "-t", "en", "--examples", 6,
     )  # fmt: skip
     made.log = run(*made.training(made.checkpoint.parent, 24)).stdout
@@ -125,7 +125,7 @@ def mono(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def phrase_store(ccpr: Ccpr, mono: Path) -> Path:
     """Phrases alone."""
     words = ["--encoder", ccpr.checkpoint, "--output", mono.parent / "alone", "--segmentation", "all", "--max-words", 3]
-    call("build_datastore", "phrases", mono, *words, "--cpu", "--quiet")
+    call("build phrases", mono, *words, "--cpu", "--quiet")
     return mono.parent / "alone"
 
 

@@ -19,17 +19,21 @@ from unittest.mock import patch
 import torch
 from fairseq import checkpoint_utils
 
+from fairseq_ccpr.cli import main
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
 ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ROOT / "fairseq_ccpr"
+PROGRAM = [sys.executable, "-m", "fairseq_ccpr"]
 DEMO = ROOT / "datastores" / "demo"
 
 
 def run(*command: object, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command of this project or of fairseq as a user would, on one thread, from the checkout."""
     words = [str(word) for word in command]
-    if words[0].endswith(".py"):
+    if words[0].startswith("fairseq-ccpr"):
+        words = [*PROGRAM, *words[0].split()[1:], *words[1:]]
+    elif words[0].endswith(".py"):
         words = [sys.executable, *words]
     elif not words[0].startswith("/"):
         words[0] = str(Path(sys.executable).parent / words[0])
@@ -56,13 +60,14 @@ def main_of(command: str) -> Callable[[], None]:
     """Find the entry point of a command of this project or of fairseq by its name."""
     if command.startswith("fairseq-"):
         return import_module(f"fairseq_cli.{command[len('fairseq-') :]}").cli_main
-    return import_module(f"fairseq_ccpr.cli.{command}").main
+    return main
 
 
 def call(command: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which spares it the imports; what it prints and its exit code are the same."""
     out, err = io.StringIO(), io.StringIO()
-    words = [command, *(str(word) for word in arguments)]
+    of_command = [command] if command.startswith("fairseq-") else ["fairseq-ccpr", *command.split()]
+    words = [*of_command, *(str(word) for word in arguments)]
     # fairseq keeps the best score of a training in its process
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     code = 0

@@ -141,7 +141,7 @@ def train(data_bin: Path, save_dir: Path, updates: int, seed: int) -> None:
 
 
 def build_options(world: World, output: Path) -> list[object]:
-    """Options of `build_datastore.py` for a token datastore with exact search."""
+    """Options of `fairseq-ccpr build` for a token datastore with exact search."""
     return [
         "tokens", world.data_bin, "--path", world.model, "-s", "de", "-t", "en", "--output", output, "--index", "exact",
         "--max-tokens", 1500, "--cpu", "--quiet",
@@ -150,7 +150,7 @@ def build_options(world: World, output: Path) -> list[object]:
 
 def build(world: World, output: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Build a token datastore with the command."""
-    return call("build_datastore", *build_options(world, output), *extra, check=check)
+    return call("build", *build_options(world, output), *extra, check=check)
 
 
 def demo_lines(count: int) -> list[str]:
@@ -231,7 +231,7 @@ def build_phrases(
     texts = text if isinstance(text, list) else [text]
     words: list[object] = ["phrases", *texts, "--encoder", ccpr.checkpoint, "--output", output, "--cpu", "--quiet"]
     words += [] if "--threshold" in extra else ["--threshold", 0.5]
-    return call("build_datastore", *words, "--chunk-sentences", 32, "--max-words", 5, *extra, check=check)
+    return call("build", *words, "--chunk-sentences", 32, "--max-words", 5, *extra, check=check)
 
 
 def entries(store: PhraseDatastore) -> list[tuple[int, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -29,19 +29,19 @@ MOST_SENTENCES = 2**31 - 1  # what an int32 counts
 
 @dataclass(frozen=True)
 class MergeSettings:
-    """The options of `merge_datastores.py`, and the datastores that it is given by name."""
+    """The options of `fairseq-ccpr merge`, and the datastores that it is given by name."""
 
-    datastores: dict[str, Path]  # by the name of their corpus
     output: Path = option(help="the new datastore: a folder that does not exist", metavar="DIR")
     remove: list[str] = option([], "texts that the output shall not hold", nargs="+", metavar="NAME")
     index: str = option(
         "auto",
-        "as of build_datastore.py; disk, or disk:FACTORY, keeps inverted lists on disk",
+        "as of fairseq-ccpr build; disk, or disk:FACTORY, keeps inverted lists on disk",
         metavar="exact|torch-ivf|FACTORY",
     )
     index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
     cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
     quiet: bool = quiet_option()
+    datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
 
     def check(self) -> None:
         """Check that the options go together.

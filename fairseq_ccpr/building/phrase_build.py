@@ -30,7 +30,7 @@ from fairseq_ccpr.storage.files import write_json
 
 @dataclass(frozen=True)
 class PhraseBuildSettings:
-    """The options of `build_datastore.py phrases`."""
+    """The options of `fairseq-ccpr build phrases`."""
 
     text: list[Path] = option(help="files of one sentence a line", positional=True, nargs="+", metavar="TEXT")
     encoder: Path = option(help="checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon", metavar="CKPT")
@@ -83,7 +83,7 @@ class PhraseBuildSettings:
         if self.store is not None and self.num_shards > 1:
             raise ConfigurationError(
                 "--store takes all keys together, and a shard has some of them: leave it out, merge the shards with "
-                "merge_datastores.py, and run this command on the result with --store and without --num-shards"
+                "fairseq-ccpr merge, and run this command on the result with --store and without --num-shards"
             )
         if self.collection is not None and self.store is None:
             raise ConfigurationError(f"--collection {self.collection} is of Milvus: say with --store where that is")

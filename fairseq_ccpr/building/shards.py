@@ -11,7 +11,7 @@ from fairseq_ccpr.settings import option
 def num_shards_option() -> Any:
     """Return the field `num_shards` of a build's settings."""
     return option(
-        1, "build one of N shards, each a datastore, by as many commands on any machines; merge_datastores.py joins them",
+        1, "build one of N shards, each a datastore, by as many commands on any machines; fairseq-ccpr merge joins them",
         within="[1, inf)", needs="at least 1 shard", metavar="N",
     )  # fmt: skip
 
@@ -33,7 +33,7 @@ def check_shard(num_shards: int, shard_id: int, index: str) -> None:
         )
     if num_shards > 1 and index not in ("auto", "exact"):
         raise ConfigurationError(
-            f"--index {index}: a shard has no index; leave it out, and give it to merge_datastores.py"
+            f"--index {index}: a shard has no index; leave it out, and give it to fairseq-ccpr merge"
         )
 
 

@@ -33,7 +33,7 @@ PCA_DIMENSION = 128  # the paper's
 
 @dataclass(frozen=True)
 class TokenBuildSettings:
-    """The options of `build_datastore.py tokens`."""
+    """The options of `fairseq-ccpr build tokens`."""
 
     data_bin: Path = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
     source_lang: str = option(help="source language", flags=("-s",), metavar="LANG")

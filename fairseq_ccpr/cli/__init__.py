@@ -1,37 +1,86 @@
-"""The commands: parse, call, print. Each is a module here, a script of `scripts/`, and `fairseq-ccpr-NAME`."""
+"""The command `fairseq-ccpr` and its subcommands: each is a module here that parses, calls and prints."""
 
+from __future__ import annotations
+
+import sys
 from importlib import import_module
-from pathlib import Path
 
-# setup.py reads this dictionary without importing the package.
-COMMANDS = {
-    "prepare_data": "make a DATA_BIN from sentence pairs",
-    "build_datastore": "build a datastore from a corpus",
-    "merge_datastores": "merge datastores, or take texts out of one",
-    "inspect_datastore": "show what a datastore holds, and whether it is whole",
+from fairseq_ccpr.errors import did_you_mean
+from fairseq_ccpr.version import __version__
+
+DAILY = {
+    "prepare": "make a DATA_BIN from sentence pairs",
+    "build tokens": "build a token datastore from sentence pairs",
+    "build phrases": "build a phrase datastore from target-language text alone",
+    "tune": "choose the settings of retrieval, which are left with the datastore",
     "translate": "translate text with a model and a datastore",
-    "compare_decoding": "measure what retrieval changes, in quality and speed",
-    "tune_retrieval": "choose the settings of retrieval on a held-out subset",
-    "explain_translation": "write a page that shows where each token of a translation came from",
-    "retrieve_phrases": "show which phrases of a datastore translate those of a text",
-    "convert_encoder": "make an encoder directory from a pretrained model",
-    "extract_phrases": "extract phrase pairs from sentence pairs",
-    "build_lexicon_dataset": "find example sentences for the phrases of a dictionary",
-    "mine_bitext": "mine sentence pairs from two texts that were not aligned",
-    "compare_systems": "compare translations of a test set, with significance",
-    "evaluate_retrieval": "measure how often keys find the right token",
-    "evaluate_phrases": "measure how often a phrase in its sentence finds its translation",
-    "evaluate_phrase_types": "measure how often a phrase of a dictionary finds its translation",
-    "evaluate_retrieved_phrases": "compare what phrase datastores retrieve with reference translations",
-    "evaluate_alignments": "measure the alignment error rate on gold alignments",
-    "evaluate_mining": "measure how well translations are found among sentences many of which have none",
-    "benchmark": "measure the speed of decoding and of search with datastores of any size",
-    "benchmark_phrases": "measure the speed and size of phrase datastores",
-    "run_experiment": "run a domain-adaptation experiment from a file of its settings",
-    "report": "show the results of experiments as a page",
+    "explain": "write a page that shows where each token of a translation came from",
+    "inspect": "show what a datastore holds, and whether it is whole",
+    "merge": "merge datastores, or take texts out of one",
 }
+RESEARCH = {
+    "compare": "measure what retrieval changes, in quality and speed",
+    "retrieve": "show which phrases of a datastore translate those of a text",
+    "evaluate systems": "compare translations of a test set, with significance",
+    "evaluate keys": "measure how often keys find the right token",
+    "evaluate phrases": "measure how often a phrase in its sentence finds its translation",
+    "evaluate types": "measure how often a phrase of a dictionary finds its translation",
+    "evaluate retrieved": "compare what phrase datastores retrieve with reference translations",
+    "evaluate alignment": "measure the alignment error rate on gold alignments",
+    "evaluate mining": "measure how well translations are found among sentences many of which have none",
+    "extract": "extract phrase pairs from sentence pairs",
+    "lexicon": "find example sentences for the phrases of a dictionary",
+    "convert": "make an encoder directory from a pretrained model",
+    "mine": "mine sentence pairs from two texts that were not aligned",
+    "benchmark decoding": "measure the speed of decoding and of search with datastores of any size",
+    "benchmark phrases": "measure the speed and size of phrase datastores",
+    "experiment run": "run a domain-adaptation experiment from a file of its settings",
+    "experiment report": "show the results of experiments as a page",
+}
+COMMANDS = DAILY | RESEARCH
+COMPLETION = "completion"  # prints a script for the shell
+PROGRAM = "fairseq-ccpr"
 
 
-def run_script(path: str) -> None:
-    """Run the command that a file of `scripts/` is named after."""
-    import_module(f"{__name__}.{Path(path).stem}").main()
+def main() -> None:
+    """Run the subcommand that the command line names."""
+    words = sys.argv[1:]
+    command = next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
+    if command is not None:
+        sys.argv = [f"{PROGRAM} {command}", *words[len(command.split()) :]]
+        import_module(f"{__name__}.{command.replace(' ', '_')}").main()
+    elif words[:1] == [COMPLETION]:
+        sys.argv = [f"{PROGRAM} {COMPLETION}", *words[1:]]
+        import_module(f"{__name__}.{COMPLETION}").main()
+    elif words[:1] == ["--version"]:
+        print(f"{PROGRAM} {__version__}")
+    elif not words or words[-1] in ("-h", "--help") or (len(words) == 1 and _group(words[0])):
+        asked = words[-1:] in (["-h"], ["--help"])
+        print(overview(words[0] if words and _group(words[0]) else ""), file=sys.stdout if asked else sys.stderr)
+        sys.exit(0 if asked else 2)
+    else:
+        print(f"{PROGRAM}: error: there is no command '{_typed(words)}'{_meant(words)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def overview(group: str = "") -> str:
+    """List the commands, or those of a group such as `build`, with what each does."""
+    lines = [f"usage: {PROGRAM} {group or 'COMMAND'}{' COMMAND' if group else ''} [OPTION ...]", ""]
+    for title, commands in (("daily work", DAILY), ("research", RESEARCH)):
+        shown = {name: what for name, what in commands.items() if not group or name.split()[0] == group}
+        lines += [f"{title}:", *(f"  {name:20} {what}" for name, what in shown.items()), ""] if shown else []
+    lines += [f"{PROGRAM} COMMAND --help tells more; {PROGRAM} {COMPLETION} bash|zsh prints completion for the shell."]
+    return "\n".join(lines)
+
+
+def _group(word: str) -> list[str]:
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
+
+
+def _typed(words: list[str]) -> str:
+    return " ".join(words[:2]) if _group(words[0]) else words[0]
+
+
+def _meant(words: list[str]) -> str:
+    near = did_you_mean(" ".join(words[:2]), COMMANDS) or did_you_mean(words[0], COMMANDS)
+    return near or f"; {PROGRAM} --help lists them"

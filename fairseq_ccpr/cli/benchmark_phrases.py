@@ -1,4 +1,4 @@
-"""`benchmark_phrases.py`: speed of building and searching phrase datastores, and their size."""
+"""`fairseq-ccpr benchmark phrases`: speed of building and searching phrase datastores, and their size."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fairseq_ccpr.settings import option
 HELP = """\
 Speed and size of phrase datastores.
 
-  benchmark_phrases.py --text mono.en.txt --encoder ccpr/phrase-encoder/ccpr.pt --sentences 1000 10000 \\
+  fairseq-ccpr benchmark phrases --text mono.en.txt --encoder ccpr/phrase-encoder/ccpr.pt --sentences 1000 10000 \\
     --sizes 10000 100000 1000000 10000000 --json speed.json --plot speed.png
 
 Building, where --text and --encoder are given: a datastore of so many random sentences of the text, as
-`build_datastore.py phrases` makes it, in a temporary folder. Search: random keys of length 1 take the place of phrases,
+`fairseq-ccpr build phrases` makes it, in a temporary folder. Search: random keys of length 1 take the place of phrases,
 searched by the classes that retrieval searches with, a batch at a time, once for nothing and then --repeats times. An index
 of FAISS is written to the temporary folder, which TMPDIR says where to make.
 
@@ -141,6 +141,3 @@ def search_table(searches: list[SearchSpeed]) -> list[list[Any]]:
 
 
 main = command(HELP, benchmark, Options, SearchSettings)
-
-if __name__ == "__main__":
-    main()

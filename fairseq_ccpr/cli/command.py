@@ -5,14 +5,23 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from fairseq_ccpr.errors import ConfigurationError, describe
+from fairseq import options as fairseq_options
+
+from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, StoreSettings, TokenRetrievalSettings
+from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean
 from fairseq_ccpr.settings import add_options, check, read_options
+
+CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
+RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -23,47 +32,102 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
         return action.help if empty else super()._get_help_string(action)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses in one sentence, with the option that may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the sentence and exit."""
+        kind, _, rest = message.partition("unrecognized arguments: ")
+        if not kind and rest:
+            word = rest.split()[0].partition("=")[0]
+            known = [name for action in self._actions for name in action.option_strings]
+            what = f"there is no option {word}" if word.startswith("-") else f"'{rest}' belongs to no option"
+            message = what + did_you_mean(word, known)
+        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand, called without arguments to run with those of the command line.
+
+    Attributes:
+        name: as it is typed.
+        text: what `--help` says before the options.
+        work: takes the options of each kind, and with `rest` the words that are no options of its own; returns the exit code.
+        kinds: dataclasses of options, see `settings.option`.
+        rest: whether it takes options of fairseq as well.
+    """
+
+    name: str
+    text: str
+    work: Callable[..., int]
+    kinds: tuple[type, ...]
+    rest: bool
+
+    def parser(self) -> Parser:
+        """Return the parser of the command's own options."""
+        parser = Parser(prog=self.name, description=self.text, formatter_class=HelpFormatter, allow_abbrev=False)
+        for kind in self.kinds:
+            add_options(parser, kind)
+        return parser
+
+    def help_parser(self) -> Parser:
+        """Return the parser with all options that the command takes: those of retrieval as well, and fairseq's by name."""
+        parser = self.parser()
+        if self.rest:
+            group = parser.add_argument_group("retrieval")
+            group.add_argument(
+                "--datastore", metavar="DIR", help="tokens, phrases or both; TOKENS:PHRASES in two folders"
+            )
+            for kind in RETRIEVAL:
+                add_options(group, kind)
+            names = " ".join(_names_of_fairseq())
+            wrapped = textwrap.wrap(names, 110, break_on_hyphens=False, break_long_words=False)
+            parser.epilog = "options of fairseq-generate, whose --help explains them:\n  " + "\n  ".join(wrapped)
+        return parser
+
+    def __call__(self) -> None:
+        """Parse, check, work, exit."""
+        words = own_arguments()
+        if {"-h", "--help"} & set(words):
+            self.help_parser().print_help()
+            sys.exit(0)
+        parser = self.parser()
+        given, *others = parser.parse_known_args(words) if self.rest else [parser.parse_args(words)]
+
+        def checked() -> int:
+            options: list[Any] = [read_options(kind, given) for kind in self.kinds]
+            for one in options:
+                check(one)
+            return self.work(*options, *others)
+
+        run(self.name, checked)
+
+
+def command(text: str, work: Callable[..., int], *kinds: type, rest: bool = False) -> Command:
+    """Make the command that is named as the file that `work` is in; see `Command`."""
+    stem = Path(inspect.getfile(work)).stem
+    return Command(f"fairseq-ccpr {stem.replace('_', ' ')}", text, work, kinds, rest)
+
+
+def _names_of_fairseq() -> list[str]:
+    """Return fairseq's options of generation, without those that are listed with their help."""
+    actions = fairseq_options.get_generation_parser()._actions
+    names = {max(action.option_strings, key=len) for action in actions if action.option_strings}
+    return sorted(names - {"--help"})
+
+
 def own_arguments() -> list[str]:
     """Return the words of the command line, without `--user-dir fairseq_ccpr`, which is not needed here.
 
     They are taken out of `sys.argv`, since fairseq looks there for itself, and refuses to import a package twice.
     """
-    for at, (option, value) in enumerate(zip(sys.argv, sys.argv[1:])):
+    for at, (option, value) in enumerate(zip(sys.argv, sys.argv[1:], strict=False)):
         if option == "--user-dir" and Path(value).name == "fairseq_ccpr":
             del sys.argv[at : at + 2]
             break
     return sys.argv[1:]
-
-
-def command(text: str, work: Callable[..., int], *kinds: type, rest: bool = False) -> Callable[[], None]:
-    """Make the `main` of a command, which is called as the file that `work` is in.
-
-    Args:
-        text: what `--help` says before the options.
-        work: the command; takes the options of each kind, and with `rest` the words that are no options of its own; returns
-            the exit code.
-        kinds: dataclasses of options, see `settings.option`.
-    """
-    name = Path(inspect.getfile(work)).name
-
-    def main() -> None:
-        parser = argparse.ArgumentParser(
-            prog=name, description=text, formatter_class=HelpFormatter, allow_abbrev=not rest
-        )
-        for kind in kinds:
-            add_options(parser, kind)
-        words = own_arguments()
-        given, *others = parser.parse_known_args(words) if rest else [parser.parse_args(words)]
-
-        def checked() -> int:
-            options: list[Any] = [read_options(kind, given) for kind in kinds]
-            for one in options:
-                check(one)
-            return work(*options, *others)
-
-        run(name, checked)
-
-    return main
 
 
 def named(words: list[str], what: str) -> dict[str, str]:
@@ -111,14 +175,18 @@ def markdown_table(rows: list[list[Any]]) -> str:
 
 
 def run(name: str, command: Callable[[], int]) -> None:
-    """Run a command and exit: 0 when all is well, 1 after one sentence on stderr, 130 when interrupted."""
+    """Run a command and exit: 0 when all is well, 1 after one sentence on stderr, or as a shell tells an interruption."""
     warnings.simplefilter("ignore")  # of libraries beneath us, about their own future
     logging.getLogger().setLevel(logging.WARNING)
     try:
         code = command()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
-        code = 130
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader has enough, as `head` has; Python is not to complain about it in the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = CLOSED_PIPE
     except Exception as error:
         sentence = describe(error)
         if sentence is None:

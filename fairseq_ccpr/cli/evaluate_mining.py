@@ -1,4 +1,4 @@
-"""`evaluate_mining.py`: how well translations are found among sentences many of which have none."""
+"""`fairseq-ccpr evaluate mining`: how well translations are found among sentences many of which have none."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ HELP = f"""\
 F1 of sentence retrieval: sources and as many targets, of which a share has no partner on the other side. RFR (fragments)
 and the margin-ratio baseline (whole sentences) have the same vectors, and each is tuned on --tuning-size other sentences.
 
-  evaluate_mining.py --pairs office.tsv bible.tsv --encoder {MUSE} {E5} --ablations --tuning-sets 5
-  evaluate_mining.py --pairs office.tsv --encoder {MUSE} --shares 0 .1 .25 .5 .75 .9 .97 --plot curve.png
+  fairseq-ccpr evaluate mining --pairs office.tsv bible.tsv --encoder {MUSE} {E5} --ablations --tuning-sets 5
+  fairseq-ccpr evaluate mining --pairs office.tsv --encoder {MUSE} --shares 0 .1 .25 .5 .75 .9 .97 --plot curve.png
 
 Of each TSV it takes --size pairs, more for the sentences without a partner (half as many for a share of .5), and 1.5 times
 --tuning-size for each tuning set; pairs with the same words as an earlier one are left out. p is McNemar's test on which
@@ -49,7 +49,7 @@ class Options:
 
     pairs: list[str] = option(help="sets of sentence pairs, plain, .gz or .xz", nargs="+", metavar="[NAME=]TSV")
     encoder: list[str] = option(
-        help=f"{MUSE}, {E5}, encoder directories, or folders of vectors; see mine_bitext.py",
+        help=f"{MUSE}, {E5}, encoder directories, or folders of vectors; see fairseq-ccpr mine",
         nargs="+", metavar="[NAME=]ENCODER",
     )  # fmt: skip
     questions: Optional[Path] = option(None, "questions, for --paragraphs", metavar="TSV")
@@ -136,6 +136,3 @@ def _print(results: list[MiningResult], settings: MiningBenchmarkSettings, asked
 
 
 main = command(HELP, evaluate, MiningBenchmarkSettings, Options)
-
-if __name__ == "__main__":
-    main()

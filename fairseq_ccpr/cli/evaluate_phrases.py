@@ -1,17 +1,14 @@
-"""`evaluate_phrases.py`: how often a phrase finds its translation among those of much other text."""
+"""`fairseq-ccpr evaluate phrases`: how often a phrase finds its translation among those of much other text."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
 import torch
 
-from fairseq_ccpr.cli import evaluate_phrase_types
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
 from fairseq_ccpr.common_options import bf16_option, count_option, cpu_option, json_option, quiet_option
 from fairseq_ccpr.device import choose_device
@@ -27,8 +24,6 @@ from fairseq_ccpr.models.pretrained.sentence_encoders import MUSE
 from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage.fingerprint import of_files, short
 
-CCPR, XPR = "ccpr", "xpr"  # tasks
-
 HELP = f"""\
 acc@1 of phrase retrieval: of gold phrases, each in its sentence, how many have their translation, in its sentence, as the
 nearest entry of an index. The index holds all gold targets and phrases of --distractors, the same for every system. Of
@@ -36,13 +31,13 @@ gold pairs with the same target sentence one is taken, always the same one, and 
 sentence encoder gives all phrases of a sentence one vector, and could never tell them apart. --whole-sentences puts all
 other phrases of the answers' sentences into the index: then the right words must be found, too, no more and no fewer.
 
-  evaluate_phrases.py --gold gold.tsv.xz --distractors mono.en.txt.xz \\
+  fairseq-ccpr evaluate phrases --gold gold.tsv.xz --distractors mono.en.txt.xz \\
     --encoder raw=encoders/xlmr muse cpr=cpr/phrase-encoder/ccpr.pt ccpr=ccpr/phrase-encoder/ccpr.pt
 
 --encoder takes any number of systems; what each is decides what its vectors are:
 
   CKPT   checkpoint of fairseq-train --task phrase_contrast: its phrase vectors (CCPR, CPR)
-  DIR    directory of convert_encoder.py: states of the last layer at the phrase's first and last subword, length 1
+  DIR    directory of fairseq-ccpr convert: states of the last layer at the phrase's first and last subword, length 1
   muse   multilingual universal sentence encoder: the vector of the phrase's sentence ({installing("muse")})
 
 Each cell of the table has two numbers: how often the gold entry itself comes first, and how often an entry with its string
@@ -50,7 +45,7 @@ does, in whichever sentence. Ties count against the system; "tied" says how ofte
 Under the average of the sets stand its 95% interval and p, the chance of a difference to the first system as large as
 this one between equal systems (paired bootstrap).
 
-Phrases of a dictionary, which have no sentence of their own, are another task: see evaluate_phrase_types.py.
+Phrases of a dictionary, which have no sentence of their own, are another task: see fairseq-ccpr evaluate types.
 
 --same-string 0 4 16 asks whether context tells the same words apart: the index then has, of each gold target, that many
 other occurrences in the distractor text, and otherwise only phrases with other strings.
@@ -68,11 +63,6 @@ class Options:
         help=f"CKPT, DIR or {MUSE}; the first is the baseline", nargs="+", metavar="[NAME=]SYSTEM"
     )
     segmenter: Optional[Path] = option(None, "phrase encoder for learned (the first of --encoder)", metavar="CKPT")
-    task: str = option(
-        CCPR,
-        "phrases in their sentences, or those of a dictionary: then as evaluate_phrase_types.py",
-        choices=(CCPR, XPR),
-    )
     samples: int = count_option(1000, "bootstrap samples")
     bf16: bool = bf16_option()
     json: Optional[Path] = json_option()
@@ -146,19 +136,4 @@ def _print(done: PhraseReport, signature: str) -> None:
     print(signature)
 
 
-main_of_task = command(HELP, evaluate, PhraseBenchmarkSettings, Options)
-
-
-def main() -> None:
-    """Evaluate phrases in their sentences; `--task xpr` hands over to the command for those of a dictionary."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task")
-    given, words = parser.parse_known_args()
-    if given.task == XPR:
-        sys.argv[1:] = words
-        evaluate_phrase_types.main()
-    main_of_task()
-
-
-if __name__ == "__main__":
-    main()
+main = command(HELP, evaluate, PhraseBenchmarkSettings, Options)

@@ -88,6 +88,3 @@ def as_json(translation: Translation) -> str:
 
 
 main = command(HELP, translate, Options, rest=True)
-
-if __name__ == "__main__":
-    main()

@@ -52,7 +52,7 @@ class PhraseDatastore:
         section = Manifest.read(self.directory).phrase
         if section is None:
             raise DatastoreError(
-                f"the datastore {self.directory} has no phrase part: build one with `build_datastore.py phrases`"
+                f"the datastore {self.directory} has no phrase part: build one with `fairseq-ccpr build phrases`"
             )
         self.section: PhraseSection = section
         check_sizes(self.directory, section.files)

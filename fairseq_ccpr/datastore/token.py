@@ -43,7 +43,7 @@ class TokenDatastore:
         section = Manifest.read(self.directory).token
         if section is None:
             raise DatastoreError(
-                f"the datastore {self.directory} has no token part: build one with `build_datastore.py tokens`"
+                f"the datastore {self.directory} has no token part: build one with `fairseq-ccpr build tokens`"
             )
         self.section: TokenSection = section
         check_sizes(self.directory, section.files)

@@ -201,7 +201,7 @@ class TranslationRetrievalConfig(TranslationConfig):
     datastore: Optional[str] = field(
         default=None,
         metadata={
-            "help": "the datastore, a folder made by build_datastore.py: its token part, its phrase part, or both; "
+            "help": "the datastore, a folder made by fairseq-ccpr build: its token part, its phrase part, or both; "
             "TOKENS:PHRASES where they are in two"
         },
     )

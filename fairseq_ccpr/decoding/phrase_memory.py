@@ -155,7 +155,7 @@ def _warn_of_nothing(candidates: PhraseCandidates, phrases: list[SentencePhrases
     if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
         logger.warning(
             "no phrase was retrieved for the first %d sentences: they are translated as without the phrase memory; lower "
-            "--phrase-min-similarity, or see with retrieve_phrases.py what is found", len(phrases),
+            "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
         )  # fmt: skip
     candidates.checked = True
 

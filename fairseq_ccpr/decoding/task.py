@@ -143,7 +143,7 @@ class TranslationRetrievalTask(TranslationTask):
             DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
         """
         if self.token_datastore is None and self.phrase_datastore is None:
-            raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by build_datastore.py")
+            raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by fairseq-ccpr build")
         tokens, phrases = self._token_memory(models), self._phrase_memory(models)
         return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), self.mixture_settings)
 

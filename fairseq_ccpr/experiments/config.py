@@ -46,7 +46,7 @@ class MineConfig:
     target: str = MISSING
     tune: str = MISSING  # labelled pairs, TSV, of any domain
     encoder: str = "muse"  # or e5, or an encoder's directory
-    options: str = ""  # of mine_bitext.py
+    options: str = ""  # of fairseq-ccpr mine
 
 
 @dataclass
@@ -76,7 +76,7 @@ class DomainConfig:
 class TokensConfig:
     """A token datastore."""
 
-    options: str = ""  # of build_datastore.py tokens
+    options: str = ""  # of fairseq-ccpr build tokens
     share: float = 1.0  # of the sentence pairs
     raw: Optional[str] = None  # the system whose datastore an adapter starts from
 
@@ -85,7 +85,7 @@ class TokensConfig:
 class PhrasesConfig:
     """A phrase datastore."""
 
-    options: str = ""  # of build_datastore.py phrases
+    options: str = ""  # of fairseq-ccpr build phrases
     share: float = 1.0  # of the sentences
     texts: list[str] = field(default_factory=list)  # in place of the domain's monolingual text
     encoder: Optional[str] = None  # in place of the experiment's
@@ -115,8 +115,8 @@ class TrainEncoderConfig:
 
     texts: dict[str, str] = MISSING  # sentence pairs by name, TSV
     start_from: Optional[str] = None  # an encoder directory; multilingual-e5-small if not given
-    convert_options: str = ""  # of convert_encoder.py, which makes that directory
-    extract_options: str = "--valid 300"  # of extract_phrases.py
+    convert_options: str = ""  # of fairseq-ccpr convert, which makes that directory
+    extract_options: str = "--valid 300"  # of fairseq-ccpr extract
     updates: int = 3000
     options: str = ""  # of fairseq-train
 
@@ -132,7 +132,7 @@ class ExperimentConfig:
     description: str = ""
     encoder: Optional[str] = None  # checkpoint of a phrase encoder
     train_encoder: Optional[TrainEncoderConfig] = None
-    tune_options: str = ""  # of tune_retrieval.py
+    tune_options: str = ""  # of fairseq-ccpr tune
     bootstrap_samples: int = 1000
 
     def system(self, name: str) -> SystemConfig:

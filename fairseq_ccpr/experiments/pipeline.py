@@ -12,7 +12,7 @@ from fairseq_ccpr.experiments.config import ExperimentConfig, MineConfig, Tokens
 from fairseq_ccpr.experiments.stages import FileArguments, Stage, Word
 from fairseq_ccpr.models.pretrained.sentence_encoders import E5, MUSE
 
-COMMANDS = "fairseq_ccpr.cli"
+COMMANDS, TRAINING = "fairseq_ccpr", "fairseq_cli.train"  # modules
 # scripts/recipes/train_ccpr.sh reads it, too; fairseq takes the later of two options, so those of an experiment win.
 ENCODER_TRAINING = Path(__file__).with_name("encoder_training.options")
 TABLES = (".tsv", ".gz", ".xz")
@@ -65,9 +65,10 @@ class Plan:
         if key not in self._stages:
             needs = list({need.name: need for one in reads for need in one.needs}.values())
             inputs = [given for one in reads for given in one.inputs]
-            module = command if "." in command else f"{COMMANDS}.{command}"
-            resumes = command in ("build_datastore", "fairseq_cli.train")
-            self._stages[key] = Stage(name, module, [*words, *to], outputs, needs, inputs, resumes)
+            of_fairseq = command == TRAINING
+            module, of_command = (command, []) if of_fairseq else (COMMANDS, command.split())
+            resumes = of_fairseq or command.startswith("build")
+            self._stages[key] = Stage(name, module, [*of_command, *words, *to], outputs, needs, inputs, resumes)
         return self._stages[key]
 
     def data(self, domain: str) -> Dependency:
@@ -94,7 +95,7 @@ class Plan:
         output = self.output / "data" / domain
         stage = self._add(
             f"prepare/{domain}",
-            "prepare_data",
+            "prepare",
             words,
             ["--output", str(output)],
             [output],
@@ -113,7 +114,7 @@ class Plan:
         words += ["--encoder", settings.encoder, *shlex.split(settings.options)]
         chosen = output.with_suffix(".json")
         to = ["--settings", str(chosen), "--output", str(output), "--quiet"]
-        return self._add(f"mine/{domain}", "mine_bitext", words, to, [output, chosen], Dependency(inputs=tuple(inputs)))
+        return self._add(f"mine/{domain}", "mine", words, to, [output, chosen], Dependency(inputs=tuple(inputs)))
 
     def encoder(self, given: str | None) -> Dependency:
         """Return the phrase encoder: the one that is given, or else the experiment's."""
@@ -132,20 +133,18 @@ class Plan:
             start = Dependency(settings.start_from, inputs=(("train_encoder.start_from", settings.start_from),))
         else:
             words, to = shlex.split(settings.convert_options), home / "start"
-            stage = self._add("encoder/start", "convert_encoder", words, ["--output", str(to), "--quiet"], [to])
+            stage = self._add("encoder/start", "convert", words, ["--output", str(to), "--quiet"], [to])
             start = Dependency(str(to), needs=(stage,))
         pairs = []
         for name, text in zip(settings.texts, texts):
             words, to = ["--pairs", text.path, *self._languages, *shlex.split(settings.extract_options)], home / name
-            stage = self._add(
-                f"encoder/pairs-{name}", "extract_phrases", words, ["--output", str(to), "--quiet"], [to], text
-            )
+            stage = self._add(f"encoder/pairs-{name}", "extract", words, ["--output", str(to), "--quiet"], [to], text)
             pairs.append(Dependency(str(to), needs=(stage,)))
         words = [":".join(pair.path for pair in pairs), "--user-dir", str(PACKAGE), "--encoder", start.path]
         words += [*ENCODER_TRAINING.read_text(encoding="utf-8").split(), "--warmup-updates", str(updates // 10)]
         words += ["--total-num-update", str(updates), "--max-update", str(updates), *shlex.split(settings.options)]
         to = home / "checkpoints"
-        stage = self._add("encoder/train", "fairseq_cli.train", words, ["--save-dir", str(to)], [to], start, *pairs)
+        stage = self._add("encoder/train", TRAINING, words, ["--save-dir", str(to)], [to], start, *pairs)
         return Dependency(str(to / "checkpoint_best.pt"), needs=(stage,))
 
     def datastores(self, name: str, domain: str) -> list[tuple[str, Stage]]:
@@ -160,14 +159,14 @@ class Plan:
             given = system.phrases.texts or self.config.domains[home].monolingual
             key = f"systems.{name}.phrases.texts" if system.phrases.texts else f"domains.{home}.monolingual"
             texts = [Dependency(path, inputs=((key, path),)) for path in given]
-            words = ["phrases", *given, "--encoder", encoder.path]
+            words = [*given, "--encoder", encoder.path]
             words += [*_share(system.phrases.share), *shlex.split(system.phrases.options)]
             parts.append(("phrases", self._store("phrases", name, home, words, encoder, *texts)))
         return parts
 
     def _tokens(self, name: str, home: str, settings: TokensConfig) -> Stage:
         data = self.data(home)
-        words = ["tokens", data.path, "--path", self._model.path, *self._languages, *_share(settings.share)]
+        words = [data.path, "--path", self._model.path, *self._languages, *_share(settings.share)]
         reads = [data, self._model]
         if settings.raw is not None:
             other = self.config.system(settings.raw).tokens
@@ -180,7 +179,7 @@ class Plan:
     def _store(self, part: str, name: str, home: str, words: list[str], *reads: Dependency) -> Stage:
         output = self.output / "stores" / home / f"{part}.{name}"
         to = ["--output", str(output), "--quiet"]
-        return self._add(f"{part}/{home}/{name}", "build_datastore", words, to, [output], *reads)
+        return self._add(f"{part}/{home}/{name}", f"build {part}", words, to, [output], *reads)
 
     def _decoding(self, name: str, domain: str) -> tuple[list[Word], list[Dependency]]:
         """Return the words that all decoding of a domain by a system has, and its dependencies."""
@@ -207,7 +206,7 @@ class Plan:
         words += [*shlex.split(system.options), *shlex.split(self.config.tune_options)]
         output = self.output / "tuned" / home / f"{name}.options"
         to, outputs = ["--output", str(output), "--no-progress-bar"], [output, output.with_name(f"{output.name}.png")]
-        return self._add(f"tune/{home}/{name}", "tune_retrieval", words, to, outputs, *reads)
+        return self._add(f"tune/{home}/{name}", "tune", words, to, outputs, *reads)
 
     def decode(self, name: str, domain: str) -> Stage:
         """Return the stage that translates a domain's test set with a system, and with the base model in turns."""
@@ -220,7 +219,7 @@ class Plan:
         output = self.output / "decoded" / domain / name
         to = ["--results-path", str(output), "--no-progress-bar"]
         # Systems that are the same but for their names are decoded apart, for their tables.
-        return self._add(f"decode/{domain}/{name}", "compare_decoding", [*words, *to], [], [output], *reads)
+        return self._add(f"decode/{domain}/{name}", "compare", [*words, *to], [], [output], *reads)
 
     def translation(self, name: str, domain: str) -> Path:
         """Return the file of a system's translation."""
@@ -250,7 +249,7 @@ class Plan:
             "", needs=tuple(self.decode(name, domain) for name in dict.fromkeys([base, *names])), inputs=inputs
         )
         name = f"score/{domain}/{against}" if against else f"score/{domain}"
-        return self._add(name, "compare_systems", words, ["--json", str(output)], [output], needs)
+        return self._add(name, "evaluate systems", words, ["--json", str(output)], [output], needs)
 
 
 def _share(share: float) -> list[str]:

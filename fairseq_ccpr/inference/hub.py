@@ -18,13 +18,15 @@ def refuse_retrieval_by_hub() -> None:
     load = checkpoint_utils.load_model_ensemble_and_task
 
     @functools.wraps(load)
-    def checked(filenames: Any, arg_overrides: Mapping[str, Any] | None = None, task: Any = None, **others: Any) -> Any:
+    def checked(
+        filenames: Any, arg_overrides: Mapping[str, Any] | None = None, task: Any = None, *others: Any, **named: Any
+    ) -> Any:
         wanted = arg_overrides or {}
-        named = TASK_REGISTRY.get(wanted.get("task"))
-        if task is None and (wanted.get("datastore") or (named and issubclass(named, TranslationRetrievalTask))):
+        kind = TASK_REGISTRY.get(wanted.get("task"))
+        if task is None and (wanted.get("datastore") or (kind and issubclass(kind, TranslationRetrievalTask))):
             raise ConfigurationError(
                 "fairseq's from_pretrained does not retrieve: use fairseq_ccpr.Translator(path, datastore=...)"
             )
-        return load(filenames, arg_overrides, task, **others)
+        return load(filenames, arg_overrides, task, *others, **named)
 
     checkpoint_utils.load_model_ensemble_and_task = checked

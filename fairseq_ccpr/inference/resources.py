@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -137,7 +138,7 @@ def _has_dictionaries(folder: Path, *languages: str) -> bool:
 def _subwords(known: list[Preprocessing], beside: Path, given: Any) -> list[str]:
     """Return the options of tokenizer and BPE: what is remembered, or what lies beside the model, which must agree."""
     told = [one for one in known if one.options]
-    for one, other in zip(told, told[1:]):
+    for one, other in pairwise(told):
         if one.subword_digests() != other.subword_digests():
             raise _two_models(one.folder, other.folder)
     files = _subword_files(beside)

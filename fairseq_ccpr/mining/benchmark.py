@@ -42,7 +42,7 @@ share_option = partial(
 
 @dataclass(frozen=True)
 class MiningBenchmarkSettings:
-    """Sizes of the tests; options of `evaluate_mining.py`.
+    """Sizes of the tests; options of `fairseq-ccpr evaluate mining`.
 
     Raises:
         ConfigurationError: a number out of its range.
@@ -144,7 +144,7 @@ Tuned = dict[str, tuple[MiningMethod, float]]  # by system: the tuned method, an
 
 
 def tune_all(trial: Trial, systems: Sequence[str], test: Trial) -> Tuned:
-    """Tune each system, the labelled sentences tried among those of a test, as `mine_bitext.py` does."""
+    """Tune each system, the labelled sentences tried among those of a test, as `fairseq-ccpr mine` does."""
     methods = {system: SYSTEMS[system] for system in systems}
     return {name: trial.tune(method, grid, test.unlabelled(method)) for name, (method, grid) in methods.items()}
 

@@ -54,7 +54,7 @@ class TunedSettings:
             _check(method)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"{path} holds no settings of mine_bitext.py ({type(error).__name__}: {error}): make new ones with --tune"
+                f"{path} holds no settings of fairseq-ccpr mine ({type(error).__name__}: {error}): make new ones with --tune"
             ) from None
         return cls(method, encoder, tuned)
 

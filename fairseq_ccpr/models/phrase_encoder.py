@@ -27,7 +27,7 @@ class PhraseEncoderConfig(FairseqDataclass):
     """Options of `--arch phrase_encoder`."""
 
     encoder: str = field(
-        default="", metadata={"help": "the pretrained context encoder, made by convert_encoder.py; must be given"}
+        default="", metadata={"help": "the pretrained context encoder, made by fairseq-ccpr convert; must be given"}
     )
     phrase_dim: int = field(default=128, metadata={"help": "o, width of a phrase vector"})
     similarity: ChoiceEnum(SIMILARITIES) = field(  # type: ignore[valid-type]

@@ -27,7 +27,7 @@ class XprEncoderConfig(FairseqDataclass):
     """Options of `--arch phrase_encoder_xpr`."""
 
     encoder: str = field(
-        default="", metadata={"help": "the pretrained context encoder, made by convert_encoder.py; must be given"}
+        default="", metadata={"help": "the pretrained context encoder, made by fairseq-ccpr convert; must be given"}
     )
     layer: Optional[int] = field(default=None, metadata={"help": "the layer whose states are pooled (the last)"})
     phrase_dim: Optional[int] = field(

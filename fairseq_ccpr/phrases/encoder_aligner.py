@@ -38,7 +38,7 @@ class EncoderAligner(Aligner):
     def __init__(self, options: AlignerOptions) -> None:
         super().__init__(MUTUAL)
         if options.encoder is None:
-            raise ConfigurationError("--aligner encoder needs --encoder DIR: make one with convert_encoder.py")
+            raise ConfigurationError("--aligner encoder needs --encoder DIR: make one with fairseq-ccpr convert")
         device = choose_device(cpu=False)
         self.encoder = ContextEncoder.load(options.encoder).to(device)
         layers = self.encoder.layers

@@ -26,7 +26,7 @@ LONGER_BY = 10  # characters that an example sentence has more than its phrase
 
 @dataclass(frozen=True)
 class LexiconSettings:
-    """How a lexicon is built; options of `build_lexicon_dataset.py`."""
+    """How a lexicon is built; options of `fairseq-ccpr lexicon`."""
 
     examples: int = count_option(32, "example sentences of a phrase, at most")
     keep_phrases_alone: bool = option(

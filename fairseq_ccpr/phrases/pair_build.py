@@ -37,7 +37,7 @@ BATCH = 1000  # sentence pairs
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """What decides which phrase pairs come out of a text; options of `extract_phrases.py`."""
+    """What decides which phrase pairs come out of a text; options of `fairseq-ccpr extract`."""
 
     aligner: str = option(
         "eflomal", "a model trained on the text itself; or encoder, pretrained, which a small text suits as well",
@@ -46,7 +46,7 @@ class ExtractionSettings:
     symmetrization: str = option(
         AlignerOptions.symmetrization, "how the alignments of both directions become one", choices=SYMMETRIZATIONS
     )
-    encoder: Optional[Path] = option(None, "of --aligner encoder, made by convert_encoder.py", metavar="DIR")
+    encoder: Optional[Path] = option(None, "of --aligner encoder, made by fairseq-ccpr convert", metavar="DIR")
     encoder_layer: Optional[int] = option(None, "whose states are compared (half of the way up)", metavar="N")
     max_words: int = option(
         100, "skip longer sentences, and count them",

@@ -21,7 +21,7 @@ def load_tokenizer(directory: Path) -> SubwordTokenizer:
         CheckpointError: no such directory, or one without a tokenizer, or a damaged one.
     """
     if not directory.is_dir():
-        raise CheckpointError(f"there is no encoder {directory}: make one with convert_encoder.py")
+        raise CheckpointError(f"there is no encoder {directory}: make one with fairseq-ccpr convert")
     for filename, kind in TOKENIZERS.items():
         if (directory / filename).is_file():
             return kind.load(directory)

@@ -33,7 +33,7 @@ class PhraseContrastConfig(PhraseTaskConfig):
 
     data: str = field(
         default=MISSING,
-        metadata={"help": "folders of extract_phrases.py, separated by ':', whose train and valid parts are mixed"},
+        metadata={"help": "folders of fairseq-ccpr extract, separated by ':', whose train and valid parts are mixed"},
     )
     phrases_per_sentence: int = field(
         default=8, metadata={"help": "phrase pairs drawn from a sentence pair each epoch"}

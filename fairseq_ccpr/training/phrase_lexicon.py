@@ -25,9 +25,7 @@ class PhraseLexiconConfig(PhraseTaskConfig):
 
     data: str = field(
         default=MISSING,
-        metadata={
-            "help": "folders of build_lexicon_dataset.py, separated by ':', whose train and valid parts are mixed"
-        },
+        metadata={"help": "folders of fairseq-ccpr lexicon, separated by ':', whose train and valid parts are mixed"},
     )
     sentences: int = field(
         default=4,
@@ -59,7 +57,7 @@ class PhraseLexiconTask(PhraseTask):
         """Load a split of every lexicon as one data set."""
         if split not in ("train", "valid"):
             raise ConfigurationError(
-                f"--valid-subset is {split}: give valid; evaluate_phrases.py --task xpr tests on others"
+                f"--valid-subset is {split}: give valid; fairseq-ccpr evaluate phrases --task xpr tests on others"
             )
         lexicons = list(self.open_folders(split, Lexicon))
         self.datasets[split] = LexiconDataset(

@@ -42,7 +42,7 @@ class PhraseTask(ContrastTask):
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
         if not cfg.encoder:
-            raise ConfigurationError("--encoder is not given: make one with convert_encoder.py")
+            raise ConfigurationError("--encoder is not given: make one with fairseq-ccpr convert")
         self.tokenizer = load_tokenizer(Path(cfg.encoder))
         self.context_settings: dict[str, Any] = {}
 

@@ -24,20 +24,20 @@ while [ $# -gt 0 ]; do
 done
 names=()
 
-variant() { # NAME [option of build_datastore.py ...]
+variant() { # NAME [option of fairseq-ccpr build ...]
   local name=$1 store=$out/$1
   shift
   names+=("$name")
-  python "$scripts/build_datastore.py" tokens "$data" --path "$model" "${languages[@]}" --output "$store" \
+  fairseq-ccpr build tokens "$data" --path "$model" "${languages[@]}" --output "$store" \
     --raw-datastore "$raw" --key-layer "${KEY_LAYER:-decoder_output}" --quiet "$@"
   local results=$out/results/$name
   [ -f "$results/tuned.txt" ] || {
     mkdir -p "$results"
-    python "$scripts/tune_retrieval.py" "$data" --path "$model" --datastore "$store" "${decoding[@]}" \
+    fairseq-ccpr tune "$data" --path "$model" --datastore "$store" "${decoding[@]}" \
       --no-progress-bar --decode 2 --output "$results/options"
     mv "$results/options" "$results/tuned.txt"
   }
-  [ -f "$results/comparison.json" ] || python "$scripts/compare_decoding.py" "$data" --path "$model" --datastore "$store" \
+  [ -f "$results/comparison.json" ] || fairseq-ccpr compare "$data" --path "$model" --datastore "$store" \
     "${decoding[@]}" --no-progress-bar --results-path "$results" $(cat "$results/tuned.txt")
 }
 
@@ -68,6 +68,6 @@ for name in "${names[@]}"; do
   stores+=("$name=$out/$name")
   outputs+=("$name=$out/results/$name/retrieval.txt")
 done
-python "$scripts/evaluate_retrieval.py" "$raw" "${stores[@]}" --count 1000 --k 8 ${QUERIES:+--queries "$QUERIES"} --quiet
+fairseq-ccpr evaluate keys "$raw" "${stores[@]}" --count 1000 --k 8 ${QUERIES:+--queries "$QUERIES"} --quiet
 echo
-python "$scripts/compare_systems.py" "$out/results/default/reference.txt" "${outputs[@]}" --json "$out/results/$table.json"
+fairseq-ccpr evaluate systems "$out/results/default/reference.txt" "${outputs[@]}" --json "$out/results/$table.json"

@@ -2,9 +2,9 @@
 
 python scripts/recipes/phrase_table.py PHRASE_PAIRS COUNT > pairs.tsv
 
-PHRASE_PAIRS is a folder that extract_phrases.py made (its train part). Written are source phrase, tab, target phrase, of
+PHRASE_PAIRS is a folder that fairseq-ccpr extract made (its train part). Written are source phrase, tab, target phrase, of
 those that were aligned COUNT times at least and in more than half of what either was aligned with, most frequent first:
-what build_lexicon_dataset.py --pairs takes.
+what fairseq-ccpr lexicon --pairs takes.
 """
 
 import sys

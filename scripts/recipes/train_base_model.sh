@@ -15,7 +15,7 @@ updates=${UPDATES:-56000}
 scripts=$(cd "$(dirname "$0")/.." && pwd)
 
 if [ ! -d "$output/data-bin" ]; then
-  python "$scripts/prepare_data.py" --train "$train" --valid "$valid" -s de -t en --output "$output/data-bin" \
+  fairseq-ccpr prepare --train "$train" --valid "$valid" -s de -t en --output "$output/data-bin" \
     ${SPM:+--spm "$SPM"} ${DICT:+--dict "$DICT"}
 fi
 

@@ -32,9 +32,9 @@ for text in "${texts[@]}"; do
   folders+=("$folder")
 done
 encoder=${ENCODER:-$output/encoder}
-[ -d "$encoder" ] || python "$scripts/convert_encoder.py" --output "$encoder" --keep-pieces-of "${texts[@]}"
+[ -d "$encoder" ] || fairseq-ccpr convert --output "$encoder" --keep-pieces-of "${texts[@]}"
 for at in "${!texts[@]}"; do
-  [ -d "${folders[at]}/train" ] || python "$scripts/extract_phrases.py" --pairs "${texts[at]}" --output "${folders[at]}" \
+  [ -d "${folders[at]}/train" ] || fairseq-ccpr extract --pairs "${texts[at]}" --output "${folders[at]}" \
     --valid "${VALID:-300}" -s "${SOURCE:-de}" -t "${TARGET:-en}"
 done
 

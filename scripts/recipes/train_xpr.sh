@@ -4,7 +4,7 @@
 #
 #   scripts/recipes/train_xpr.sh OUTPUT_DIR LEXICON_DIR [LEXICON_DIR ...] [-- option of fairseq-train ...]
 #
-# Each LEXICON_DIR is one of build_lexicon_dataset.py, of any language pair; the best checkpoint is that with the highest
+# Each LEXICON_DIR is one of fairseq-ccpr lexicon, of any language pair; the best checkpoint is that with the highest
 # acc@1 on the phrases of their valid parts. --lr is 1e-4 for so few updates; the paper's 2e-5 is for tens of thousands. ENCODER=DIR is where to start from (else multilingual-e5-small, its vocabulary
 # cut down to that of the lexicons). PAIRS (256) is how many phrase pairs are a batch, UPDATES (1000) how long to train.
 # OUTPUT_DIR/phrase-encoder/xpr.pt, in its folder, is what --encoder of the other commands takes: the best checkpoint in
@@ -23,7 +23,7 @@ encoder=${ENCODER:-$output/encoder}
 if [ ! -d "$encoder" ]; then
   texts=()
   for lexicon in "${lexicons[@]}"; do texts+=("$lexicon"/*/{source,target}/{phrases,sentences}.txt); done
-  python "$scripts/convert_encoder.py" --output "$encoder" --keep-pieces-of "${texts[@]}"
+  fairseq-ccpr convert --output "$encoder" --keep-pieces-of "${texts[@]}"
 fi
 
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

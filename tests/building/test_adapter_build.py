@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,7 @@ from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
-from tests.helpers import ROOT, USER_DIR, call, equal, refused, run, run_two_processes
+from tests.helpers import PROGRAM, ROOT, USER_DIR, call, equal, refused, run, run_two_processes
 from tests.small_models import World, build, build_options
 
 TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
@@ -52,7 +51,7 @@ def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp
     assert made.keys.shape == (raw.section.size, 16) and made.section.index.metric == "ip"
     np.testing.assert_allclose(np.linalg.norm(made.keys.astype(np.float64), axis=1), 1, atol=2e-3)
     assert np.array_equal(made.values, raw.values) and np.array_equal(made.provenance, raw.provenance)
-    assert "clknn24+pca, from states 32 wide" in call("inspect_datastore", clknn).stdout
+    assert "clknn24+pca, from states 32 wide" in call("inspect", clknn).stdout
     build(world, own := tmp_path / "own", *ADAPTER)
     assert sorted(p.name for p in own.iterdir()) == ["adapter", "manifest.json", "token"]
     assert np.array_equal(TokenDatastore(own).keys, made.keys)  # the same training, from keys of its own
@@ -87,7 +86,7 @@ def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage:
     options = [*ADAPTER, "--raw-datastore", world.datastore]
     with patch.object(place, stage, side_effect=KeyboardInterrupt):
         assert build(world, tmp_path / "s", *options, check=False).returncode == 130
-    assert call("inspect_datastore", tmp_path / "s", check=False).returncode == 1
+    assert call("inspect", tmp_path / "s", check=False).returncode == 1
     build(world, tmp_path / "s", *options)
     assert np.array_equal(TokenDatastore(tmp_path / "s").keys, TokenDatastore(clknn).keys)
 
@@ -95,14 +94,14 @@ def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage:
 def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
     longer = TRAINING.replace("--max-update 40", "--max-update 80")
     words = [*build_options(world, out := tmp_path / "s"), "--raw-datastore", world.datastore, "--adapter", "clknn"]
-    words = [str(word) for word in [sys.executable, "scripts/build_datastore.py", *words, "--adapter-options", longer]]
+    words = [str(word) for word in [*PROGRAM, "build", *words, "--adapter-options", longer]]
     process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None and not (out / "adapter" / "checkpoint_last.pt").exists():
         time.sleep(0.01)
     assert process.poll() is None, "it ended before it could be killed"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert call("build_datastore", *words[2:]).returncode == 0
+    assert call("build", *words[2:]).returncode == 0
     log = (out / "adapter" / "train.log").read_text()  # of both runs
     assert log.count("epoch 001 | valid") == 1 and "epoch 004 | valid" in log
     assert TokenDatastore(out).section.dimension == 24
@@ -205,18 +204,18 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn:
     words = [*world.options("--datastore", clknn), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     at = words.index("--knn-temperature")
     del words[at : at + 2]
-    shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 4).stdout
+    shown = call("tune", *words, "--output", tmp_path / "options", "--decode", 4).stdout
     assert "1,400 settings" in shown and "times a plain decode" in shown
     assert "--knn-confidence" in (chosen := (tmp_path / "options").read_text()) or "--no-knn-confidence" in chosen
     assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
-    shown = call("tune_retrieval", *words, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1).stdout
+    shown = call("tune", *words, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1).stdout
     assert "700 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
 
 
 def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, queries := tmp_path / "valid", "--subset", "valid")
     options = [world.datastore, f"clknn={clknn}", "--count", 60, "--output", tmp_path / "out", "--quiet"]
-    shown = call("evaluate_retrieval", *options).stdout
+    shown = call("evaluate keys", *options).stdout
     assert "| raw, PCA 16 |" in shown and shown.count("| clknn |") == 4
     accuracy = json.loads((tmp_path / "out" / "accuracy.json").read_text())
     for systems in accuracy["precision"].values():
@@ -224,13 +223,11 @@ def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Pa
             assert len(values) == 64 and 0 <= min(values) <= max(values) <= 100
     pictures = sorted((tmp_path / "out").glob("*.png"))
     assert len(pictures) == 5 and all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-    assert (
-        "| raw |" in call("evaluate_retrieval", world.datastore, "--queries", queries, "--count", 30, "--quiet").stdout
-    )
+    assert "| raw |" in call("evaluate keys", world.datastore, "--queries", queries, "--count", 30, "--quiet").stdout
     build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
-    refused(call("evaluate_retrieval", world.datastore, "--queries", other, check=False), "of the same model and layer")
-    refused(call("evaluate_retrieval", clknn, check=False), "went through an adapter")
-    refused(call("evaluate_retrieval", world.datastore, world.datastore, check=False), "not made from the keys of")
+    refused(call("evaluate keys", world.datastore, "--queries", other, check=False), "of the same model and layer")
+    refused(call("evaluate keys", clknn, check=False), "went through an adapter")
+    refused(call("evaluate keys", world.datastore, world.datastore, check=False), "not made from the keys of")
 
 
 def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> None:
@@ -288,9 +285,9 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> N
 def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("Haus\thouse\n", encoding="utf-8")
     words = ["--train", tmp_path / "one.tsv", "-s", "de", "-t", "en", "--spm", world.spm]
-    run("scripts/prepare_data.py", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
+    run("fairseq-ccpr prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
     options = ["tokens", tmp_path / "data", *build_options(world, tmp_path / "s")[2:], *ADAPTER, "--pca-dim", 0]
-    refused(call("build_datastore", *options, check=False), "too small to train an adapter on: .*--adapter none")
+    refused(call("build", *options, check=False), "too small to train an adapter on: .*--adapter none")
 
 
 def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
@@ -345,7 +342,7 @@ def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
     for name, lines in {"reference": reference, "better": better, "worse": worse, "short": worse[:5]}.items():
         (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     words = [tmp_path / "reference.txt", f"base={tmp_path / 'worse.txt'}", tmp_path / "better.txt"]
-    shown = call("compare_systems", *words, "--json", tmp_path / "out.json", "--samples", 100).stdout
+    shown = call("evaluate systems", *words, "--json", tmp_path / "out.json", "--samples", 100).stdout
     assert "| system | BLEU | BLEU difference | BLEU p | chrF |" in shown and "60 sentences; p against base" in shown
     base, other = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert (
@@ -355,9 +352,9 @@ def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
         and other["TER"] < base["TER"]
     )
     refused(
-        call("compare_systems", *words[:2], tmp_path / "short.txt", check=False), "'short' has 5 lines, but .* has 60"
+        call("evaluate systems", *words[:2], tmp_path / "short.txt", check=False), "'short' has 5 lines, but .* has 60"
     )
-    refused(call("compare_systems", *words, tmp_path / "better.txt", check=False), "two systems are called 'better'")
-    refused(call("compare_systems", tmp_path / "no.txt", *words[1:], check=False), r"no\.txt cannot be read")
+    refused(call("evaluate systems", *words, tmp_path / "better.txt", check=False), "two systems are called 'better'")
+    refused(call("evaluate systems", tmp_path / "no.txt", *words[1:], check=False), r"no\.txt cannot be read")
     with pytest.raises(ConfigurationError, match="--pca-dim is 7"):
         fit_pca(torch.randn(10, 6), 7)

@@ -36,7 +36,7 @@ import torch
 from fairseq.data import indexed_dataset
 from fairseq_cli import generate
 import fairseq_ccpr
-from fairseq_ccpr.cli import merge_datastores
+from fairseq_ccpr.cli import merge
 from fairseq_ccpr.search import ExactIndex, exact, faiss_build, faiss_library, tiled
 
 warm = faiss_library.make_index(32, "IVF16,SQ8", "l2")  # libraries take memory of their own when they first multiply
@@ -109,7 +109,7 @@ def test_what_cannot_stay_on_disk_is_refused(factory: str, world: World, tmp_pat
         tmp_path / "s",
         "--cpu",
     ]
-    done = call("build_datastore", *words, "--quiet", "--index", f"disk:{factory}", check=False)
+    done = call("build", *words, "--quiet", "--index", f"disk:{factory}", check=False)
     refused(done, "FAISS keeps no others on disk: give one such as disk:IVF")
     assert not (tmp_path / "s").exists()
 
@@ -168,7 +168,7 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(wor
     manifest.write(two)
     large = tmp_path / "large"
     index = ["--index", "disk:IVF64,SQ8", "--index-parameters", "nprobe=1"]
-    limited("merge_datastores.main", one, two, "--output", large, *index, "--cpu", "--quiet")
+    limited("merge.main", one, two, "--output", large, *index, "--cpu", "--quiet")
     assert sum(path.stat().st_size for path in (large / TOKEN).glob("*.npy")) > 3 * LIMIT
     words = world.options("--datastore", large, "--max-tokens", 300, "--num-shards", 40, "--shard-id", 0)
     words += ["--beam", "1", "--max-len-b", "4"]
@@ -186,7 +186,7 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(wor
 
 def test_a_plan_says_what_each_way_to_search_needs(world: World) -> None:
     words = ("--plan", "--size", 10**9, "--queries", 5, "--speeds", "host=10", "device=1000", "disk=2")
-    *lines, room = call("inspect_datastore", world.datastore, *words).stdout.splitlines()
+    *lines, room = call("inspect", world.datastore, *words).stdout.splitlines()
     assert re.fullmatch(r"this machine: [\d,]+ GB free on disk, [\d,]+ GB of memory, (GPUs of .*|no GPU)", room)
     rows = {(cells[1], cells[2]): cells[3:-1] for line in lines[3:] for cells in [[c.strip() for c in line.split("|")]]}
     width = TokenDatastore(world.datastore).section.dimension
@@ -199,9 +199,9 @@ def test_a_plan_says_what_each_way_to_search_needs(world: World) -> None:
     lists = next(cells for (index, _), cells in rows.items() if index.startswith("disk:IVF32768,SQ8;nprobe=16"))
     read = 5 * 16 / 32768 * 1e9 * (width + 8)
     assert lists[3:] == [f"{read / 1e9:,.4g} GB", f"{read / 2e9 * 1e3:,.3g} ms"]
-    refused(call("inspect_datastore", world.datastore, "--plan", "--size", 0, check=False), "--size is 0")
+    refused(call("inspect", world.datastore, "--plan", "--size", 0, check=False), "--size is 0")
     for wrong in ("host", "host=fast", "tape=3", "disk=0"):
-        done = call("inspect_datastore", world.datastore, "--plan", "--speeds", wrong, check=False)
+        done = call("inspect", world.datastore, "--plan", "--speeds", wrong, check=False)
         refused(done, f"--speeds has '{wrong}'")
 
 

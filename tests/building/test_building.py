@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -18,11 +17,11 @@ from fairseq_ccpr.building.loading import load_model, load_task
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.models.key_layer import KeyCapture
-from tests.helpers import ROOT, call, contents, run
+from tests.helpers import PROGRAM, ROOT, call, contents, run
 from tests.small_models import World, build, build_options
 
 SMALL_SHARDS = ("--chunk-tokens", 400, "--index", "IVF16,Flat")
-BUILD = "scripts/build_datastore.py"
+BUILD = "fairseq-ccpr build"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -80,7 +79,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whol
     killed = tmp_path / "killed"
     kills = 0
     for marks in (3, 11, 20):
-        words = [str(word) for word in (sys.executable, BUILD, *build_options(world, killed), *SMALL_SHARDS)]
+        words = [str(word) for word in (*PROGRAM, "build", *build_options(world, killed), *SMALL_SHARDS)]
         process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, env=ONE_THREAD)
         done = killed / "token.partial" / "done"
         while process.poll() is None and (not done.exists() or len(list(done.iterdir())) < marks):
@@ -89,7 +88,7 @@ def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whol
             process.send_signal(signal.SIGKILL)
             process.wait()
             kills += 1
-            refused = call("inspect_datastore", killed, check=False)
+            refused = call("inspect", killed, check=False)
             assert refused.returncode == 1 and "unfinished" in refused.stderr
             refused = call("fairseq-generate", *world.options("--datastore", killed), check=False)
             assert refused.returncode == 1 and "unfinished" in refused.stderr
@@ -114,7 +113,7 @@ def test_stopped_while_publishing_resumes(world: World, tmp_path: Path) -> None:
         done = build(world, stopped := tmp_path / "stopped", check=False)
     assert done.returncode == 130
     assert (stopped / "token").exists()
-    assert "unfinished" in call("inspect_datastore", stopped, check=False).stderr
+    assert "unfinished" in call("inspect", stopped, check=False).stderr
     build(world, stopped)
     assert contents(stopped) == contents(whole)
 
@@ -124,13 +123,22 @@ def test_stopped_while_cleaning_up_is_complete_and_cleaned_up_next_time(world: W
     with patch("fairseq_ccpr.building.part.rmtree", side_effect=KeyboardInterrupt):
         done = build(world, stopped := tmp_path / "stopped", check=False)
     assert done.returncode == 130 and (stopped / "token" / "done").exists()
-    assert call("inspect_datastore", stopped).returncode == 0
+    assert call("inspect", stopped).returncode == 0
     build(world, stopped)
     assert contents(stopped) == contents(whole)
 
 
 def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path) -> None:
-    run("torchrun", "--nproc-per-node", 2, BUILD, *build_options(world, tmp_path / "two"), *SMALL_SHARDS)
+    run(
+        "torchrun",
+        "--nproc-per-node",
+        2,
+        "-m",
+        "fairseq_ccpr",
+        "build",
+        *build_options(world, tmp_path / "two"),
+        *SMALL_SHARDS,
+    )
     assert contents(tmp_path / "two") == contents(whole)
 
 
@@ -155,7 +163,7 @@ def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path
     assert [p.name for p in (store / "token").glob("*.faiss")] == [TokenDatastore(store).section.index.file]
     build(world, store)
     assert contents(store) == before
-    assert call("inspect_datastore", store).returncode == 0
+    assert call("inspect", store).returncode == 0
 
 
 def test_fp16_model_makes_the_same_datastore_but_for_rounding(world: World, tmp_path: Path) -> None:
@@ -167,7 +175,7 @@ def test_fp16_model_makes_the_same_datastore_but_for_rounding(world: World, tmp_
 
 
 def test_inspect_shows_sizes_tokens_and_health(world: World) -> None:
-    shown = call("inspect_datastore", world.datastore, "--top", 3).stdout
+    shown = call("inspect", world.datastore, "--top", 3).stdout
     store = TokenDatastore(world.datastore)
     assert f"{store.section.size:,}" in shown and store.section.fingerprints["model"] in shown
     assert shown.count("top token") == 3 and "</s>" in shown and "health         good" in shown
@@ -185,7 +193,7 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
         np.testing.assert_allclose(store.keys.astype(np.float32), whole.keys[rows], atol=2e-2)
         assert abs(len(sentences[share]) / whole.section.subsets["train"] - share) < 0.05
     assert set(sentences[0.1]) < set(sentences[0.3])
-    assert "share          0.1 of them" in call("inspect_datastore", tmp_path / "0.1").stdout
+    assert "share          0.1 of them" in call("inspect", tmp_path / "0.1").stdout
     refused = build(world, tmp_path / "0.1", "--fraction", 0.3, check=False)
     assert refused.returncode == 1 and "another fraction: 0.1 there, 0.3 now" in refused.stderr
     refused = build(world, tmp_path / "none", "--share", 0, check=False)

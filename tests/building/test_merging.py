@@ -11,15 +11,14 @@ import pytest
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from tests.helpers import call, contents, refused, run
+from tests.helpers import ROOT, call, contents, refused, run
 from tests.small_models import Ccpr, World, build, build_options
 
 SMALL = ("--chunk-tokens", 300, "--subset", "valid", "test")
-BUILD = "scripts/build_datastore.py"
 
 
 def merge(*words: object, check: bool = True):
-    return call("merge_datastores", *words, "--quiet", "--index", "exact", check=check)
+    return call("merge", *words, "--quiet", "--index", "exact", check=check)
 
 
 def phrase_options(ccpr: Ccpr, text: Path, output: Path) -> list[object]:
@@ -49,10 +48,10 @@ def phrases(ccpr: Ccpr, mono: Path, tmp_path_factory: pytest.TempPathFactory) ->
     lines = list(dict.fromkeys(mono.read_text(encoding="utf-8").splitlines()))
     for name, part in {"whole": [*lines, *lines[:9]], "one": lines[:150], "two": lines[100:]}.items():
         (folder / f"{name}.txt").write_text("\n".join(part) + "\n", encoding="utf-8")
-        call("build_datastore", *phrase_options(ccpr, folder / f"{name}.txt", folder / name))
+        call("build", *phrase_options(ccpr, folder / f"{name}.txt", folder / name))
     for number in range(2):
         options = phrase_options(ccpr, folder / "whole.txt", folder / f"shard{number}")
-        call("build_datastore", *options, "--num-shards", 2, "--shard-id", number)
+        call("build", *options, "--num-shards", 2, "--shard-id", number)
     merge(folder / "one", folder / "two", "--output", folder / "both")
     return folder
 
@@ -67,7 +66,13 @@ def test_shards_merged_equal_one_build(kind: str, tmp_path: Path, request: pytes
 
 
 def test_two_processes_find_the_same_phrases_as_one(ccpr: Ccpr, phrases: Path, tmp_path: Path) -> None:
-    run("torchrun", "--nproc-per-node", 2, BUILD, *phrase_options(ccpr, phrases / "whole.txt", tmp_path / "two"))
+    run(
+        "torchrun",
+        "--nproc-per-node",
+        2,
+        ROOT / "scripts/build_datastore.py",
+        *phrase_options(ccpr, phrases / "whole.txt", tmp_path / "two"),
+    )
     assert contents(tmp_path / "two") == contents(phrases / "whole")
 
 
@@ -78,7 +83,7 @@ def test_token_datastores_are_appended(tokens: Path) -> None:
         assert np.array_equal(getattr(both, array), np.concatenate(parts))
     assert np.array_equal(both.provenance, np.concatenate([one.provenance, two.provenance + np.array([40, 0])]))
     assert both.section.subsets == {"valid/valid": 40, "test/test": 40}
-    assert "health         good" in call("inspect_datastore", tokens / "both").stdout
+    assert "health         good" in call("inspect", tokens / "both").stdout
 
 
 def test_a_sentence_of_two_texts_is_there_once(phrases: Path) -> None:
@@ -88,7 +93,7 @@ def test_a_sentence_of_two_texts_is_there_once(phrases: Path) -> None:
     assert len(found) == both.section.size < one.section.size + two.section.size
     assert [s.size for s in both.section.sources] == [one.section.size, two.section.size]
     assert np.array_equal(both.open_sources().sum(axis=0), [one.section.sentences, two.section.sentences])
-    assert "health         good" in call("inspect_datastore", phrases / "both").stdout
+    assert "health         good" in call("inspect", phrases / "both").stdout
 
 
 def test_removal_leaves_exactly_the_rest(tokens: Path, phrases: Path, tmp_path: Path) -> None:
@@ -129,11 +134,11 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     out = ("--output", tmp_path / "out")
     foreign = [world.other_model if word == world.model else word for word in build_options(world, tmp_path / "other")]
-    call("build_datastore", *foreign, "--subset", "test")
+    call("build", *foreign, "--subset", "test")
     differs = r"valid and .*other cannot be merged: model is \w{12} in the first, and \w{12} in the second"
     refused(merge(tokens / "valid", tmp_path / "other", *out, check=False), differs)
     options = phrase_options(ccpr, phrases / "two.txt", tmp_path / "words")
-    call("build_datastore", *options, "--max-words", 2)
+    call("build", *options, "--max-words", 2)
     refused(merge(phrases / "one", tmp_path / "words", *out, check=False), "the segmentation is .*in the second")
     refused(merge(tokens / "shard0", tokens / "valid", *out, check=False), "one of 2 shards, .* are missing: 1")
     shutil.copytree(tokens / "shard0", tmp_path / "again")
@@ -168,5 +173,5 @@ def test_impossible_shards_are_refused(world: World, tmp_path: Path) -> None:
     refused(build(world, tmp_path / "s", *words, 0, "--adapter", "clknn", check=False), "needs all states together")
     options = build_options(world, tmp_path / "s")
     options[options.index("exact")] = "Flat"
-    refused(call("build_datastore", *options, *words, 0, check=False), "a shard has no index")
+    refused(call("build", *options, *words, 0, check=False), "a shard has no index")
     assert not (tmp_path / "s").exists()

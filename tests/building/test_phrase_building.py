@@ -213,7 +213,7 @@ def test_parts_share_a_folder(
     shutil.copytree(sharded_store, two := tmp_path / "phrase-first")
     with pytest.raises(DatastoreError, match="has no token part"):
         TokenDatastore(two)
-    call("build_datastore", *build_options(world, two))
+    call("build", *build_options(world, two))
     assert contents(one / "phrase") == contents(two / "phrase") == contents(sharded_store / "phrase")
     assert contents(one / "token") == contents(two / "token") == contents(world.datastore / "token")
     for folder in (one, two):

@@ -16,7 +16,7 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
     dictionary = world.data_bin / "dict.en.txt"
     words = ["--test", tmp_path / "text", "-s", "de", "-t", "en", "--output", tmp_path / "data"]
     of_fairseq = ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
-    call("prepare_data", *words, *of_fairseq, "--dict", dictionary, dictionary)
+    call("prepare", *words, *of_fairseq, "--dict", dictionary, dictionary)
     for name in ("test.de-en.de.bin", "test.de-en.en.bin", "dict.de.txt"):
         assert (tmp_path / "data" / name).read_bytes() == (world.data_bin / name).read_bytes()
     words[-1] = tmp_path / "other"
@@ -30,5 +30,5 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
         (["--spm", world.spm, "--dict", *[dictionary] * 3], "--dict names 3 files"),
         (["--spm", world.spm, "--dict", dictionary, "--valid", "no"], "neither a file no nor no.de"),
     ):
-        refused(call("prepare_data", *words, *extra, check=False), sentence)
+        refused(call("prepare", *words, *extra, check=False), sentence)
         assert not list(tmp_path.glob("other*"))

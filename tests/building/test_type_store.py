@@ -19,7 +19,7 @@ from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.words import word_spans
-from tests.helpers import ROOT, call, refused, run
+from tests.helpers import PROGRAM, ROOT, call, refused, run
 from tests.small_models import World, Xpr
 
 
@@ -35,7 +35,7 @@ def dictionary(xpr: Xpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(xpr: Xpr, dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("types") / "store"
     call(
-        "build_datastore", "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", output, "--segmentation",
+        "build phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", output, "--segmentation",
         f"lexicon:{dictionary}", "--cpu", "--quiet", "--chunk-sentences", 64,
     )  # fmt: skip
     return output
@@ -69,9 +69,9 @@ def test_store_has_one_entry_a_string(xpr: Xpr, dictionary: Path, store: Path) -
 
 def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
     text = "\n".join(list(read_lines(xpr.texts[0]))[:8])
-    words = ["scripts/retrieve_phrases.py", store, "--encoder", xpr.checkpoint, "--cpu", *extra]
+    words = [*PROGRAM, "retrieve", store, "--encoder", xpr.checkpoint, "--cpu", *extra]
     done = subprocess.run(
-        [sys.executable, *map(str, words)],
+        [*map(str, words)],
         input=text,
         cwd=ROOT,
         capture_output=True,
@@ -85,9 +85,9 @@ def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
 def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store: Path, tmp_path: Path) -> None:
     out = "--output", tmp_path / "new"
     words = "phrases", xpr.texts[1], "--encoder", xpr.checkpoint, *out, "--num-shards", 2, "--shard-id", 0, "--cpu"
-    refused(call("build_datastore", *words, check=False), "makes one entry of all places of a string")
-    refused(call("merge_datastores", store, store, *out, check=False), "two datastores are called 'store'")
-    refused(call("merge_datastores", store, f"again={store}", *out, check=False), "one entry a string")
+    refused(call("build", *words, check=False), "makes one entry of all places of a string")
+    refused(call("merge", store, store, *out, check=False), "two datastores are called 'store'")
+    refused(call("merge", store, f"again={store}", *out, check=False), "one entry a string")
     assert not (tmp_path / "new").exists()
 
 
@@ -125,7 +125,7 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> N
 def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path) -> None:
     def fails(kind: str) -> subprocess.CompletedProcess[str]:
         words = ["phrases", xpr.texts[1], "--encoder", xpr.checkpoint, "--output", tmp_path / "out", "--cpu", "--quiet"]
-        return call("build_datastore", *words, "--segmentation", kind, check=False)
+        return call("build", *words, "--segmentation", kind, check=False)
 
     refused(fails("learned"), "has not: give lexicon:FILE, all or ngram:N")
     refused(fails(f"lexicon:{tmp_path / 'no'}"), "there is no lexicon .*no")

@@ -7,7 +7,6 @@ import pickle
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import arrays
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import ROOT, USER_DIR, Malice, call, edit_manifest, refused, run, with_option
+from tests.helpers import PROGRAM, ROOT, USER_DIR, Malice, call, edit_manifest, refused, run, with_option
 from tests.small_models import World, build, build_options
 
 
 def build_with(options: list[object]) -> subprocess.CompletedProcess[str]:
     """Run the build command in this process, expecting it to fail."""
-    return call("build_datastore", *options, check=False)
+    return call("build", *options, check=False)
 
 
 def test_build_refuses_bad_input(world: World, tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_build_refuses_bad_input(world: World, tmp_path: Path) -> None:
     refused(build_with([*options, "--max-tokens", 0]), "--max-tokens is 0")
     refused(build_with(with_option(options, "--index", "IVF99999,Flat")), "99,999 lists")
     refused(build_with(with_option(options, "--output", "/proc/store")), "/proc/store")
-    refused(run("scripts/build_datastore.py", *with_option(options, "--path", both), check=False), "ensemble of 2")
+    refused(run("fairseq-ccpr build", *with_option(options, "--path", both), check=False), "ensemble of 2")
     assert list(tmp_path.iterdir()) == [empty]
 
 
@@ -72,9 +71,7 @@ def test_full_disk_is_noticed_before_and_while_writing(
 ) -> None:
     with pytest.raises(DatastoreError, match=r"too full: 1,000,000\.00 GB needed"):
         arrays.check_space(tmp_path / "a" / "b", 10**15)
-    words = [
-        str(word) for word in (sys.executable, "scripts/build_datastore.py", *build_options(world, tmp_path / "store"))
-    ]
+    words = [str(word) for word in (*PROGRAM, "build", *build_options(world, tmp_path / "store"))]
     limit = 300_000  # bytes a file may have: less than the keys need
     done = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True,
@@ -162,7 +159,7 @@ def test_damaged_files_are_refused(world: World, copied: Path) -> None:
     keys.write_bytes(b"\x00" * 64 + good[64:])
     refused(generate(world, copied), r"keys\.npy is damaged")
     keys.write_bytes(good[:-100] + bytes(100))
-    inspected = call("inspect_datastore", copied, check=False)
+    inspected = call("inspect", copied, check=False)
     assert inspected.returncode == 1 and "keys.npy: the bytes have changed" in inspected.stdout
     keys.unlink()
     refused(generate(world, copied), r"keys\.npy is missing")
@@ -174,7 +171,7 @@ def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x80
     path.write_bytes(content)
-    inspected = call("inspect_datastore", copied, check=False)
+    inspected = call("inspect", copied, check=False)
     assert inspected.returncode == 1 and f"{name}: the bytes have changed" in inspected.stdout
 
 
@@ -184,7 +181,7 @@ def test_rebuilding_does_not_hide_damage(world: World, copied: Path) -> None:
     keys.write_bytes(keys.read_bytes()[:-100] + bytes(100))
     for index in ("exact", "Flat"):
         build(world, copied, "--index", index)
-        assert call("inspect_datastore", copied, check=False).returncode == 1
+        assert call("inspect", copied, check=False).returncode == 1
 
 
 def test_keys_that_are_not_numbers_are_found(copied: Path) -> None:
@@ -197,7 +194,7 @@ def test_keys_that_are_not_numbers_are_found(copied: Path) -> None:
     assert manifest.token is not None
     manifest.token.files = describe_files(copied, list(manifest.token.files))
     manifest.write(copied)
-    inspected = call("inspect_datastore", copied, check=False)
+    inspected = call("inspect", copied, check=False)
     assert inspected.returncode == 1 and "NaN or infinite" in inspected.stdout
 
 

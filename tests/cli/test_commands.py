@@ -1,26 +1,89 @@
-"""The commands: one list, which scripts and console entry points agree with, and options that are read from it."""
+"""The command `fairseq-ccpr`: its subcommands, their help, what a typo is answered with, completion."""
 
 from __future__ import annotations
 
+import subprocess
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from fairseq_ccpr.cli import COMMANDS
-from tests.helpers import ROOT, call, run
+from fairseq_ccpr.version import __version__
+from tests.helpers import ROOT, call, refused, run
 
 
-def test_scripts_and_entry_points_are_the_listed_commands() -> None:
-    scripts = {path.stem: path.read_text() for path in (ROOT / "scripts").glob("*.py")}
-    assert scripts.keys() == COMMANDS.keys() and len(set(scripts.values())) == 1
-    code = "import setuptools, distutils.core as core; made = core.run_setup('setup.py', stop_after='init')"
-    lines = run("python", "-c", f"{code}; print(*made.entry_points['console_scripts'], sep='\\n')").stdout.splitlines()
-    names = [name.replace("_", "-") for name in COMMANDS]
-    assert lines == [f"fairseq-ccpr-{n} = fairseq_ccpr.cli.{m}:main" for n, m in zip(names, COMMANDS)]
+def test_every_command_is_a_module_and_every_module_a_command() -> None:
+    modules = {path.stem for path in (ROOT / "fairseq_ccpr/cli").glob("*.py")}
+    shared = {"__init__", "command", "completion", "phrase_prompt"}
+    assert modules - shared == {name.replace(" ", "_") for name in COMMANDS}
+    assert "fairseq-ccpr = fairseq_ccpr.cli:main" in (ROOT / "setup.py").read_text()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_the_command_and_no_empty_default(name: str) -> None:
-    assert callable(import_module(f"fairseq_ccpr.cli.{name}").main)
+def test_help_names_the_command_and_explains_every_option(name: str) -> None:
     shown = call(name, "--help").stdout
-    assert f"{name}.py" in shown and "(default: None)" not in shown and "(default: False)" not in shown
+    assert shown.startswith(f"usage: fairseq-ccpr {name} ")
+    assert "(default: None)" not in shown and "(default: False)" not in shown and "(default: )" not in shown
+    for line in shown.splitlines():
+        assert line.count("fairseq-ccpr ") < 2 and not line.rstrip().endswith("\\  "), line
+        assert line.count("(default: ") < 2, line
+    parser = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main.help_parser()
+    assert all(action.help for action in parser._actions)
+
+
+@pytest.mark.parametrize("name", ["translate", "tune", "compare", "explain", "benchmark decoding"])
+def test_help_of_commands_that_decode_has_retrieval_and_names_fairseqs_options(name: str) -> None:
+    shown = call(name, "--help").stdout
+    assert "--knn-lambda" in shown and "--phrase-gate" in shown and "--store-timeout" in shown
+    assert "--lenpen" in shown and "--no-repeat-ngram-size" in shown
+
+
+def test_overview_and_version() -> None:
+    shown = run("fairseq-ccpr", "--help").stdout
+    assert all(f"  {name} " in shown and what in shown for name, what in COMMANDS.items())
+    assert run("fairseq-ccpr", "--version").stdout == f"fairseq-ccpr {__version__}\n"
+    of_group = run("fairseq-ccpr", "build", "--help").stdout
+    assert "build tokens" in of_group and "translate " not in of_group
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["trnslate"], "there is no command 'trnslate'; did you mean translate?"),
+        (["build", "token"], "there is no command 'build token'; did you mean build tokens?"),
+        (["zzz"], "there is no command 'zzz'; fairseq-ccpr --help lists them"),
+        (["inspect", "DIR", "--plann"], "there is no option --plann; did you mean --plan?"),
+        (["inspect", "DIR", "--pla"], "there is no option --pla; did you mean --plan?"),
+        (["inspect", "DIR", "other"], "'other' belongs to no option"),
+    ],
+)
+def test_a_typo_is_answered_in_one_sentence(words: list[str], sentence: str) -> None:
+    done = call(" ".join(words[:1]), *words[1:], check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["evaluate"]])
+def test_an_unfinished_command_lists_what_there_is(words: list[str]) -> None:
+    done = call("", *words, check=False)
+    assert done.returncode == 2 and "evaluate keys" in done.stderr and not done.stdout
+
+
+def test_bash_completes_commands_and_their_options(tmp_path: Path) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text(call("completion", "bash").stdout)
+    asked = f"""
+    source {script}
+    complete_line() {{
+      COMP_WORDS=(fairseq-ccpr "$@"); COMP_CWORD=$#; COMPREPLY=(); _shtab_fairseq_ccpr; echo "${{COMPREPLY[*]}}"
+    }}
+    complete_line tra
+    complete_line build ph
+    complete_line translate --output-f
+    complete_line evaluate keys --cou
+    """
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["translate", "phrases", "--output-format", "--count"]
+    assert "compdef" in call("completion", "zsh").stdout
+    refused(call("completion", "bsh", check=False), "no script for 'bsh'; did you mean bash")

@@ -57,7 +57,7 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest.token.files = describe_files(folder, [f"token/{name}" for name in token.part_files(manifest.token)])
     manifest.phrase.files = describe_files(folder, [f"phrase/{name}" for name in phrase.part_files(manifest.phrase)])
     manifest.write(folder)
-    assert "health         good" in call("inspect_datastore", folder).stdout
+    assert "health         good" in call("inspect", folder).stdout
     return folder
 
 
@@ -120,13 +120,13 @@ def test_damage_to_any_file_is_found(copied: Path, rng: np.random.Generator):
     for name, content in whole.items():
         for changed in changes(content, rng, flips=12, cuts=3):
             (copied / name).write_bytes(changed)
-            done = call("inspect_datastore", copied, check=False)
+            done = call("inspect", copied, check=False)
             assert done.returncode == 1 and "Traceback" not in done.stderr, (name, len(changed), done.stderr)
             assert ("damaged" in done.stdout + done.stderr) or name == MANIFEST
         (copied / name).unlink()
-        assert call("inspect_datastore", copied, check=False).returncode == 1
+        assert call("inspect", copied, check=False).returncode == 1
         (copied / name).write_bytes(content)
-    assert call("inspect_datastore", copied).returncode == 0
+    assert call("inspect", copied).returncode == 0
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
@@ -142,7 +142,7 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
     if version == 2:
         del old["phrase"], old["token"]["shard"]
     (copied / MANIFEST).write_text(json.dumps(old, indent=2) + "\n")  # as they were written
-    assert "health         good" in call("inspect_datastore", copied).stdout
+    assert "health         good" in call("inspect", copied).stdout
     tokens = TokenDatastore(copied)
     assert tokens.section.index_recall is None and tokens.open_index().size == ENTRIES
     if version > 2:
@@ -150,7 +150,7 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
         assert phrases.phrase(1)[0] == "Weg" and phrases.section.store is None and phrases.open_index().size == ENTRIES
     Manifest.read(copied).write(copied)  # a part that is built beside it brings the new format
     assert json.loads((copied / MANIFEST).read_text())["format_version"] == FORMAT_VERSION
-    assert "health         good" in call("inspect_datastore", copied).stdout
+    assert "health         good" in call("inspect", copied).stdout
 
 
 def test_version_and_checksum_must_agree(copied: Path):

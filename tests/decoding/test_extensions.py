@@ -72,9 +72,9 @@ def test_a_retriever_of_twenty_lines_decodes_tunes_and_explains(world: World, de
     plugin = ["--user-dir", tmp_path / "brute_force", "--task", "translation_brute_force"]
     assert equal(decode(*plugin, "--beam", 1), decode("--beam", 1), tolerance=3e-3)
     words = [*world.options("--no-progress-bar"), *map(str, plugin)]
-    assert "retriever:BruteForce|entries:" in call("compare_decoding", *words, "--beam", 1).stdout
-    call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 1)
-    call("explain_translation", *words, "--output", tmp_path / "page.html", "--sentences", 2)
+    assert "retriever:BruteForce|entries:" in call("compare", *words, "--beam", 1).stdout
+    call("tune", *words, "--output", tmp_path / "options", "--decode", 1)
+    call("explain", *words, "--output", tmp_path / "page.html", "--sentences", 2)
     assert "--knn-k" in (tmp_path / "options").read_text() and (tmp_path / "page.html").stat().st_size > 1000
 
 

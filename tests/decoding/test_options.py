@@ -14,7 +14,7 @@ import pytest
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-from fairseq_ccpr.cli.retrieve_phrases import ShownPhrases
+from fairseq_ccpr.cli.retrieve import ShownPhrases
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,

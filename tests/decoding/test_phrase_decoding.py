@@ -204,10 +204,7 @@ def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint
     raised = without.scatter(1, said.values, without.gather(1, said.values) * said.rewards.double().exp())
     wanted = raised / raised.sum(dim=1, keepdim=True)
     assert said.rewards.max() > 1 and torch.allclose(mixed.double().exp(), wanted, atol=1e-4)
-    refused(
-        call("tune_retrieval", *world.options(), *words, "--phrase-reward", 3, "--output", "x", check=False),
-        "not tuned",
-    )
+    refused(call("tune", *world.options(), *words, "--phrase-reward", 3, "--output", "x", check=False), "not tuned")
 
 
 def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]) -> None:
@@ -360,7 +357,7 @@ def options_in(words: list[str], wanted: list[str]) -> bool:
 def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path) -> None:
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
-    shown = call("tune_retrieval", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
+    shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "916 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert "--knn-k" in chosen and "--phrase-lambda" in chosen and options_in(chosen, shaping)

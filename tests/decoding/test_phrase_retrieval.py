@@ -45,7 +45,7 @@ def retrieve(ccpr: Ccpr, store: Path, text: str | bytes, *extra: object, check: 
         *(["--threshold", 0.5] if "--threshold" not in extra else []),
     ]
     with patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(data))):
-        return call("retrieve_phrases", *words, *extra, check=check)
+        return call("retrieve", *words, *extra, check=check)
 
 
 def queries_of(ccpr: Ccpr) -> list[str]:
@@ -122,7 +122,7 @@ def test_encoder_of_the_demo_finds_translations(tmp_path: Path) -> None:
     (tmp_path / "english.txt").write_text("".join(f"{target}\n" for _, target in verses), encoding="utf-8")
     checkpoint = DEMO / "ccpr" / "ccpr.pt"
     words = [tmp_path / "english.txt", "--encoder", checkpoint, "--output", tmp_path / "store", "--cpu", "--quiet"]
-    call("build_datastore", "phrases", *words)
+    call("build phrases", *words)
     retriever = PhraseRetriever(
         PhraseDatastore(tmp_path / "store"), PhraseEncoder.load(checkpoint), Segmentation(), 1, 0.0, torch.device("cpu")
     )

@@ -99,10 +99,10 @@ def test_recall_is_stored_and_shown(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "store", "--index", "IVF16,PQ8x4", "--index-parameters", "nprobe=1", "--subset", "test")
     section = Manifest.read(tmp_path / "store").token
     assert section is not None and section.index_recall is not None and 0 < section.index_recall < 1
-    shown = call("inspect_datastore", tmp_path / "store").stdout
+    shown = call("inspect", tmp_path / "store").stdout
     assert f"recall         {section.index_recall:.1%} of the 8 nearest keys" in shown
     build(world, tmp_path / "store", "--index", "exact", "--subset", "test")
-    assert "\nrecall" not in call("inspect_datastore", tmp_path / "store").stdout
+    assert "\nrecall" not in call("inspect", tmp_path / "store").stdout
 
 
 def test_floor_is_what_takes_longer() -> None:
@@ -149,7 +149,7 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
     at = words.index("--datastore")
     words = [*words[:at], *words[at + 2 :], "--index", "exact", "IVF16,Flat", "--queries", 5, 20, "--k", 4, "--quiet"]
     words += ["--batches", 1, 300, "--json", tmp_path / "j", "--markdown", tmp_path / "m", "--plot", tmp_path / "p"]
-    shown = call("benchmark", *words).stdout
+    shown = call("benchmark decoding", *words).stdout
     assert (tmp_path / "m").read_text(encoding="utf-8") == shown
     found = json.loads((tmp_path / "j").read_text(encoding="utf-8"))
     assert len(found["decoding"]) == 2 * 2 * 2 and len(found["search"]) == 2 * 2 * 2
@@ -178,9 +178,9 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
 def test_what_cannot_be_measured_is_refused_before_any_work(world: World, words: list[object], sentence: str) -> None:
     given = [str(word).replace("DIR", str(world.datastore)) for word in words]
     always = ["--systems", f"knn={world.datastore}"] * ("--systems" not in given)
-    refused(call("benchmark", world.data_bin, "--path", world.model, *always, *given, check=False), sentence)
+    refused(call("benchmark decoding", world.data_bin, "--path", world.model, *always, *given, check=False), sentence)
 
 
 def test_phrases_alone_are_refused(phrase_store: Path, world: World) -> None:
     words = ["--path", world.model, "--systems", f"phrases={phrase_store}"]
-    refused(call("benchmark", world.data_bin, *words, check=False), "has no token part: give TOKENS:PHRASES")
+    refused(call("benchmark decoding", world.data_bin, *words, check=False), "has no token part: give TOKENS:PHRASES")

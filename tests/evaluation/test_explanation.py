@@ -71,7 +71,7 @@ def explained(
 
 def explain_with(world: World, output: Path, *extra: object, check: bool = True) -> Any:
     words = [*world.options("--no-progress-bar"), *subword_options(world), "--phrase-k", 3, "--output", output, *extra]
-    return call("explain_translation", *words, check=check)
+    return call("explain", *words, check=check)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "phrases", "both"])
@@ -174,7 +174,7 @@ def test_neighbours_have_the_sentences_of_the_datastore_whatever_the_data_folder
     for path in folder.glob("valid.*"):
         path.unlink()
     words = [str(folder), *world.options("--no-progress-bar")[1:], "--datastore", tmp_path / "valid"]
-    call("explain_translation", *words, "--ids", 0, "--output", output)
+    call("explain", *words, "--ids", 0, "--output", output)
     data = Page(output).data
     targets = [target for _, target in read_pairs(world.folder / "valid.tsv")]
     texts = {data["texts"][n["sentence"]] for t in data["sentences"][0]["tokens"] for n in t["neighbours"]}
@@ -187,7 +187,7 @@ def test_a_subset_without_references_has_no_bleu(world: World, tmp_path: Path) -
     for path in folder.glob("test.de-en.en.*"):
         path.unlink()
     words = [str(folder), *world.options("--no-progress-bar")[1:], *map(str, subword_options(world))]
-    call("explain_translation", *words, "--sentences", 3, "--output", tmp_path / "page.html")
+    call("explain", *words, "--sentences", 3, "--output", tmp_path / "page.html")
     data = Page(tmp_path / "page.html").data
     assert data["bleu"] is None and [sentence["reference"] for sentence in data["sentences"]] == [None] * 3
 
@@ -247,13 +247,13 @@ def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, t
     refused(explain("--knn-log", tmp_path / "log"), "--knn-log is for fairseq-generate alone")
     refused(explain("--datastore", phrase_store, "--phrase-encoder", tmp_path / "none.pt"), r"none\.pt")
     words = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
-    refused(call("explain_translation", *words, "--output", output, check=False), "give --datastore DIR")
-    assert call("explain_translation", *world.options(), check=False).returncode == 2
+    refused(call("explain", *words, "--output", output, check=False), "give --datastore DIR")
+    assert call("explain", *world.options(), check=False).returncode == 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_script_runs_and_the_package_brings_the_page_along() -> None:
-    assert "--neighbours" in run("scripts/explain_translation.py", "--help").stdout
+    assert "--neighbours" in run("fairseq-ccpr explain", "--help").stdout
     packaged = (ROOT / "setup.py").read_text(encoding="utf-8")
     parts = [
         path for path in (ROOT / "fairseq_ccpr").rglob("*.*") if path.suffix in (".html", ".css", ".js", ".options")

@@ -313,21 +313,21 @@ def test_gold_text_and_systems_that_cannot_work(
 def test_inspect_shows_and_checks_phrases(encoders: dict[str, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
     store = tmp_path / "store"
     call(
-        "build_datastore", "phrases", files[1], "--encoder", encoders["ccpr"], "--output", store, "--segmentation", "ngram:2",
+        "build phrases", files[1], "--encoder", encoders["ccpr"], "--output", store, "--segmentation", "ngram:2",
         "--cpu", "--quiet",
     )  # fmt: skip
-    shown = call("inspect_datastore", store, "--top", 3).stdout
+    shown = call("inspect", store, "--top", 3).stdout
     assert "8 wide) of 240 sentences" in shown and "kind ngram:2" in shown and "health         good" in shown
     assert shown.count("[[") == 3
     spans = store / "phrase" / "spans.npy"
     changed = np.load(spans)
     changed[5, 2] = 5000
     np.save(spans, changed)
-    inspected = call("inspect_datastore", store, check=False)
+    inspected = call("inspect", store, check=False)
     assert inspected.returncode == 1 and "spans.npy: the bytes have changed" in inspected.stdout
     manifest = Manifest.read(store)
     assert manifest.phrase is not None
     manifest.phrase.files |= describe_files(store, ["phrase/spans.npy"])
     manifest.write(store)
-    inspected = call("inspect_datastore", store, check=False)
+    inspected = call("inspect", store, check=False)
     assert inspected.returncode == 1 and "places outside their sentences in rows 0 to" in inspected.stdout

@@ -60,7 +60,7 @@ def build(encoder: Path, lines: list[str], folder: Path, segmentation: str) -> P
     folder.mkdir()
     (folder / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
     words = [folder / "text", "--encoder", encoder, "--output", folder / segmentation, "--segmentation", segmentation]
-    call("build_datastore", "phrases", *words, "--max-words", 3, "--cpu", "--quiet")
+    call("build phrases", *words, "--max-words", 3, "--cpu", "--quiet")
     return folder / segmentation
 
 
@@ -289,4 +289,4 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     ):
         with patch.object(benchmark_phrases, "measure_search", side_effect=AssertionError("work in vain")):
             refused(call(*words, *extra, check=False), pattern)
-    refused(call("benchmark_phrases", "--text", tmp_path / "text", check=False), "--text needs --encoder to build")
+    refused(call("benchmark phrases", "--text", tmp_path / "text", check=False), "--text needs --encoder to build")

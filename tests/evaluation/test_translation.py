@@ -41,7 +41,7 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
 def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "oracle", "--subset", "valid", "test")
     words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
-    shown = call("tune_retrieval", *words, "--output", tmp_path / "options", "--decode", 2).stdout
+    shown = call("tune", *words, "--output", tmp_path / "options", "--decode", 2).stdout
     assert "700 settings" in shown and "base" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature"]
@@ -51,7 +51,7 @@ def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path)
 
 def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path) -> None:
     words = [*world.options("--knn-lambda", 0.6), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
-    shown = call("compare_decoding", *words, "--results-path", tmp_path).stdout
+    shown = call("compare", *words, "--results-path", tmp_path).stdout
     assert "| base |" in shown and "| retrieval |" in shown and "nrefs:1|case:mixed" in shown
     assert shown.count("\nsource ") == 3 and "retrieval retriever:TokenRetriever|" in shown
     rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
@@ -65,8 +65,8 @@ def test_comparison_shows_scores_speed_and_examples(world: World, tmp_path: Path
 def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Path) -> None:
     words = [*world.options(), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     at = words.index("--datastore")
-    call("compare_decoding", *words, "--results-path", tmp_path / "both")
-    shown = call("compare_decoding", *words[:at], *words[at + 2 :], "--results-path", tmp_path / "alone").stdout
+    call("compare", *words, "--results-path", tmp_path / "both")
+    shown = call("compare", *words[:at], *words[at + 2 :], "--results-path", tmp_path / "alone").stdout
     assert "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()
     assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
 
@@ -74,7 +74,7 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
 def test_comparing_without_a_model_says_so(world: World) -> None:
     words = world.options()
     at = words.index("--path")
-    done = call("compare_decoding", *words[:at], *words[at + 2 :], check=False)
+    done = call("compare", *words[:at], *words[at + 2 :], check=False)
     assert done.returncode == 1 and "--path" in done.stderr
 
 

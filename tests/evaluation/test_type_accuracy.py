@@ -27,7 +27,7 @@ from tests.small_models import Ccpr, Xpr
 
 def evaluate(xpr: Xpr, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     words = ["--data", f"mine={xpr.lexicon / 'test'}", "--cpu", "--quiet", *extra]
-    return call("evaluate_phrase_types", *words, check=check)
+    return call("evaluate types", *words, check=check)
 
 
 def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path
 
 def test_task_xpr_is_the_command_for_types(xpr: Xpr) -> None:
     words = "--data", xpr.lexicon / "test", "--encoder", xpr.context, "--sentences", 0, "--cpu", "--quiet"
-    assert call("evaluate_phrases", "--task", "xpr", *words).stdout == call("evaluate_phrase_types", *words).stdout
+    assert call("evaluate phrases", "--task", "xpr", *words).stdout == call("evaluate types", *words).stdout
 
 
 @pytest.mark.parametrize(

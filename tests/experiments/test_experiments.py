@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -26,7 +25,7 @@ from fairseq_ccpr.experiments.pipeline import Plan
 from fairseq_ccpr.experiments.report_page import Report, as_page
 from fairseq_ccpr.experiments.stages import Runner, with_needs
 from fairseq_ccpr.experiments.tables import check_of_base
-from tests.helpers import ROOT, call, refused
+from tests.helpers import PROGRAM, ROOT, call, refused
 from tests.small_models import Ccpr, World
 
 SHIPPED = sorted((ROOT / "scripts" / "experiments").glob("*.yaml"))
@@ -94,7 +93,7 @@ def settings_of(world: World, folder: Path) -> dict[str, Any]:
 
 def experiment(config: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run an experiment into the folder `out` beside its file."""
-    return call("run_experiment", config, "--output", config.parent / "out", *extra, check=check)
+    return call("experiment run", config, "--output", config.parent / "out", *extra, check=check)
 
 
 def to_do(config: Path, *extra: object) -> set[str]:
@@ -131,7 +130,7 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
     knn, tenth, fixed = (verses["systems"][name] for name in ("knn-mt", "tenth", "fixed"))
     words = [*world.options("--no-progress-bar", "--beam", 2, "--max-len-b", 30), "--bpe", "sentencepiece"]
     words += ["--sentencepiece-model", world.spm, "--results-path", tmp_path]
-    shown = call("compare_decoding", *words, *knn["tuned"]["options"].split()).stdout
+    shown = call("compare", *words, *knn["tuned"]["options"].split()).stdout
     texts = {"base": "base.txt", "knn-mt": "retrieval.txt"}
     for name, file in texts.items():
         assert (tmp_path / file).read_bytes() == (out / "decoded" / "verses" / name / file).read_bytes()
@@ -264,8 +263,7 @@ def test_killed_run_resumes_and_equals_an_uninterrupted_one(world: World, made: 
     settings["systems"]["knn-mt"]["tokens"]["options"] += " --shard-tokens 200"
     del settings["domains"]["few"], settings["systems"]["tenth"], settings["systems"]["fixed"]
     write_config(config, settings)
-    script = ROOT / "scripts" / "run_experiment.py"
-    words = [sys.executable, script, config, "--output", config.parent / "out", "--only", "knn-mt"]
+    words = [*PROGRAM, "experiment", "run", config, "--output", config.parent / "out", "--only", "knn-mt"]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -331,7 +329,7 @@ def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("changes", "sentence"), BAD, ids=lambda value: str(value)[:40])
 def test_bad_settings_are_refused(made: Path, tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     config = write_config(tmp_path / "bad.yaml", merged(yaml.safe_load(made.read_text()), changes))
-    done = call("run_experiment", config, "--dry-run", check=False)
+    done = call("experiment run", config, "--dry-run", check=False)
     refused(done, r"bad\.yaml: .*" + sentence)
 
 
@@ -343,19 +341,19 @@ def test_bad_files_are_refused(made: Path, tmp_path: Path) -> None:
         ("", "is missing"),
     ):
         config.write_text(text)
-        refused(call("run_experiment", config, check=False), sentence)
+        refused(call("experiment run", config, check=False), sentence)
     config.write_bytes(b"\xff\xfe\xff")
-    refused(call("run_experiment", config, check=False), "bad.yaml")
-    refused(call("run_experiment", tmp_path / "no.yaml", check=False), "no.yaml: No such file")
+    refused(call("experiment run", config, check=False), "bad.yaml")
+    refused(call("experiment run", tmp_path / "no.yaml", check=False), "no.yaml: No such file")
     settings = yaml.safe_load(made.read_text())
     settings["model"]["path"] = "gone.pt"
     write_config(config, settings)
-    done = call("run_experiment", config, "--output", tmp_path / "out", check=False)
+    done = call("experiment run", config, "--output", tmp_path / "out", check=False)
     refused(
         done, r"relative to .*: gone\.pt \(model\.path\), valid\.de \(domains\.few\.text\.valid\), valid\.en .*test\.en"
     )
     assert not (tmp_path / "out").exists()
-    refused(call("run_experiment", made, "--output", config, check=False), "bad.yaml is a file: give a folder")
+    refused(call("experiment run", made, "--output", config, check=False), "bad.yaml is a file: give a folder")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -405,7 +403,7 @@ class Outline(HTMLParser):
 
 def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path) -> None:
     out = made.parent / "out"
-    call("report", out, out, "--output", tmp_path)
+    call("experiment report", out, out, "--output", tmp_path)
     page, text = (tmp_path / "report.html").read_text(), (tmp_path / "results.md").read_text()
     outline = Outline(page)
     assert outline.open == []
@@ -416,7 +414,7 @@ def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path) -> None:
     pictures = [value for tag, name, value in outline.attributes if (tag, name) == ("img", "src")]
     assert len(pictures) == 6 and all(value.startswith("data:image/png;base64,iVBOR") for value in pictures)
     assert not re.search(r"https?:|//|url\(|@import|<script", re.sub("data:image/png;base64,[A-Za-z0-9+/=]+", "", page))
-    call("report", out)
+    call("experiment report", out)
     assert (out / "report.html").stat().st_size < len(page) and (out / "results.md").exists()
 
 
@@ -441,9 +439,12 @@ def test_report_keeps_text_as_text_and_checks_the_base(made: Path) -> None:
 
 def test_report_refuses_what_is_no_result(made: Path, tmp_path: Path) -> None:
     out = made.parent / "out"
-    refused(call("report", tmp_path, check=False), "there is no .*results.json: give the output of run_experiment.py")
-    refused(call("report", out, "--output", tmp_path / "no", check=False), "there is no such folder")
+    refused(
+        call("experiment report", tmp_path, check=False),
+        "there is no .*results.json: give the output of fairseq-ccpr experiment run",
+    )
+    refused(call("experiment report", out, "--output", tmp_path / "no", check=False), "there is no such folder")
     for text, sentence in (("{", "is damaged"), ('{"title": "a"}', "of another version")):
         (tmp_path / "results.json").write_text(text)
-        refused(call("report", tmp_path, check=False), sentence)
+        refused(call("experiment report", tmp_path, check=False), sentence)
         assert not (tmp_path / "report.html").exists()

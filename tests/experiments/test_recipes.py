@@ -34,7 +34,7 @@ def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
     }
     assert set(written) == expected and len(written) == len(expected) > 5
     assert [counts[pair] for pair in written] == sorted(map(counts.get, written), reverse=True)
-    assert "extract_phrases.py" in run("scripts/recipes/phrase_table.py", check=False).stderr
+    assert "fairseq-ccpr extract" in run("scripts/recipes/phrase_table.py", check=False).stderr
 
 
 def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Path) -> None:
@@ -62,18 +62,9 @@ def test_shuffled_phrases_are_the_same_phrases_with_other_keys(ccpr: Ccpr, mono:
     for name, half in {"one": lines[:60], "two": lines[40:]}.items():
         (tmp_path / f"{name}.txt").write_text("\n".join(half) + "\n", encoding="utf-8")
         words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--quiet"]
-        call("build_datastore", "phrases", tmp_path / f"{name}.txt", "--output", tmp_path / name, *words)
+        call("build phrases", tmp_path / f"{name}.txt", "--output", tmp_path / name, *words)
     merged = tmp_path / "both"
-    call(
-        "merge_datastores",
-        tmp_path / "one",
-        tmp_path / "two",
-        "--output",
-        merged,
-        "--index",
-        "disk:IVF4,SQ8",
-        "--quiet",
-    )
+    call("merge", tmp_path / "one", tmp_path / "two", "--output", merged, "--index", "disk:IVF4,SQ8", "--quiet")
     shuffle(merged, output := tmp_path / "shuffled")
     store, control = PhraseDatastore(merged), PhraseDatastore(output)
     assert control.find_damage() == [] and control.section.index == store.section.index
@@ -82,14 +73,14 @@ def test_shuffled_phrases_are_the_same_phrases_with_other_keys(ccpr: Ccpr, mono:
     assert control.section.files.keys() == store.section.files.keys() and changed == {"phrase/spans.npy"}
     assert {"phrase/totals.json", "phrase/sources.npy"} < control.section.files.keys()
     assert sorted(control.spans.tolist()) == store.spans.tolist() != control.spans.tolist()
-    call("merge_datastores", output, "--remove", "two", "--output", tmp_path / "less", "--quiet")
+    call("merge", output, "--remove", "two", "--output", tmp_path / "less", "--quiet")
     refused(shuffle(merged, output, check=False), "shuffled exists: give a new folder")
 
 
 def test_keys_in_milvus_are_not_shuffled(ccpr: Ccpr, mono: Path, tmp_path: Path) -> None:
     pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
     words = ["--encoder", ccpr.checkpoint, "--segmentation", "ngram:1", "--share", 0.1, "--cpu", "--quiet"]
-    call("build_datastore", "phrases", mono, "--output", tmp_path / "s", "--store", tmp_path / "p.db", *words)
+    call("build phrases", mono, "--output", tmp_path / "s", "--store", tmp_path / "p.db", *words)
     refused(
         shuffle(tmp_path / "s", tmp_path / "out", check=False), "the keys of .* are in the collection 's' of Milvus"
     )

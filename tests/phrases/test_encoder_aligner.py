@@ -101,8 +101,8 @@ def test_words_beyond_the_encoder_have_no_links(encoder: Path) -> None:
 def test_phrases_by_an_encoder(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in VERSES), encoding="utf-8")
     words = ["--pairs", tmp_path / "text.tsv", "--aligner", "encoder", "--encoder", encoder, "--max-edge-share", 0.1]
-    call("extract_phrases", *words, "--output", tmp_path / "one", "--quiet")
-    call("extract_phrases", *words, "--encoder-layer", 2, "--output", tmp_path / "two", "--quiet")
+    call("extract", *words, "--output", tmp_path / "one", "--quiet")
+    call("extract", *words, "--encoder-layer", 2, "--output", tmp_path / "two", "--quiet")
     one, two = (read_manifest(tmp_path / name / "train") for name in ("one", "two"))
     assert one.fingerprints["encoder"] == ContextEncoder.load(encoder).fingerprint()
     assert one.settings["aligner"] == "encoder" and one.settings["symmetrization"] == "mutual-nearest"
@@ -116,10 +116,10 @@ def test_evaluation_by_layer(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "links").write_text(" ".join(f"{i}-{i}" for i in range(1, 9)) + "\n")
     words = [tmp_path / "gold", tmp_path / "links", "--aligners", "encoder", "--quiet"]
     layers = ["--encoder", encoder, "--encoder-layers", 0, 2, "--symmetrizations", "union", "grow"]
-    shown = call("evaluate_alignments", *words, *layers).stdout
+    shown = call("evaluate alignment", *words, *layers).stdout
     for layer in (0, 2):
         assert shown.count(f"| encoder, layer {layer} | mutual-nearest | 0.000 | 1.000 | 1.000 |") == 1
-    assert "| encoder | mutual-nearest | 0.000 |" in call("evaluate_alignments", *words, "--encoder", encoder).stdout
+    assert "| encoder | mutual-nearest | 0.000 |" in call("evaluate alignment", *words, "--encoder", encoder).stdout
 
 
 def test_options_that_cannot_work(encoder: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_options_that_cannot_work(encoder: Path, tmp_path: Path) -> None:
 
     def fails(*extra: object) -> Any:
         words = ["--pairs", tmp_path / "text.tsv", "--output", tmp_path / "out", "--quiet", *extra]
-        return call("extract_phrases", *words, check=False)
+        return call("extract", *words, check=False)
 
     refused(fails("--aligner", "encoder"), "--aligner encoder needs --encoder DIR")
     refused(fails("--aligner", "encoder", "--encoder", tmp_path / "no"), "there is no encoder .*no")

@@ -108,7 +108,7 @@ def build(
     other.write_text(text or "", encoding="utf-8")
     texts = xpr.texts if text is None else (other, other)
     words = ["--pairs", table, "--source-text", texts[0], "--target-text", texts[1], "--output", output, *extra]
-    return call("build_lexicon_dataset", *words, check=False)
+    return call("lexicon", *words, check=False)
 
 
 TEXT = "\n".join(f"the quick {w} is here today" for w in "abcdefghijklmno") + "\n\n"

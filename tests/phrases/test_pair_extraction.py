@@ -125,7 +125,7 @@ def extract(text: Path, output: Path, *extra: object, check: bool = True) -> sub
     words = ["--source", text / "text.de", "--target", text / "text.en", "--output", output, "--quiet"]
     if "--alignments" not in extra and "--aligner" not in extra:
         words += ["--aligner", "fast-align"]
-    return call("extract_phrases", *words, "--max-edge-share", 0.15, *extra, check=check)
+    return call("extract", *words, "--max-edge-share", 0.15, *extra, check=check)
 
 
 def refused(done: subprocess.CompletedProcess[str], *patterns: str) -> None:
@@ -203,7 +203,7 @@ def test_all_forms_of_input_give_the_same(text: Path, tmp_path: Path) -> None:
     for name in ("text.tsv.xz", "text.tsv.gz"):
         words = ["--pairs", tmp_path / name, "--output", tmp_path / f"out-{name}", "--aligner", "fast-align", "--quiet"]
         words += ["--max-edge-share", 0.15]
-        call("extract_phrases", *words)
+        call("extract", *words)
         for file in FILES:
             one, two = ((tmp_path / out / "train" / file).read_bytes() for out in ("plain", f"out-{name}"))
             assert one == two
@@ -286,15 +286,15 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     refused(extract(text, text, check=False), "exists: give a new folder")
     refused(extract(tmp_path, output, check=False), r"there is no file .*text\.de")
     words = ["--source", bad, "--target", text / "text.en", "--output", output]
-    refused(call("extract_phrases", *words, check=False), "bad is no regular file: .* not pipes")
+    refused(call("extract", *words, check=False), "bad is no regular file: .* not pipes")
     (bad / "text.tsv").write_text("one\ttwo\nthree\n")
     refused(
-        call("extract_phrases", "--pairs", bad / "text.tsv", "--output", output, "--quiet", check=False),
+        call("extract", "--pairs", bad / "text.tsv", "--output", output, "--quiet", check=False),
         r"text\.tsv, line 2: 1 columns",
     )
     (bad / "text.tsv.xz").write_bytes(b"no archive")
     refused(
-        call("extract_phrases", "--pairs", bad / "text.tsv.xz", "--output", output, "--quiet", check=False),
+        call("extract", "--pairs", bad / "text.tsv.xz", "--output", output, "--quiet", check=False),
         r"text\.tsv\.xz is damaged",
     )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]
@@ -385,12 +385,12 @@ def test_alignment_error_rate(text: Path, tmp_path: Path) -> None:
     assert (counts.found, counts.sure, counts.found_sure, counts.found_possible) == (3, 3, 1, 2)
     assert counts.error_rate == pytest.approx(1 - 3 / 6)
     done = call(
-        "evaluate_alignments", tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv", "--quiet",
+        "evaluate alignment", tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv", "--quiet",
         "--aligners", "fast-align", "--symmetrizations", "union", "intersection", "--train-count", 200,
     )  # fmt: skip
     assert "| fast-align | intersection |" in done.stdout and "2 gold sentence pairs, 200 to learn from" in done.stdout
     words = [tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv", "--train-count", 0]
-    refused(call("evaluate_alignments", *words, check=False), "--train-count is 0")
+    refused(call("evaluate alignment", *words, check=False), "--train-count is 0")
     for content, pattern in (
         ("1-1 2-3\n1-1\n", r"line 1: '2-3' is no link"),
         ("1-1\n", "gold has 2 lines"),
@@ -398,4 +398,4 @@ def test_alignment_error_rate(text: Path, tmp_path: Path) -> None:
     ):
         (tmp_path / "links").write_text(content)
         arguments = [tmp_path / "gold", tmp_path / "links", "--train", text / "text.tsv"]
-        refused(call("evaluate_alignments", *arguments, check=False), pattern)
+        refused(call("evaluate alignment", *arguments, check=False), pattern)

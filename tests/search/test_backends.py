@@ -67,7 +67,7 @@ def test_a_new_backend_is_planned_built_opened_and_searched(brute: None, metric:
 
 def test_a_new_backend_serves_a_datastore(brute: None, world: World, tmp_path: Path) -> None:
     build(world, store := tmp_path / "store", "--index", "brute")
-    shown = call("inspect_datastore", store).stdout
+    shown = call("inspect", store).stdout
     assert "index          brute (l2)" in shown and "recall         100.0%" in shown
     generate = call("fairseq-generate", *world.options("--datastore", store, "--max-sentences", 8)).stdout
     exact = call("fairseq-generate", *world.options("--max-sentences", 8)).stdout

@@ -84,7 +84,7 @@ def text(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(ccpr: Ccpr, text: Path, output: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     words = ["--encoder", ccpr.checkpoint, "--output", output, "--segmentation", "all", "--max-words", 2]
     words += ["--store-timeout", LONG, "--cpu", "--quiet"]
-    return call("build_datastore", "phrases", text, *words, *extra, check=check)
+    return call("build phrases", text, *words, *extra, check=check)
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +150,8 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> N
     assert two.signature().replace("milvus:FLAT", "exact") == one.signature()
     words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--store-timeout", LONG]
     line = sources(ccpr, 1)[0]
-    with patch("fairseq_ccpr.cli.retrieve_phrases._read_input", side_effect=lambda: iter([line])):
-        printed = [call("retrieve_phrases", store, *words).stdout for store in (local, stored)]
+    with patch("fairseq_ccpr.cli.retrieve._read_input", side_effect=lambda: iter([line])):
+        printed = [call("retrieve", store, *words).stdout for store in (local, stored)]
     assert printed[0] == printed[1]
 
 
@@ -167,9 +167,9 @@ def test_same_translations_as_from_a_folder(
 
 
 def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
-    shown = call("inspect_datastore", stored).stdout
+    shown = call("inspect", stored).stdout
     assert "recall         100.0%" in shown and "store          the collection 'stored'" in shown and "health" in shown
-    refused(call("evaluate_retrieved_phrases", "--source", "x", "--target", "y", "--datastore", stored, check=False))
+    refused(call("evaluate retrieved", "--source", "x", "--target", "y", "--datastore", stored, check=False))
     with pytest.raises(Exception, match="--entries takes some of the keys in a folder"):
         PhraseDatastore(stored).sample(3)
     # One key that is another: its place among the others is all that tells.
@@ -177,10 +177,10 @@ def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> No
     assert isinstance(index, MilvusIndex)
     key = next(index.read())[5:6]
     index.write(5, key + np.float16(0.5))
-    damaged = call("inspect_datastore", stored, check=False)
+    damaged = call("inspect", stored, check=False)
     index.write(5, key)
     assert damaged.returncode == 1 and "have changed since they were written" in damaged.stdout
-    assert call("inspect_datastore", stored).returncode == 0
+    assert call("inspect", stored).returncode == 0
 
 
 def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
@@ -199,12 +199,12 @@ def test_finished_datastore_is_built_again_in_no_time_and_refuses_other_options(
 
 
 def test_keys_in_milvus_are_not_merged(ccpr: Ccpr, text: Path, local: Path, stored: Path, tmp_path: Path) -> None:
-    done = call("merge_datastores", local, stored, "--output", tmp_path / "both", check=False)
+    done = call("merge", local, stored, "--output", tmp_path / "both", check=False)
     refused(done, "the keys of .*stored are in the collection 'stored' .*, and only those in a folder can be merged")
     shard = "--store", tmp_path / "p.db", "--num-shards", 2, "--shard-id", 0
     refused(build(ccpr, text, tmp_path / "s", *shard, check=False), "--store takes all keys together")
     assert not list(tmp_path.iterdir())
-    assert "| exact |" in call("inspect_datastore", stored, "--plan", "--speeds", "host=100").stdout
+    assert "| exact |" in call("inspect", stored, "--plan", "--speeds", "host=100").stdout
 
 
 def test_keys_of_a_folder_move_to_milvus(ccpr: Ccpr, text: Path, local: Path, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_build_goes_on_after_the_server_was_killed(
                 build(ccpr, text, output, *store, check=False),
                 rf"Milvus at {server.uri} does not answer: asked \d+ times in {SHORT:g} s",
             )
-        refused(call("inspect_datastore", output, check=False), "is unfinished")
+        refused(call("inspect", output, check=False), "is unfinished")
         server.start()
         build(ccpr, text, output, *store)
     made = PhraseDatastore(output)
@@ -363,7 +363,7 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
 def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     call(*ccpr.training(tmp_path / "other", 1, "--disable-validation"))
     words = [stored, "--encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
-    refused(call("retrieve_phrases", *words, check=False), "built with another encoder")
+    refused(call("retrieve", *words, check=False), "built with another encoder")
 
 
 def test_credentials_are_used_and_never_shown(
@@ -388,7 +388,7 @@ def test_credentials_are_used_and_never_shown(
 
 def test_benchmark_searches_milvus_too(tmp_path: Path) -> None:
     words = ["--sizes", 300, "--dimension", 8, "--queries", 4, "--repeats", 1, "--quiet", "--cpu"]
-    shown = call("benchmark_phrases", *words, "--store", tmp_path / "p.db").stdout
+    shown = call("benchmark phrases", *words, "--store", tmp_path / "p.db").stdout
     assert "| exact | 300 |" in shown and "| milvus:exact | 300 |" in shown
     assert pymilvus.MilvusClient(str(tmp_path / "p.db")).list_collections() == []
 
@@ -421,7 +421,7 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
     (tmp_path / "file.db").write_text("something else")
     refused(fails("--store", tmp_path / "file.db"), "embedded Milvus .*file.db cannot be opened")
     words = [local, "--encoder", ccpr.checkpoint, "--cpu", "--store-timeout", 0]
-    refused(call("retrieve_phrases", *words, check=False), "--store-timeout is 0")
+    refused(call("retrieve", *words, check=False), "--store-timeout is 0")
     gone = StoreAddress(str(tmp_path / "gone.db"), "c")
     with pytest.raises(DatastoreError, match=r"gone\.db is missing"):
         MilvusIndex(gone, IndexDescription("milvus", "ip", "FLAT"), 1, 2, {}).check()

@@ -123,7 +123,7 @@ def test_datastore_with_lists_is_built_measured_and_searched(world: World, tmp_p
     section = Manifest.read(store).token
     assert section is not None and section.index.backend == "torch-ivf" and 0 < section.index_recall <= 1
     assert f"token/{section.index.file}" in section.files and section.index.file.endswith(".safetensors")
-    shown = call("inspect_datastore", store).stdout
+    shown = call("inspect", store).stdout
     assert f"index          {section.index.factory};nprobe=2" in shown and "recall" in shown
     build(world, store, "--index", "torch-ivf32", "--index-parameters", "nprobe=32")
     assert Manifest.read(store).token.index_recall == 1 and len(list(store.rglob("*.safetensors"))) == 1

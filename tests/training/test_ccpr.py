@@ -231,7 +231,7 @@ def test_training_refuses_bad_input(ccpr: Ccpr, tmp_path: Path) -> None:
     refused(train("--phrases-per-sentence", 0), "--phrases-per-sentence is 0")
     refused(train("--phrase-dim", 0), "--phrase-dim is 0")
     refused(train("--phrase-temperature", 0), "--phrase-temperature is 0")
-    refused(train("--encoder", tmp_path / "no"), "there is no encoder .*no: make one with convert_encoder.py")
+    refused(train("--encoder", tmp_path / "no"), "there is no encoder .*no: make one with fairseq-ccpr convert")
     refused(train("--encoder", ""), "--encoder is not given: make one")
     random_context(list(itertools.islice(read_pairs(ccpr.pairs), 100)), other := tmp_path / "other")
     shutil.copytree(ccpr.checkpoint.parent, tmp_path / "done")

@@ -296,7 +296,7 @@ def test_any_translation_counts_and_ties_do_not(n: int, c: int, seed: int) -> No
 def test_several_language_pairs_train_together(xpr: Xpr, tmp_path: Path) -> None:
     words = ["-s", "en", "-t", "de", "--limit", 60]
     call(
-        "build_lexicon_dataset", "--pairs", flipped(xpr.pairs, tmp_path / "flipped.tsv"), "--source-text", xpr.texts[1],
+        "lexicon", "--pairs", flipped(xpr.pairs, tmp_path / "flipped.tsv"), "--source-text", xpr.texts[1],
         "--target-text", xpr.texts[0], "--output", tmp_path / "other", *words,
     )  # fmt: skip
     line = xpr.training(tmp_path / "run", 2)

@@ -25,7 +25,7 @@ Finder = Callable[[list[str]], np.ndarray]  # texts -> int32 [K, 3], spans in ch
 
 @dataclass
 class PhraseBenchmarkSettings:
-    """Gold phrases, and the index they are searched in; options of `evaluate_phrases.py`."""
+    """Gold phrases, and the index they are searched in; options of `fairseq-ccpr evaluate phrases`."""
 
     gold: Path = option(help="phrase pairs in their sentences, plain, .gz or .xz", metavar="TSV")
     distractors: list[Path] = option(

@@ -49,7 +49,7 @@ class SearchSpeed:
 
 @dataclass
 class SearchSettings:
-    """What is searched for; options of `benchmark_phrases.py`."""
+    """What is searched for; options of `fairseq-ccpr benchmark phrases`."""
 
     dimension: int = count_option(128, "width of a random key")
     queries: int = count_option(512, "in a batch: the phrases of some sentences")

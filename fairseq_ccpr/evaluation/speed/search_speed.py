@@ -75,7 +75,7 @@ def _make_file(keys: np.ndarray, description: IndexDescription, folder: Path) ->
 
 @dataclass
 class Sweep:
-    """What is searched. The options of `benchmark.py` have these names."""
+    """What is searched. The options of `fairseq-ccpr benchmark decoding` have these names."""
 
     sizes: list[int]
     index: list[str]

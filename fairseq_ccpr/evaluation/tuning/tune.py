@@ -78,7 +78,7 @@ def tune(system: System, count: int) -> Tuned:
         raise ConfigurationError("there is nothing to tune without a datastore: give --datastore DIR")
     if cfg.task.phrase_reward:
         raise ConfigurationError(
-            "--phrase-reward is not tuned: leave it out here, or compare some with compare_decoding.py"
+            "--phrase-reward is not tuned: leave it out here, or compare some with fairseq-ccpr compare"
         )
     task.load_dataset(cfg.dataset.gen_subset)
     generators = {BASE: system.generator(retrieve=False)}

@@ -139,7 +139,7 @@ class ContextEncoder(nn.Module):
         """Read an encoder directory, on the CPU in fp32, in evaluation mode.
 
         Args:
-            directory: one that `save` or convert_encoder.py wrote, or fairseq's own `xlmr.*`.
+            directory: one that `save` or fairseq-ccpr convert wrote, or fairseq's own `xlmr.*`.
             dropout: of states and attention, in training mode; as the checkpoint says where None.
             bf16: whether it computes in bfloat16.
 
@@ -149,7 +149,7 @@ class ContextEncoder(nn.Module):
         tokenizer = load_tokenizer(directory)
         path = directory / WEIGHTS
         if not path.is_file():
-            raise CheckpointError(f"the encoder {directory} has no {WEIGHTS}: make one with convert_encoder.py")
+            raise CheckpointError(f"the encoder {directory} has no {WEIGHTS}: make one with fairseq-ccpr convert")
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
             arguments, weights = state["cfg"]["model"], state["model"]

@@ -135,7 +135,7 @@ class StoredVectors:
         missing = next((text for text in texts if text not in self._rows), None)
         if missing is not None:
             raise ConfigurationError(
-                f"{self.folder} has no vector for '{missing[:80]}': mine_bitext.py --list-texts writes all texts that "
+                f"{self.folder} has no vector for '{missing[:80]}': fairseq-ccpr mine --list-texts writes all texts that "
                 "need one"
             )
         vectors = np.asarray(self._vectors[[self._rows[text] for text in texts]], np.float32)

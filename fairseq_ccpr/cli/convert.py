@@ -1,4 +1,4 @@
-"""`convert_encoder.py`: make an encoder directory from a pretrained multilingual encoder."""
+"""`fairseq-ccpr convert`: make an encoder directory from a pretrained multilingual encoder."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ their vectors stay the same, and the encoder is a quarter of the size. Give it t
 queried; words it does not know are split into smaller pieces than the full encoder would have. --layers keeps the
 lowest layers alone: the half of them trains and retrieves in half the time.
 
-  convert_encoder.py --output encoder
-  convert_encoder.py --output encoder --layers 6 --keep-pieces-of train.tsv mono.en.txt.xz
-  convert_encoder.py downloads/LaBSE --output encoder
+  fairseq-ccpr convert --output encoder
+  fairseq-ccpr convert --output encoder --layers 6 --keep-pieces-of train.tsv mono.en.txt.xz
+  fairseq-ccpr convert downloads/LaBSE --output encoder
 """
 
 
@@ -77,6 +77,3 @@ def describe_encoder(encoder: ContextEncoder, directory: Path, pieces: int) -> s
 
 
 main = command(HELP, convert, Options)
-
-if __name__ == "__main__":
-    main()

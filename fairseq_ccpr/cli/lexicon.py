@@ -1,4 +1,4 @@
-"""`build_lexicon_dataset.py`: find example sentences for the phrases of a dictionary."""
+"""`fairseq-ccpr lexicon`: find example sentences for the phrases of a dictionary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELP = """\
 Find example sentences of the phrases of a dictionary in text of either language: what XPR is trained and tested on. The
 texts need not be translations of each other.
 
-  build_lexicon_dataset.py --pairs dictionary.tsv --source-text mono.de.txt --target-text mono.en.txt -s de -t en \\
+  fairseq-ccpr lexicon --pairs dictionary.tsv --source-text mono.de.txt --target-text mono.en.txt -s de -t en \\
     --output lexicon/de-en
 
 An example has the phrase as whole words, in its very letters, and at least 10 characters more; which ones are taken depends
@@ -73,6 +73,3 @@ def _table(options: Options, most: int, coverage: dict[str, SplitCoverage]) -> l
 
 
 main = command(HELP, build, Options, LexiconSettings)
-
-if __name__ == "__main__":
-    main()

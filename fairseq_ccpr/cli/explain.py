@@ -1,4 +1,4 @@
-"""`explain_translation.py`: a page that shows where each token of translations came from."""
+"""`fairseq-ccpr explain`: a page that shows where each token of translations came from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Translate sentences with retrieval and without, and write a page for any browser
 token how much of its probability came from the model, the token datastore and the phrase datastore, which neighbours and
 phrases wanted it, in which sentences they stand, and what the model alone would have written.
 
-  explain_translation.py DATA_BIN --path MODEL -s de -t en --datastore DIR --bpe sentencepiece \\
+  fairseq-ccpr explain DATA_BIN --path MODEL -s de -t en --datastore DIR --bpe sentencepiece \\
     --sentencepiece-model spm.model --output page.html
 
 All other options are those of fairseq-generate --task translation_retrieval. A file of that name is overwritten.
@@ -71,6 +71,3 @@ def summary(explanation: Explanation, path: Path) -> str:
 
 
 main = command(HELP, explain_command, Options, rest=True)
-
-if __name__ == "__main__":
-    main()

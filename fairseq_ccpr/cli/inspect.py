@@ -1,4 +1,4 @@
-"""`inspect_datastore.py`: show what a datastore holds, and whether it is undamaged."""
+"""`fairseq-ccpr inspect`: show what a datastore holds, and whether it is undamaged."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ HELP = """\
 Show what a datastore holds and was built from, and read every byte of it to see that it is whole: its tokens, its phrases,
 or both. The exit code is 0 when it is, 1 when it is damaged.
 
-  inspect_datastore.py datastores/mine
+  fairseq-ccpr inspect datastores/mine
 
 --plan says instead what each way to search needs, at this size or another: bytes on disk, in memory and on GPUs, and the
 least that a step can take, by the bytes it reads and the speed of a copy, which is measured here unless --speeds has it.
 
-  inspect_datastore.py datastores/mine --plan --size 1000000000 --speeds device=3350 disk=3
+  fairseq-ccpr inspect datastores/mine --plan --size 1000000000 --speeds device=3350 disk=3
 """
 
 
@@ -168,6 +168,3 @@ def _print_damage(faults: list[str]) -> bool:
 
 
 main = command(HELP, inspect_or_plan, Options)
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,17 @@
-"""`compare_decoding.py`: what retrieval changes, in quality and in speed, measured in one run."""
+"""`fairseq-ccpr compare`: what retrieval changes, in quality and in speed, measured in one run."""
 
 from __future__ import annotations
 
 import json
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import markdown_table, own_arguments, run
+from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.settings import option
 
 HELP = """\
-usage: compare_decoding.py DATA_BIN --path MODEL -s LANG -t LANG --datastore DIR [option of fairseq-generate ...]
-
 Decode a subset with the base model and with retrieval, in turns, and print BLEU, chrF and speed of both, and three
 sentences that retrieval changed for the better. All options are those of fairseq-generate --task translation_retrieval:
 --knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe, --remove-bpe and so on. With
@@ -52,10 +51,16 @@ def write_results(comparison: Comparison, folder: Path) -> None:
     (folder / "comparison.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
-def compare(arguments: list[str]) -> int:
+@dataclass
+class Options:
+    """The command's own option."""
+
+    data_bin: Path = option(help="folder that fairseq-ccpr prepare wrote", positional=True, metavar="DATA_BIN")
+
+
+def compare(options: Options, rest: list[str]) -> int:
     """Compare and print."""
-    data_bin, *words = arguments
-    system = System.of(words, Path(data_bin))
+    system = System.of(rest, options.data_bin)
     comparison = compare_decoding(system)
     print(as_markdown(comparison))
     results_path = system.cfg.common_eval.results_path
@@ -64,14 +69,4 @@ def compare(arguments: list[str]) -> int:
     return 0
 
 
-def main() -> None:
-    """Parse, compare, print."""
-    arguments = own_arguments()
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP, end="")
-        sys.exit(0 if arguments else 2)
-    run("compare_decoding.py", lambda: compare(arguments))
-
-
-if __name__ == "__main__":
-    main()
+main = command(HELP, compare, Options, rest=True)

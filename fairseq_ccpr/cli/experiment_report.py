@@ -1,4 +1,4 @@
-"""`report.py`: show the results of experiments as a page and as Markdown."""
+"""`fairseq-ccpr experiment report`: show the results of experiments as a page and as Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELP = """\
 Show what experiments found, in one page for any browser, report.html, and in results.md: BLEU, chrF and TER with
 significance, speed, datastores, tuning, every option, and whether the base model scores as published.
 
-  report.py datastores/office.experiment datastores/koran.experiment
+  fairseq-ccpr experiment report datastores/office.experiment datastores/koran.experiment
 
 Both are one file each that needs nothing else. Files of these names are overwritten.
 """
@@ -29,7 +29,9 @@ Both are one file each that needs nothing else. Files of these names are overwri
 class Options:
     """The command's options."""
 
-    experiments: list[Path] = option(help="outputs of run_experiment.py", positional=True, nargs="+", metavar="DIR")
+    experiments: list[Path] = option(
+        help="outputs of fairseq-ccpr experiment run", positional=True, nargs="+", metavar="DIR"
+    )
     output: Optional[Path] = option(None, "where the files go (the first of those)", metavar="DIR")
 
 
@@ -44,7 +46,7 @@ def report(options: Options) -> int:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         names = ", ".join(str(folder / RESULTS) for folder in options.experiments)
         raise ConfigurationError(
-            f"{names}: damaged, or of another version ({error!r}): run run_experiment.py again"
+            f"{names}: damaged, or of another version ({error!r}): run fairseq-ccpr experiment run again"
         ) from None
     for name, text in texts.items():
         write_text(output / name, text.rstrip("\n") + "\n")
@@ -61,12 +63,12 @@ def read_results(folder: Path) -> dict[str, Any]:
     path = folder / RESULTS
     if not path.is_file():
         raise ConfigurationError(
-            f"there is no {path}: give the output of run_experiment.py, after its first domain is done"
+            f"there is no {path}: give the output of fairseq-ccpr experiment run, after its first domain is done"
         )
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigurationError(f"{path} is damaged ({error}): run run_experiment.py again") from None
+        raise ConfigurationError(f"{path} is damaged ({error}): run fairseq-ccpr experiment run again") from None
 
 
 def as_markdown(results: dict[str, Any]) -> str:
@@ -95,6 +97,3 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 main = command(HELP, report, Options)
-
-if __name__ == "__main__":
-    main()

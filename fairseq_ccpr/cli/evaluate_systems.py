@@ -1,4 +1,4 @@
-"""`compare_systems.py`: which of several translations of a test set is better, and whether by chance."""
+"""`fairseq-ccpr evaluate systems`: which of several translations of a test set is better, and whether by chance."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BLEU, chrF and TER of any number of translations of one test set, each against t
 as sacrebleu does it: the difference, between which limits it lies in 95% of the samples, and p, the chance of one as large
 between equal systems.
 
-  compare_systems.py reference.txt base=base.txt knn=knn.txt clknn=clknn.txt
+  fairseq-ccpr evaluate systems reference.txt base=base.txt knn=knn.txt clknn=clknn.txt
 
-Files are detokenised text, a sentence a line, plain, .gz or .xz, such as compare_decoding.py --results-path writes.
+Files are detokenised text, a sentence a line, plain, .gz or .xz, such as fairseq-ccpr compare --results-path writes.
 """
 
 
@@ -89,6 +89,3 @@ def compare(options: Options) -> int:
 
 
 main = command(HELP, compare, Options)
-
-if __name__ == "__main__":
-    main()

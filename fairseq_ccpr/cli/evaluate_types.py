@@ -1,4 +1,4 @@
-"""`evaluate_phrase_types.py`: how often a phrase of a dictionary finds its translation among the others."""
+"""`fairseq-ccpr evaluate types`: how often a phrase of a dictionary finds its translation among the others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HELP = f"""\
 acc@1 of phrases of a dictionary: how many have a translation as the nearest of all phrases of the other language, both ways.
 Any of several translations counts, and ties count against the system.
 
-  evaluate_phrase_types.py --data de-en=lexicon/de-en/test --sentences 0 1 4 32 \\
+  fairseq-ccpr evaluate types --data de-en=lexicon/de-en/test --sentences 0 1 4 32 \\
     --encoder raw=encoder map={ORTHOGONAL}encoder {MUSE} xpr=xpr/phrase-encoder/xpr.pt --train lexicon/de-en/train
 
 --encoder takes any number of systems; what each is decides what a phrase's vector is:
 
   CKPT            fairseq-train --task phrase_lexicon (XPR): the mean over sentences of its states, projected; or
                   --task phrase_contrast (CCPR): the mean of its vectors
-  DIR             directory of convert_encoder.py: the mean of its states, without training
+  DIR             directory of fairseq-ccpr convert: the mean of its states, without training
   {ORTHOGONAL}DIR  the same, source vectors turned by an orthogonal matrix learnt from the pairs of --train
   {MUSE}            multilingual universal sentence encoder: of the phrase (--sentences 0), or the mean of its sentences
 
@@ -42,7 +42,7 @@ multilingual (this one and others); other, where it learnt from something else.
 class Options:
     """The command's options."""
 
-    data: list[str] = option(help="parts of build_lexicon_dataset.py, such as test", nargs="+", metavar="[NAME=]DIR")
+    data: list[str] = option(help="parts of fairseq-ccpr lexicon, such as test", nargs="+", metavar="[NAME=]DIR")
     encoder: list[str] = option(help=f"CKPT, DIR, {ORTHOGONAL}DIR or {MUSE}", nargs="+", metavar="[NAME=]SYSTEM")
     train: list[Path] = option([], f"parts that {ORTHOGONAL}DIR learns from", nargs="+", metavar="DIR")
     sentences: list[int] = option(
@@ -103,6 +103,3 @@ def _digest(lexicon: Lexicon) -> str:
 
 
 main = command(HELP, evaluate, Options)
-
-if __name__ == "__main__":
-    main()

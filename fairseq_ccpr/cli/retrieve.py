@@ -1,4 +1,4 @@
-"""`retrieve_phrases.py`: which phrases of a datastore translate those of a text."""
+"""`fairseq-ccpr retrieve`: which phrases of a datastore translate those of a text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELP = """\
 For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
 their sentences: by default those that the decoder retrieves.
 
-  retrieve_phrases.py datastores/mine < source.txt
+  fairseq-ccpr retrieve datastores/mine < source.txt
 
 --format table is for reading, json has a line a sentence with everything, prompt has a prompt a sentence for a language
 model that translates, contexts cut to 100 characters, the phrase in [[ ]]. The retrieval signature, which names all that
@@ -88,6 +88,3 @@ def _read_input() -> Iterator[str]:
 
 
 main = command(HELP, retrieve, Options, ShownPhrases, StoreSettings)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`run_experiment.py`: run a domain-adaptation experiment from a file of its settings."""
+"""`fairseq-ccpr experiment run`: run a domain-adaptation experiment from a file of its settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Optional
 
 from fairseq_ccpr.child_process import locked
 from fairseq_ccpr.cli.command import command
-from fairseq_ccpr.cli.report import as_markdown
+from fairseq_ccpr.cli.experiment_report import as_markdown
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.experiments.config import read_config
 from fairseq_ccpr.experiments.pipeline import Plan
@@ -22,9 +22,9 @@ HELP = """\
 Run an experiment that a YAML file describes: prepare the data of each domain, train a phrase encoder, build datastores, tune,
 translate the test sets with every system, compare them.
 
-  run_experiment.py scripts/experiments/demo.yaml --dry-run     # which commands there are, and which would run
-  run_experiment.py scripts/experiments/demo.yaml
-  report.py datastores/demo.experiment                          # the results as a page
+  fairseq-ccpr experiment run scripts/experiments/demo.yaml --dry-run     # which commands there are, and which would run
+  fairseq-ccpr experiment run scripts/experiments/demo.yaml
+  fairseq-ccpr experiment report datastores/demo.experiment                          # the results as a page
 
 Each stage is one command in a process of its own, with a log in DIR/logs. A stage that is done is not run again unless its
 command, a file it reads, or a stage before it has changed; what a changed stage had written is deleted first. Stop it at
@@ -86,6 +86,3 @@ def show(runner: Runner, stages: list[Stage], todo: list[Stage]) -> None:
 
 
 main = command(HELP, run_experiment, Options)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`prepare_data.py`: make a DATA_BIN from sentence pairs."""
+"""`fairseq-ccpr prepare`: make a DATA_BIN from sentence pairs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fairseq_ccpr.storage.atomic import atomic_directory
 HELP = """\
 Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.
 
-  prepare_data.py --test test.tsv -s de -t en --spm spm.model --dict dict.en.txt --output data-bin
-  prepare_data.py --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \
+  fairseq-ccpr prepare --test test.tsv -s de -t en --spm spm.model --dict dict.en.txt --output data-bin
+  fairseq-ccpr prepare --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \
     --output data-bin
 
 Subwords and dictionaries are those of your translation model: what lies beside the checkpoint of --path, or --dict together
@@ -125,6 +125,3 @@ def named_options(words: list[str]) -> dict[str, Any]:
 
 
 main = command(HELP, prepare, Options, rest=True)
-
-if __name__ == "__main__":
-    main()

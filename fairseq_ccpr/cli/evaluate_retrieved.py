@@ -1,4 +1,4 @@
-"""`evaluate_retrieved_phrases.py`: how much of what phrase datastores retrieve is in the reference translations."""
+"""`fairseq-ccpr evaluate retrieved`: how much of what phrase datastores retrieve is in the reference translations."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fairseq_ccpr.storage import fingerprint
 
 HELP = """\
 What phrase datastores bring back for a text, compared with its reference translations. Retrieval is that of decoding and
-of retrieve_phrases.py.
+of fairseq-ccpr retrieve.
 
-  evaluate_retrieved_phrases.py --source test.de --target test.en --datastore mono=datastores/mono bitext=datastores/bitext
+  fairseq-ccpr evaluate retrieved --source test.de --target test.en --datastore mono=datastores/mono bitext=datastores/bitext
 
 For the first string of each query phrase, and for the first --phrase-k, each string once a sentence and without those of
 punctuation alone:
@@ -131,6 +131,3 @@ def _print(done: RetrievedReport, signature: str) -> None:
 
 
 main = command(HELP, evaluate, Options)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`benchmark.py`: speed of decoding and search with datastores of any size, and how far it is from the least possible."""
+"""`fairseq-ccpr benchmark decoding`: speed of decoding and search with datastores of any size, against the least time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SE
 HELP = """\
 Speed with token datastores of any size: of decoding, beside plain fairseq in the same process, and of search alone.
 
-  benchmark.py DATA_BIN --path model.pt -s de -t en --bpe sentencepiece --sentencepiece-model spm.model \\
+  fairseq-ccpr benchmark decoding DATA_BIN --path model.pt -s de -t en --bpe sentencepiece --sentencepiece-model spm.model \\
     --systems knn-mt=datastores/raw clknn=datastores/clknn clknn+phrases=datastores/clknn:datastores/phrases \\
     --sizes 10000 100000 1000000 --json benchmark.json --markdown benchmark.md --plot benchmark.png
 
@@ -182,6 +182,3 @@ def search_table(rows: list[SearchCost]) -> list[list[Any]]:
 
 
 main = command(HELP, benchmark, Options, rest=True)
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""`evaluate_alignments.py`: alignment error rate of the aligners on a gold set."""
+"""`fairseq-ccpr evaluate alignment`: alignment error rate of the aligners on a gold set."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fairseq_ccpr.text.words import word_spans
 HELP = """\
 Alignment error rate (AER), precision and recall of aligners against sentences that people have aligned.
 
-  evaluate_alignments.py gold.text gold.links --train pairs.tsv --aligners eflomal fast-align
-  evaluate_alignments.py gold.text gold.links --aligners encoder --encoder encoders/mine --encoder-layers 7 8 9
+  fairseq-ccpr evaluate alignment gold.text gold.links --train pairs.tsv --aligners eflomal fast-align
+  fairseq-ccpr evaluate alignment gold.text gold.links --aligners encoder --encoder encoders/mine --encoder-layers 7 8 9
 
 GOLD_TEXT has a sentence pair a line, 'source ||| target', tokenised; GOLD_LINKS their links, counted from 1: 1-2 a sure one,
 1p2 a possible one. The aligners learn from --train and from the gold sentences, of which they see the text alone;
@@ -51,7 +51,7 @@ class Options:
         [ExtractionSettings.symmetrization], f"any of {', '.join(SYMMETRIZATIONS)}",
         choices=tuple(SYMMETRIZATIONS), nargs="+", metavar="NAME",
     )  # fmt: skip
-    encoder: Optional[Path] = option(None, "of the aligner encoder, made by convert_encoder.py", metavar="DIR")
+    encoder: Optional[Path] = option(None, "of the aligner encoder, made by fairseq-ccpr convert", metavar="DIR")
     encoder_layers: list[int] = option([], "layers to compare (the one it takes)", nargs="+", metavar="N")
     quiet: bool = quiet_option()
 
@@ -105,6 +105,3 @@ def make_aligners(options: Options) -> Iterator[tuple[str, Aligner]]:
 
 
 main = command(HELP, evaluate, Options)
-
-if __name__ == "__main__":
-    main()

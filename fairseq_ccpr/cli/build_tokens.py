@@ -1,0 +1,44 @@
+"""`fairseq-ccpr build tokens`: build a token datastore from sentence pairs."""
+
+from __future__ import annotations
+
+import time
+
+from fairseq_ccpr.building.adapter_build import build_projected_datastore
+from fairseq_ccpr.building.distributed import launched
+from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.storage.fingerprint import short
+
+HELP = """\
+Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model and keep, for every target
+token, the decoder's state as its key.
+
+  fairseq-ccpr build tokens data-bin --path model.pt -s de -t en --output datastores/mine
+
+--adapter clknn does more: it trains a small network on those keys by contrast (CLKNN) and stores its outputs as keys,
+narrower, and trained for finding the right token. Decoding needs no other options for it.
+
+Run the same command again after a kill and it resumes; on a finished datastore, another --index rebuilds only the index.
+Several processes share the work: torchrun --nproc-per-node 4 fairseq-ccpr build tokens ...
+"""
+
+
+def build_tokens(settings: TokenBuildSettings) -> int:
+    """Build, and print a summary."""
+    settings.check()
+    start = time.monotonic()
+    with launched() as processes:
+        build = build_token_datastore if settings.adapter == NO_ADAPTER else build_projected_datastore
+        section, left_out = build(settings, processes)
+        if processes.first:
+            print(
+                f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
+                f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
+            )
+            if left_out:
+                print(f"{left_out:,} sentences longer than the model takes were left out")
+    return 0
+
+
+main = command(HELP, build_tokens, TokenBuildSettings)

@@ -1,0 +1,54 @@
+"""`fairseq-ccpr completion`: a script that completes commands and options in the shell."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from importlib import import_module
+
+import shtab
+
+from fairseq_ccpr.cli import COMMANDS, PROGRAM
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.errors import ConfigurationError, did_you_mean
+from fairseq_ccpr.settings import option
+
+HELP = """\
+Print a script that completes the commands and their options in the shell.
+
+  fairseq-ccpr completion bash >> ~/.bashrc
+"""
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass
+class Options:
+    """The command's option."""
+
+    shell: str = option(help="bash, zsh or fish", positional=True, metavar="SHELL")
+
+
+def complete(options: Options) -> int:
+    """Print the script."""
+    if options.shell not in SHELLS:
+        raise ConfigurationError(f"there is no script for '{options.shell}'{did_you_mean(options.shell, SHELLS)}")
+    print(shtab.complete(tree(), options.shell))
+    return 0
+
+
+def tree() -> argparse.ArgumentParser:
+    """Return one parser of all commands."""
+    root = argparse.ArgumentParser(prog=PROGRAM)
+    commands = root.add_subparsers(dest="command")
+    groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
+    for name, what in COMMANDS.items():
+        group, _, last = name.partition(" ")
+        if last and group not in groups:
+            groups[group] = commands.add_parser(group, help=f"{group} ...").add_subparsers(dest=group)
+        module = import_module(f"{__package__}.{name.replace(' ', '_')}")
+        to = groups[group] if last else commands
+        to.add_parser(last or group, help=what, parents=[module.main.help_parser()], add_help=False)
+    return root
+
+
+main = command(HELP, complete, Options)
