@@ -10,6 +10,7 @@ from fairseq_ccpr.building.distributed import launched
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.cli.command import HelpFormatter, own_arguments, run
+from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
 from fairseq_ccpr.settings import add_options, read_options
 from fairseq_ccpr.storage.fingerprint import short
 
@@ -76,6 +77,8 @@ def build_tokens(settings: TokenBuildSettings) -> int:
             )
             if left_out:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
+            if unknown := TokenDatastore(settings.output).count_unknown():
+                print(f"{unknown:,} entries are of unknown tokens ({UNKNOWN}), which decoding passes over")
     return 0
 
 
