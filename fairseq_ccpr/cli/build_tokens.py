@@ -11,6 +11,7 @@ from fairseq_ccpr.building.distributed import launched
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.datastore.preprocessing import remember
+from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
 from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.storage.fingerprint import short
 
@@ -49,6 +50,8 @@ def build_tokens(settings: TokenBuildSettings) -> int:
             )
             if left_out:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
+            if unknown := TokenDatastore(settings.output).count_unknown():
+                print(f"{unknown:,} entries are of unknown tokens ({UNKNOWN}), which decoding passes over")
     return 0
 
 
