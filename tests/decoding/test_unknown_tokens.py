@@ -21,9 +21,10 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.explain.explanation import Explainer, Texts
-from fairseq_ccpr.evaluation.translation.test_set import batches, load, parse_generation
+from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.storage.files import describe_files
 from tests.helpers import call, equal
@@ -152,4 +153,4 @@ def test_they_are_counted_when_a_store_is_built_and_inspected(world: World, stor
     values[::3] = UNKNOWN
     count = int((values == UNKNOWN).sum())
     assert TokenDatastore(store).count_unknown() == count
-    assert f"{count:,} of unknown tokens (<unk>)" in call("inspect_datastore", store).stdout
+    assert f"{count:,} of unknown tokens (<unk>)" in call("inspect", store).stdout
