@@ -18,4 +18,4 @@ fairseq-ccpr compare $built/data-bin --path $demo/model.pt -s de -t en --datasto
   $(cat $demo/phrase.options) --bpe sentencepiece --sentencepiece-model $demo/spm.model --beam 5 --max-tokens 4000 \
   --results-path $built/phrase-results
 echo 'Die Jünger gingen auf den Berg, und Jesus lehrte sie in Gleichnissen.' |
-  fairseq-ccpr retrieve $built/phrases --encoder $encoder
+  fairseq-ccpr retrieve $built/phrases

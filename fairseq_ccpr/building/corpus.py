@@ -72,7 +72,7 @@ def fraction_option(of: str) -> Any:
     """Return the field `fraction` of a build's settings."""
     return option(
         1.0, f"take a random fraction of the {of}; a larger fraction holds a smaller one",
-        within="(0, 1]", needs="more than 0, and at most 1,", metavar="X", flags=("--share",),
+        within="(0, 1]", needs="more than 0, and at most 1,", metavar="X",
     )  # fmt: skip
 
 

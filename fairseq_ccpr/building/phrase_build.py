@@ -44,7 +44,10 @@ class PhraseBuildSettings:
         "names (learned; all with XPR)",
         metavar=SEGMENTATIONS,
     )
-    threshold: float = option(0.7, "probability above which it does", metavar="P")
+    threshold: float = option(
+        Segmentation.threshold, "probability above which the encoder takes words for a phrase",
+        within="[0, 1)", needs="a probability from 0 up to, but not, 1", metavar="P",
+    )  # fmt: skip
     max_words: int = option(7, "words of a phrase, at most", metavar="N")
     index: str = option(
         "auto",
@@ -66,7 +69,7 @@ class PhraseBuildSettings:
     )  # fmt: skip
     chunk_sentences: int = option(
         4096, "a killed build loses at most so many sentences' work",
-        within="[1, inf)", needs="at least 1 sentence", metavar="N", flags=("--shard-sentences",),
+        within="[1, inf)", needs="at least 1 sentence", metavar="N",
     )  # fmt: skip
     bf16: bool = bf16_option()
     cpu: bool = cpu_option()

@@ -94,7 +94,7 @@ class TokenBuildSettings:
     )
     chunk_tokens: int = option(
         131072, "a killed build loses at most so many tokens' work",
-        within="[1, inf)", needs="at least 1 token", metavar="N", flags=("--shard-tokens",),
+        within="[1, inf)", needs="at least 1 token", metavar="N",
     )  # fmt: skip
     fp16: bool = option(False, "run the model in half precision")
     cpu: bool = cpu_option()

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
-from fairseq_ccpr.common_options import count_option, counts_option, quiet_option
+from fairseq_ccpr.common_options import count_option, counts_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.task import find_parts
 from fairseq_ccpr.device import choose_device
@@ -31,7 +31,7 @@ Speed with token datastores of any size: of decoding, beside plain fairseq in th
 
   fairseq-ccpr benchmark decoding DATA_BIN --path model.pt -s de -t en --bpe sentencepiece --sentencepiece-model spm.model \\
     --systems knn-mt=datastores/raw clknn=datastores/clknn clknn+phrases=datastores/clknn:datastores/phrases \\
-    --sizes 10000 100000 1000000 --json benchmark.json --markdown benchmark.md --plot benchmark.png
+    --sizes 10000 100000 1000000 --json benchmark.json --plot benchmark.png > benchmark.md
 
 A system is a name and what fairseq-generate is told as --datastore; its token part is cut down or filled up to each of the
 sizes, with keys around its own and tokens as frequent as its own. Systems take turns, repeat by repeat. All other options
@@ -61,9 +61,8 @@ class Options:
     k: list[int] = counts_option([8, 1, 64], "neighbours that are searched for", metavar="K")
     repeats: int = count_option(5, "measurements of each thing")
     only: Optional[str] = option(None, "measure one of the two", choices=("decoding", "search"))
-    json: Optional[Path] = option(None, "where the figures go", metavar="FILE")
-    markdown: Optional[Path] = option(None, "where the tables go, beside stdout", metavar="FILE")
-    plot: Optional[Path] = option(None, "where a picture of the searches goes, as PNG", metavar="FILE")
+    json: Optional[Path] = json_option()
+    plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG")
     quiet: bool = quiet_option()
 
 
@@ -86,8 +85,6 @@ def benchmark(options: Options, rest: list[str]) -> int:
     page = "\n\n".join(map(markdown_table, tables)) + "\n\n"
     page += "\n".join(f"- {name}: `{value}`" for name, value in described.items())
     print(page)
-    if options.markdown:
-        options.markdown.write_text(page + "\n", encoding="utf-8")
     if options.json:
         results: dict[str, Any] = {"machine": machine, "limits": asdict(limits), "signatures": signatures}
         results |= {"decoding": [asdict(row) for row in decoding], "search": [asdict(row) for row in searches]}
@@ -99,7 +96,7 @@ def benchmark(options: Options, rest: list[str]) -> int:
 
 def _check(options: Options) -> dict[str, str]:
     """Check the options before any work is done, and return the systems by name."""
-    for name in ("json", "markdown", "plot"):
+    for name in ("json", "plot"):
         check_folder(f"--{name}", getattr(options, name))
     if options.plot and options.only == "decoding":
         raise ConfigurationError("--plot draws searches, and --only decoding leaves them out: give one of the two")

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table
-from fairseq_ccpr.common_options import counts_option, cpu_option, json_option, quiet_option
+from fairseq_ccpr.common_options import counts_option, cpu_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import describe_run, gigabytes
@@ -54,7 +54,7 @@ class Options:
     store: Optional[str] = option(
         None, "search the same keys in this Milvus too, by exact search", metavar="URI|FILE.db"
     )
-    plot: Optional[Path] = option(None, "where a picture of the searches goes, as PNG", metavar="FILE")
+    plot: Optional[Path] = plot_option("where a picture of the searches goes, as PNG")
     json: Optional[Path] = json_option()
     cpu: bool = cpu_option()
     quiet: bool = quiet_option()

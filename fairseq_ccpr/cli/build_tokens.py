@@ -27,7 +27,7 @@ The datastore remembers model, languages, dictionaries and subwords, so that no 
 narrower, and trained for finding the right token. Decoding needs no other options for it.
 
 Run the same command again after a kill and it resumes; on a finished datastore, another --index rebuilds only the index.
-Several processes share the work: torchrun --nproc-per-node 4 fairseq-ccpr build tokens ...
+Several processes share the work: torchrun --nproc-per-node 4 -m fairseq_ccpr build tokens ...
 """
 
 

@@ -11,6 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,8 +55,10 @@ class Command:
     Attributes:
         name: as it is typed.
         text: what `--help` says before the options.
-        work: takes the options of each kind, and with `rest` the words that are no options of its own; returns the exit code.
+        work: takes the options of each kind, a function that reads those of each of `tuned` from what was tuned, and with
+            `rest` the words that are no options of its own; returns the exit code.
         kinds: dataclasses of options, see `settings.option`.
+        tuned: those with options that, when left out, are as they were tuned for a datastore; see `read_options`.
         rest: whether it takes options of fairseq as well.
     """
 
@@ -63,12 +66,13 @@ class Command:
     text: str
     work: Callable[..., int]
     kinds: tuple[type, ...]
+    tuned: tuple[type, ...]
     rest: bool
 
     def parser(self) -> Parser:
         """Return the parser of the command's own options."""
         parser = Parser(prog=self.name, description=self.text, formatter_class=HelpFormatter, allow_abbrev=False)
-        for kind in self.kinds:
+        for kind in (*self.kinds, *self.tuned):
             add_options(parser, kind)
         return parser
 
@@ -100,15 +104,17 @@ class Command:
             options: list[Any] = [read_options(kind, given) for kind in self.kinds]
             for one in options:
                 check(one)
-            return self.work(*options, *others)
+            return self.work(*options, *(partial(read_options, kind, given) for kind in self.tuned), *others)
 
         run(self.name, checked)
 
 
-def command(text: str, work: Callable[..., int], *kinds: type, rest: bool = False) -> Command:
+def command(
+    text: str, work: Callable[..., int], *kinds: type, tuned: tuple[type, ...] = (), rest: bool = False
+) -> Command:
     """Make the command that is named as the file that `work` is in; see `Command`."""
     stem = Path(inspect.getfile(work)).stem
-    return Command(f"fairseq-ccpr {stem.replace('_', ' ')}", text, work, kinds, rest)
+    return Command(f"fairseq-ccpr {stem.replace('_', ' ')}", text, work, kinds, tuned, rest)
 
 
 def _names_of_fairseq() -> list[str]:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_ccpr.cli.command import command, markdown_table
-from fairseq_ccpr.common_options import count_option, quiet_option
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table
+from fairseq_ccpr.common_options import count_option, json_option, quiet_option
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.plots import draw_clusters, draw_precision
@@ -30,9 +30,10 @@ keys, of raw keys after PCA, and of any number of datastores that --adapter made
 
   fairseq-ccpr build tokens data-bin ... --output datastores/raw
   fairseq-ccpr build tokens data-bin ... --output datastores/clknn --adapter clknn --raw-datastore datastores/raw
-  fairseq-ccpr evaluate keys datastores/raw clknn=datastores/clknn --output accuracy
+  fairseq-ccpr build tokens data-bin ... --output datastores/valid --subset valid
+  fairseq-ccpr evaluate keys datastores/raw clknn=datastores/clknn --held-out datastores/valid --plots accuracy
 
-Queries are random tokens of --queries, text that no adapter has seen; without it random entries, whose own sentences are
+Queries are random tokens of --held-out, text that no adapter has seen; without it random entries, whose own sentences are
 left out of what they find, but on which adapters may have been trained. Each band of token frequency has its own; tokens
 that occur less than 10 times are in none but the first. All search is exact.
 """
@@ -46,18 +47,20 @@ class Options:
     projected: list[str] = option(
         [], "datastores of --adapter clknn or FILE", positional=True, nargs="*", metavar="[NAME=]DIR"
     )
-    queries: Optional[Path] = option(
-        None, "raw datastore of held-out text (fairseq-ccpr build --subset valid)", metavar="DIR"
+    held_out: Optional[Path] = option(
+        None, "raw datastore of held-out text (fairseq-ccpr build tokens --subset valid)", metavar="DIR"
     )
-    output: Optional[Path] = option(None, "where accuracy.json and the pictures go", metavar="DIR")
     count: int = count_option(1000, "queries in a band, at most")
     k: int = count_option(64, "the most neighbours")
     seed: int = option(1, "of all that is random", metavar="N")
+    json: Optional[Path] = json_option()
+    plots: Optional[Path] = option(None, "folder for pictures: curves by token frequency, and clusters", metavar="DIR")
     quiet: bool = quiet_option()
 
 
 def evaluate(options: Options) -> int:
     """Evaluate, print, draw."""
+    check_folder("--json", options.json)
     raw = TokenDatastore(options.raw)
     projected = {}
     for word in options.projected:
@@ -67,23 +70,24 @@ def evaluate(options: Options) -> int:
             raise ConfigurationError(f"two kinds of keys are called '{name}': name them, as in NAME={folder}")
         projected[name] = TokenDatastore(folder)
     sets = key_sets(raw, projected)
-    queries = TokenDatastore(options.queries) if options.queries else None
+    queries = TokenDatastore(options.held_out) if options.held_out else None
     accuracy = evaluate_retrieval(sets, raw, queries, options.count, options.k, options.seed, options.quiet)
     print("precision@k / any-hit@k, per cent\n")
     print(markdown_table(as_table(accuracy)) + "\n")
     for name, store in {RAW: raw, **projected, **({"queries": queries} if queries else {})}.items():
         keys = short(store.section.files["token/keys.npy"]["sha256"])
         print(f"{name} {store.directory} store:{keys}|entries:{store.section.size}|seed:{options.seed}")
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "accuracy.json").write_text(json.dumps(asdict(accuracy), indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(asdict(accuracy), indent=1) + "\n", encoding="utf-8")
+    if options.plots:
+        options.plots.mkdir(parents=True, exist_ok=True)
         for band, stem in zip((OVERALL, *BANDS), ("overall", "high", "middle", "low")):
             if band in accuracy.precision:
-                picture = options.output / f"precision-{stem}.png"
+                picture = options.plots / f"precision-{stem}.png"
                 draw_precision(accuracy.precision[band], picture, band, "precision@k, %")
         panels = cluster_points(sets, raw, options.seed)
         if panels:
-            draw_clusters(panels, len(panels) // len(sets), options.output / "clusters.png")
+            draw_clusters(panels, len(panels) // len(sets), options.plots / "clusters.png")
     return 0
 
 

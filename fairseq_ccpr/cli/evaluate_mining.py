@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
-from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, quiet_option
+from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.plots import draw_f1
@@ -54,7 +54,7 @@ class Options:
     )  # fmt: skip
     questions: Optional[Path] = option(None, "questions, for --paragraphs", metavar="TSV")
     paragraphs: Optional[Path] = option(None, "paragraphs that answer --questions", metavar="TSV")
-    plot: Optional[Path] = option(None, "where the curve of --shares goes", metavar="PNG")
+    plot: Optional[Path] = plot_option("where the curve of --shares goes, as PNG")
     bf16: bool = bf16_option()
     json: Optional[Path] = json_option()
     cpu: bool = cpu_option()

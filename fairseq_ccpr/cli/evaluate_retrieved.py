@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.cli.retrieve import ReadPhrases, open_phrases
 from fairseq_ccpr.common_options import count_option, cpu_option, json_option, quiet_option
-from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
+from fairseq_ccpr.datastore.phrase import bytes_per_entry
+from fairseq_ccpr.decoding.options import PhraseSearchSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import count_held, count_retrieved, make_references, read_text
 from fairseq_ccpr.evaluation.accuracy.retrieved_report import RetrievedReport, StoreResult, report, retrieved_table
-from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 
 HELP = """\
 What phrase datastores bring back for a text, compared with its reference translations. Retrieval is that of decoding and
-of fairseq-ccpr retrieve.
+of fairseq-ccpr retrieve, with the same options for all datastores: those left out are as tuned for the first.
 
   fairseq-ccpr evaluate retrieved --source test.de --target test.en --datastore mono=datastores/mono bitext=datastores/bitext
 
@@ -52,18 +54,10 @@ class Options:
     datastore: list[str] = option(
         help="datastores with a phrase part; the first is the baseline", nargs="+", metavar="[NAME=]DIR"
     )
-    encoder: Optional[Path] = option(
-        None, "the phrase encoder that all were built with (the first one's)", metavar="CKPT"
-    )
-    phrase_k: int = count_option(8, "different strings retrieved for each phrase, at most")
-    min_similarity: float = option(0.0, "leave out what scores less", metavar="S")
-    segmentation: Optional[str] = option(
-        None, "which spans of words are queries (of the kind that the datastore has)", metavar=SEGMENTATIONS
-    )
-    threshold: float = option(0.9, "probability above which a span is a phrase", metavar="P")
     reference_threshold: float = option(
-        0.7, "the same, in the references", within="[0, 1)", needs="a probability from 0 up to, but not, 1", metavar="P"
-    )
+        Segmentation.threshold, "probability above which words of a reference are a phrase", within="[0, 1)",
+        needs="a probability from 0 up to, but not, 1", metavar="P",
+    )  # fmt: skip
     entries: Optional[int] = option(None, "use so many entries of each datastore (all)", metavar="N")
     samples: int = count_option(1000, "bootstrap samples")
     json: Optional[Path] = json_option()
@@ -71,15 +65,18 @@ class Options:
     quiet: bool = quiet_option()
 
 
-def evaluate(options: Options) -> int:
+def evaluate(options: Options, read_phrases: ReadPhrases) -> int:
     """Read, retrieve, print."""
     check_folder("--json", options.json)
-    stores = {name: PhraseDatastore(word) for name, word in named(options.datastore, "datastores").items()}
+    opened = {name: open_phrases(Path(word)) for name, word in named(options.datastore, "datastores").items()}
+    stores = {name: store for name, (store, _) in opened.items()}
+    first, tuned = next(iter(opened.values()))
+    settings = read_phrases(tuned)
     used = {name: store.sample(n) if (n := options.entries) is not None else store for name, store in stores.items()}
     queries = {
-        name: query_segmentation(store, options.threshold, options.segmentation) for name, store in stores.items()
+        name: query_segmentation(store, settings.threshold, settings.segmentation) for name, store in stores.items()
     }
-    encoder = load_phrase_encoder(find_encoder(next(iter(stores.values())), options.encoder, "--encoder"))
+    encoder = load_phrase_encoder(find_encoder(first, settings.encoder), bf16=settings.bf16)
     for store in stores.values():
         store.check_encoder(encoder.fingerprint())  # before any work is done
     pairs, skipped = read_text(options.source, options.target)
@@ -88,11 +85,11 @@ def evaluate(options: Options) -> int:
         encoder.to(device), Segmentation(choose_segmentation(None, encoder), options.reference_threshold)
     )
     references, too_long = make_references(finder, [target for _, target in pairs], options.quiet)
-    sources, tops = [source for source, _ in pairs], sorted({1, options.phrase_k})
+    sources, tops = [source for source, _ in pairs], sorted({1, settings.k})
 
     def ask(name: str) -> StoreResult:
         store = used[name]
-        retriever = PhraseRetriever(store, encoder, queries[name], options.phrase_k, options.min_similarity, device)
+        retriever = PhraseRetriever(store, encoder, queries[name], settings.k, settings.min_similarity, device)
         counts = count_retrieved(retriever, sources, references, tops, name, options.quiet)
         retriever.check_found(options.source)
         parts = bytes_per_entry(stores[name].section)
@@ -130,4 +127,4 @@ def _print(done: RetrievedReport, signature: str) -> None:
         print(f"{store['store']} {store['signature']}")
 
 
-main = command(HELP, evaluate, Options)
+main = command(HELP, evaluate, Options, tuned=(PhraseSearchSettings,))

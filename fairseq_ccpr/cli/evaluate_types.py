@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
-from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, quiet_option
+from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import MUSE
 from fairseq_ccpr.evaluation.accuracy.plots import draw_types
@@ -52,7 +52,7 @@ class Options:
     layers: Optional[list[int]] = option(
         None, "layers of Transformers (the last, or that of the checkpoint)", nargs="+", metavar="L"
     )
-    plot: Optional[Path] = option(None, "where a picture goes: acc@1 by sentences and by layers", metavar="PNG")
+    plot: Optional[Path] = plot_option("where a picture goes, as PNG: acc@1 by sentences and by layers")
     bf16: bool = bf16_option()
     json: Optional[Path] = json_option()
     cpu: bool = cpu_option()

@@ -19,6 +19,7 @@ from fairseq_ccpr.extras import installing
 from fairseq_ccpr.mining.fragments import WINDOW, fragments
 from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, read_labelled
+from fairseq_ccpr.mining.margin import MarginMethod
 from fairseq_ccpr.mining.method import MiningMethod
 from fairseq_ccpr.mining.miner import Miner, read_sentences
 from fairseq_ccpr.mining.pknn import ENTROPIES, OVER_SENTENCES
@@ -37,8 +38,8 @@ from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import bring_to_disk
 
 HELP = f"""\
-For each sentence of one text find its translation in another, or none: RFR, which compares fragments of {WINDOW} words, each
-with its sentence, or the margin-ratio baseline, which compares sentences.
+For each sentence of one text find its translation in another, or none: by the margin ratio, which compares sentences, or by
+RFR, which compares fragments of {WINDOW} words, each with its sentence, takes longer, and has rarely found more.
 
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
   fairseq-ccpr mine --source more.de --target more.en --encoder {MUSE} --settings mine.json --output more.tsv
@@ -71,12 +72,12 @@ class Options:
     output: Optional[Path] = option(None, "where the pairs go", metavar="TSV")
     tune: Optional[Path] = option(None, "labelled pairs to choose the settings by", metavar="TSV")
     method: Optional[str] = option(
-        None, f"what to tune ({RfrMethod.name}); otherwise the settings say", choices=tuple(METHODS)
+        None, f"what to tune ({MarginMethod.name}); otherwise the settings say", choices=tuple(METHODS)
     )
     entropy_over: Optional[str] = option(
         None,
-        "what a fragment must be sure of to count: which sentence it is in, or which neighbour is its own; for --tune "
-        f"({OVER_SENTENCES})",
+        f"for --tune --method {RfrMethod.name}: what a fragment must be sure of to count, which sentence it is in, or which "
+        f"neighbour is its own ({OVER_SENTENCES})",
         choices=tuple(ENTROPIES),
     )
     index: str = option("auto", "auto, exact, or a FAISS factory string", metavar="auto|exact|FACTORY")
@@ -144,9 +145,10 @@ def _check(options: Options) -> None:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} {word} is for --tune; without it the file of --settings says how to mine"
             )
-    if options.entropy_over and options.method not in (None, RfrMethod.name):
+    if options.entropy_over and options.method != RfrMethod.name:
         raise ConfigurationError(
-            f"--entropy-over {options.entropy_over} is of {RfrMethod.name}, and --method is {options.method}"
+            f"--entropy-over {options.entropy_over} is of {RfrMethod.name}, and --method is "
+            f"{options.method or MarginMethod.name}: give --method {RfrMethod.name}, or leave it out"
         )
 
 
@@ -163,7 +165,7 @@ def _write(miner: Miner, path: Path) -> int:
 
 def _untuned(options: Options) -> MiningMethod:
     given = {"entropy_over": options.entropy_over} if options.entropy_over else {}
-    return METHODS[options.method or RfrMethod.name](**given)
+    return METHODS[options.method or MarginMethod.name](**given)
 
 
 def _describe_tuning(path: Path, labelled: LabelledText, miner: Miner, f1: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ HELP = """\
 Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.
 
   fairseq-ccpr prepare --test test.tsv -s de -t en --spm spm.model --dict dict.en.txt --output data-bin
-  fairseq-ccpr prepare --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \
+  fairseq-ccpr prepare --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \\
     --output data-bin
 
 Subwords and dictionaries are those of your translation model: what lies beside the checkpoint of --path, or --dict together

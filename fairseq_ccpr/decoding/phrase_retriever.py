@@ -96,7 +96,7 @@ class PhraseRetriever:
         waiting: StoreSettings | None = None,
     ) -> None:
         if k < 1:
-            raise ConfigurationError(f"--k is {k}: at least 1 phrase is needed")
+            raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
         datastore.check_encoder(encoder.fingerprint())
         self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
         self.finder = PhraseFinder(encoder.to(device), segmentation)
@@ -199,7 +199,7 @@ class PhraseRetriever:
         if not self.retrieved:
             raise ConfigurationError(
                 f"nothing was retrieved for any of {self.phrases:,} phrases: no entry scores {self.min_similarity} or "
-                "more; lower --min-similarity"
+                "more; lower --phrase-min-similarity"
             )
 
     def _nearest(self, vectors: Tensor, k: int) -> NearestEntries:
@@ -226,7 +226,7 @@ class PhraseRetriever:
         )
 
 
-def find_encoder(datastore: PhraseDatastore, given: Path | str | None, option: str = "--phrase-encoder") -> Path:
+def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
     """Find the checkpoint of the phrase encoder: the one given, or the one that the datastore was built with.
 
     Raises:
@@ -236,7 +236,7 @@ def find_encoder(datastore: PhraseDatastore, given: Path | str | None, option: s
     if given is None and not path.is_file():
         raise ConfigurationError(
             f"the phrases of {datastore.directory} were built with the encoder {path}, which is not there: say with "
-            f"{option} where it is"
+            "--phrase-encoder where it is"
         )
     return path
 

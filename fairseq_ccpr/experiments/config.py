@@ -22,7 +22,7 @@ NAME = re.compile(r"\w[\w.+-]*")
 # What an experiment says to its commands itself.
 RESERVED = {
     "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrase-encoder",
-    "--gen-subset", "--save-dir", "--fraction", "--share", "--raw-datastore", "--source", "--target", "--tune", "--settings",
+    "--gen-subset", "--save-dir", "--fraction", "--raw-datastore", "--source", "--target", "--tune", "--settings",
 }  # fmt: skip
 
 

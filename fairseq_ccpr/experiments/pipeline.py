@@ -253,5 +253,4 @@ class Plan:
 
 
 def _share(share: float) -> list[str]:
-    # Not --fraction, as the option is called now: finished stages have --share in their digests.
-    return ["--share", f"{share:g}"] if share < 1 else []
+    return ["--fraction", f"{share:g}"] if share < 1 else []

@@ -39,10 +39,12 @@ class Segmentation:
         is_ngram = self.kind.startswith(NGRAM) and self.kind[len(NGRAM) :].isdecimal()
         if not (self.kind in (LEARNED, ALL) or is_ngram or self.lexicon):
             raise ConfigurationError(
-                f"--segmentation is '{self.kind}': give learned, all, ngram:N such as ngram:5, or lexicon:FILE"
+                f"there is no segmentation '{self.kind}': give learned, all, ngram:N such as ngram:5, or lexicon:FILE"
             )
         if not 0 <= self.threshold < 1:
-            raise ConfigurationError(f"--threshold is {self.threshold}: give a probability from 0 up to, but not, 1")
+            raise ConfigurationError(
+                f"the threshold of phrases is {self.threshold}: give a probability from 0 up to, but not, 1"
+            )
         if min(self.words) < 1 or self.words[0] > self.words[1]:
             raise ConfigurationError(f"phrases of {self.words[0]} to {self.words[1]} words: give at least 1")
 
@@ -62,13 +64,13 @@ class Segmentation:
         """Complete a message about text without a phrase: the settings, and what to do.
 
         >>> Segmentation("ngram:5").explain_nothing()
-        'with --segmentation ngram:5: ask for fewer words, or give more text'
+        'with the segmentation ngram:5: ask for fewer words, or give more text'
         """
         if self.kind == LEARNED:
-            return f"with --segmentation {LEARNED} and --threshold {self.threshold}: lower the threshold, or give more text"
+            return f"with the segmentation {LEARNED} and the threshold {self.threshold}: lower that, or give more text"
         if self.lexicon:
-            return f"with --segmentation {self.kind}: give a lexicon of its language, or more text"
-        return f"with --segmentation {self.kind}: ask for fewer words, or give more text"
+            return f"with the segmentation {self.kind}: give a lexicon of its language, or more text"
+        return f"with the segmentation {self.kind}: ask for fewer words, or give more text"
 
 
 @dataclass
@@ -96,7 +98,7 @@ class PhraseFinder:
     def __init__(self, encoder: SpanEncoder, segmentation: Segmentation, pooled: bool = False) -> None:
         if segmentation.kind == LEARNED and not encoder.segments:
             raise ConfigurationError(
-                f"--segmentation {LEARNED} asks for an encoder that has learnt what a phrase is (CCPR), and this one (XPR) "
+                f"the segmentation {LEARNED} asks for an encoder that has learnt what a phrase is (CCPR), and this one (XPR) "
                 "has not: give lexicon:FILE, all or ngram:N"
             )
         self.encoder, self.segmentation = encoder, segmentation

@@ -101,7 +101,7 @@ def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
     assert process.poll() is None, "it ended before it could be killed"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert call("build", *words[2:]).returncode == 0
+    assert call("build", *words[len(PROGRAM) + 1 :]).returncode == 0
     log = (out / "adapter" / "train.log").read_text()  # of both runs
     assert log.count("epoch 001 | valid") == 1 and "epoch 004 | valid" in log
     assert TokenDatastore(out).section.dimension == 24
@@ -214,18 +214,19 @@ def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn:
 
 def test_retrieval_is_measured_and_drawn(world: World, clknn: Path, tmp_path: Path) -> None:
     build(world, queries := tmp_path / "valid", "--subset", "valid")
-    options = [world.datastore, f"clknn={clknn}", "--count", 60, "--output", tmp_path / "out", "--quiet"]
+    options = [world.datastore, f"clknn={clknn}", "--count", 60, "--plots", tmp_path / "out"]
+    options += ["--json", tmp_path / "accuracy.json", "--quiet"]
     shown = call("evaluate keys", *options).stdout
     assert "| raw, PCA 16 |" in shown and shown.count("| clknn |") == 4
-    accuracy = json.loads((tmp_path / "out" / "accuracy.json").read_text())
+    accuracy = json.loads((tmp_path / "accuracy.json").read_text())
     for systems in accuracy["precision"].values():
         for values in systems.values():
             assert len(values) == 64 and 0 <= min(values) <= max(values) <= 100
     pictures = sorted((tmp_path / "out").glob("*.png"))
     assert len(pictures) == 5 and all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
-    assert "| raw |" in call("evaluate keys", world.datastore, "--queries", queries, "--count", 30, "--quiet").stdout
+    assert "| raw |" in call("evaluate keys", world.datastore, "--held-out", queries, "--count", 30, "--quiet").stdout
     build(world, other := tmp_path / "other", "--subset", "valid", "--key-layer", "last_ffn_input")
-    refused(call("evaluate keys", world.datastore, "--queries", other, check=False), "of the same model and layer")
+    refused(call("evaluate keys", world.datastore, "--held-out", other, check=False), "of the same model and layer")
     refused(call("evaluate keys", clknn, check=False), "went through an adapter")
     refused(call("evaluate keys", world.datastore, world.datastore, check=False), "not made from the keys of")
 

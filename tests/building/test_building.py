@@ -185,7 +185,7 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
     whole = TokenDatastore(world.datastore)
     sentences = {}
     for share in (0.1, 0.3):
-        build(world, output := tmp_path / str(share), "--share", share)
+        build(world, output := tmp_path / str(share), "--fraction", share)
         store = TokenDatastore(output)
         sentences[share] = np.unique(store.provenance[:, 0])
         rows = np.isin(whole.provenance[:, 0], sentences[share])
@@ -196,5 +196,5 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
     assert "share          0.1 of them" in call("inspect", tmp_path / "0.1").stdout
     refused = build(world, tmp_path / "0.1", "--fraction", 0.3, check=False)
     assert refused.returncode == 1 and "another fraction: 0.1 there, 0.3 now" in refused.stderr
-    refused = build(world, tmp_path / "none", "--share", 0, check=False)
+    refused = build(world, tmp_path / "none", "--fraction", 0, check=False)
     assert refused.returncode == 1 and "--fraction is 0" in refused.stderr and not (tmp_path / "none").exists()

@@ -76,7 +76,7 @@ def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, t
     ]
     parts = []
     for share in (0.2, 0.6):
-        build_phrases(ccpr, repeated_text, output := tmp_path / str(share), "--share", share)
+        build_phrases(ccpr, repeated_text, output := tmp_path / str(share), "--fraction", share)
         part = PhraseDatastore(output)
         parts.append([part.sentence(i) for i in range(part.section.sentences)])
         assert part.section.share == share and abs(len(parts[-1]) / len(whole) - share) < 0.15
@@ -247,7 +247,7 @@ def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store:
         )
     for option, value, pattern in (
         ("--segmentation", "ngram:0", "phrases of 0 to 0 words"), ("--max-words", 0, "phrases of 1 to 0 words"),
-        ("--threshold", 1, "--threshold is 1.0: give a probability"), ("--threshold", -0.1, "--threshold is -0.1"),
+        ("--threshold", 1, "--threshold is 1.0: a probability"), ("--threshold", -0.1, "--threshold is -0.1"),
         ("--threshold", "nan", "--threshold is nan"), ("--chunk-sentences", 0, "--chunk-sentences is 0"),
         ("--index", "Nonsense", "--index"), ("--encoder", tmp_path / "no.pt", "there is no phrase encoder"),
     ):  # fmt: skip
@@ -264,7 +264,7 @@ def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, repeated_t
     output, bad = tmp_path / "s", tmp_path / "bad.txt"
     refused(
         build_phrases(ccpr, repeated_text, output, "--threshold", 0.999999, check=False),
-        r"no phrase is left of 91 sentences with --segmentation learned and --threshold 0\.999999: lower the threshold",
+        r"no phrase is left of 91 sentences with the segmentation learned and the threshold 0\.999999: lower that",
     )
     lines = repeated_text.read_bytes().splitlines(keepends=True)
     bad.write_bytes(b"".join([*lines[:40], b"Gr\xfc\xdfe\n", *lines[40:]]))
@@ -272,7 +272,7 @@ def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, repeated_t
         refused(build_phrases(ccpr, bad, output, check=False), r"bad\.txt, line 41: the bytes are not UTF-8")
     refused(
         build_phrases(ccpr, repeated_text, output, "--segmentation", "ngram:99", check=False),
-        "no phrase is left of 91 sentences with --segmentation ngram:99: ask for fewer words",
+        "no phrase is left of 91 sentences with the segmentation ngram:99: ask for fewer words",
     )
     bad.write_text("\n  \n")
     refused(build_phrases(ccpr, bad, output, check=False), r"bad\.txt: there is no text in it")

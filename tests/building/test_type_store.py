@@ -69,7 +69,7 @@ def test_store_has_one_entry_a_string(xpr: Xpr, dictionary: Path, store: Path) -
 
 def retrieve(xpr: Xpr, store: Path, *extra: object) -> str:
     text = "\n".join(list(read_lines(xpr.texts[0]))[:8])
-    words = [*PROGRAM, "retrieve", store, "--encoder", xpr.checkpoint, "--cpu", *extra]
+    words = [*PROGRAM, "retrieve", store, "--phrase-encoder", xpr.checkpoint, "--cpu", *extra]
     done = subprocess.run(
         [*map(str, words)],
         input=text,
@@ -93,7 +93,7 @@ def test_a_store_of_types_is_neither_built_in_shards_nor_merged(xpr: Xpr, store:
 
 def test_retrieval_asks_for_the_words_of_the_lexicon(xpr: Xpr, dictionary: Path, store: Path) -> None:
     wanted = {phrase for pair in read_pairs(dictionary) for phrase in pair}
-    done = retrieve(xpr, store, "--format", "json")
+    done = retrieve(xpr, store, "--output-format", "jsonl")
     queries = [query for line in done.splitlines() if line.startswith("{") for query in json.loads(line)["phrases"]]
     assert queries and {query["string"] for query in queries} <= wanted
     assert re.search(r"query:lexicon:[0-9a-f]{12}>", done) and str(dictionary) not in done
@@ -118,7 +118,7 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> N
     assert other.stdout != done.stdout
     refused(
         call("fairseq-generate", *words, "--phrase-segmentation", "learned", check=False),
-        "--segmentation learned asks for an encoder that has learnt what a phrase is",
+        "the segmentation learned asks for an encoder that has learnt what a phrase is",
     )
 
 

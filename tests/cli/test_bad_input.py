@@ -119,8 +119,8 @@ def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, t
 def test_decoding_refuses_what_is_missing(world: World, tmp_path: Path) -> None:
     nowhere = [str(tmp_path / "nowhere"), *world.options()[1:]]
     empty = [str(tmp_path), *world.options()[1:]]
-    for command in ("fairseq-generate", "compare_decoding", "tune_retrieval"):
-        extra = ["--output", tmp_path / "options"] if command == "tune_retrieval" else []
+    for command in ("fairseq-generate", "compare", "tune"):
+        extra = ["--output", tmp_path / "options"] if command == "tune" else []
         refused(call(command, *nowhere, *extra, check=False), "there is no folder .*nowhere")
         refused(call(command, *empty, *extra, check=False), r"has no dict\.de\.txt")
         missing = world.options("--path", tmp_path / "no.pt")

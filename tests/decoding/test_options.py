@@ -14,11 +14,9 @@ import pytest
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-from fairseq_ccpr.cli.retrieve import ShownPhrases
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
-    PhraseSearchSettings,
     PhraseSettings,
     StoreSettings,
     TokenRetrievalSettings,
@@ -29,7 +27,7 @@ from fairseq_ccpr.decoding.options import (
 from fairseq_ccpr.decoding.token_memory import DistributionView, confidence_weight, token_weight
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
-from fairseq_ccpr.settings import add_options, as_options, option_name, read_options
+from fairseq_ccpr.settings import as_options, option_name
 from tests.helpers import ROOT, equal
 from tests.small_models import World
 
@@ -122,14 +120,6 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     assert {name: getattr(settings, name) for name in wanted} == wanted
     written = as_options(settings, automatic=automatic_token_settings(datastore, settings.confidence))
     assert set(written.split()) == set(words.split()) - ({"--knn-confidence"} if unit else set())
-
-
-def test_what_is_shown_of_phrases_is_by_default_what_the_decoder_retrieves() -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser, ShownPhrases)
-    shown = read_options(ShownPhrases, parser.parse_args([]))
-    for one in fields(PhraseSearchSettings):
-        assert getattr(shown, one.name) == getattr(PhraseSettings(), one.name), one.name
 
 
 def test_the_readme_has_the_defaults_of_the_settings() -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table, marked
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
@@ -39,10 +40,10 @@ def retrieve(ccpr: Ccpr, store: Path, text: str | bytes, *extra: object, check: 
     data = text if isinstance(text, bytes) else text.encode()
     words = [
         store,
-        "--encoder",
+        "--phrase-encoder",
         ccpr.checkpoint,
         "--cpu",
-        *(["--threshold", 0.5] if "--threshold" not in extra else []),
+        *(["--phrase-threshold", 0.5] if "--phrase-threshold" not in extra else []),
     ]
     with patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(data))):
         return call("retrieve", *words, *extra, check=check)
@@ -86,7 +87,7 @@ def test_retrieval_equals_comparing_with_every_key(
 def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     def by_query(*extra: object) -> dict[tuple[int, int, int], dict[str, float]]:
         lines = retrieve(
-            ccpr, sharded_store, "\n".join(queries_of(ccpr)), "--format", "json", *extra
+            ccpr, sharded_store, "\n".join(queries_of(ccpr)), "--output-format", "jsonl", *extra
         ).stdout.splitlines()
         return {
             (row, query["start"], query["end"]): {found["string"]: found["score"] for found in query["retrieved"]}
@@ -94,7 +95,7 @@ def test_queries_in_bf16_are_nearly_the_same(ccpr: Ccpr, sharded_store: Path) ->
             for query in json.loads(line)["phrases"]
         }
 
-    whole, half = by_query("--threshold", 0), by_query("--threshold", 0, "--bf16")
+    whole, half = by_query("--phrase-threshold", 0), by_query("--phrase-threshold", 0, "--phrase-bf16")
     assert whole.keys() == half.keys()
     pairs = [
         (whole[at][string], score)
@@ -133,10 +134,13 @@ def test_encoder_of_the_demo_finds_translations(tmp_path: Path) -> None:
 
 def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
     text = "\n".join([*queries_of(ccpr)[:3], ""]) + "\n"
-    rows = [json.loads(line) for line in retrieve(ccpr, sharded_store, text, "--format", "json").stdout.splitlines()]
+    rows = [
+        json.loads(line) for line in retrieve(ccpr, sharded_store, text, "--output-format", "jsonl").stdout.splitlines()
+    ]
     assert [row["sentence"] for row in rows] == text.split("\n")[:4] and rows[3]["phrases"] == []
     table = retrieve(ccpr, sharded_store, text).stdout
-    prompt = retrieve(ccpr, sharded_store, text, "--format", "prompt", "--target-language", "Elvish").stdout
+    languages = "--source-language", "German", "--target-language", "Elvish"
+    prompt = retrieve(ccpr, sharded_store, text, "--output-format", "prompt", *languages).stdout
     assert prompt.count("Translate from German to Elvish.") == 4
     for row in rows:
         for query in row["phrases"]:
@@ -145,10 +149,10 @@ def test_formats_say_the_same(ccpr: Ccpr, sharded_store: Path) -> None:
                 assert f'- "{query["string"]}" may be "{found["string"]}", as in: ' in prompt
     few = [
         json.loads(line)
-        for line in retrieve(ccpr, sharded_store, text, "--format", "json", "--k", 1).stdout.splitlines()
+        for line in retrieve(ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-k", 1).stdout.splitlines()
     ]
     assert max(len(query["retrieved"]) for row in few for query in row["phrases"]) == 1
-    certain = retrieve(ccpr, sharded_store, text, "--format", "json", "--min-similarity", 0.999).stdout
+    certain = retrieve(ccpr, sharded_store, text, "--output-format", "jsonl", "--phrase-min-similarity", 0.999).stdout
     assert sum(map(certain.count, ('"entry"',))) < sum(len(q["retrieved"]) for row in rows for q in row["phrases"])
 
 
@@ -156,7 +160,7 @@ def test_every_setting_is_in_the_signature(
     ccpr: Ccpr, sharded_store: Path, repeated_text: Path, tmp_path: Path
 ) -> None:
     def signature(*extra: object, folder: Path = sharded_store) -> str:
-        lines = retrieve(ccpr, folder, queries_of(ccpr)[0], "--format", "json", *extra).stderr.splitlines()
+        lines = retrieve(ccpr, folder, queries_of(ccpr)[0], "--output-format", "jsonl", *extra).stderr.splitlines()
         (line,) = (line for line in lines if line.startswith("retrieval signature: "))
         return line
 
@@ -167,13 +171,21 @@ def test_every_setting_is_in_the_signature(
         f"query:learned>0.5<=5words|k:16|s0:0.3|v:{__version__}"  # as many words as in the datastore
     )
     changes: list[list[object]] = [
-        ["--k", 3], ["--min-similarity", 0.1], ["--segmentation", "all"], ["--threshold", 0.4], ["--max-words", 6],
-        ["--bf16"],
+        ["--phrase-k", 3], ["--phrase-min-similarity", 0.1], ["--phrase-segmentation", "all"], ["--phrase-threshold", 0.4],
+        ["--max-words", 6], ["--phrase-bf16"],
     ]  # fmt: skip
     build_phrases(ccpr, repeated_text, tmp_path / "other", "--threshold", 0.4)
     build_phrases(ccpr, repeated_text, tmp_path / "exact")
     others = [signature(folder=tmp_path / name) for name in ("other", "exact")]
     assert len({signature(), *others, *(signature(*change) for change in changes)}) == 9
+
+
+def test_what_tuning_left_is_what_is_retrieved(ccpr: Ccpr, sharded_store: Path, tmp_path: Path) -> None:
+    shutil.copytree(sharded_store, store := tmp_path / "store")
+    text = queries_of(ccpr)[0]
+    write_tuned({"phrase": PhraseDatastore(store)}, {"phrase": {"k": 2, "min_similarity": 0.1}}, "signature")
+    assert "|k:2|s0:0.1|" in retrieve(ccpr, store, text).stderr
+    assert "|k:3|s0:0.1|" in retrieve(ccpr, store, text, "--phrase-k", 3).stderr
 
 
 SENTENCE = "In the beginning God created the heavens and the earth. | Now the earth was formless and empty."
@@ -241,15 +253,21 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: 
 
     other = other_encoder(ccpr, tmp_path / "other")
     refused(
-        fails("--encoder", other), "built with another encoder: they need [0-9a-f]{12}, the one given is [0-9a-f]{12}"
+        fails("--phrase-encoder", other),
+        "built with another encoder: they need [0-9a-f]{12}, the one given is [0-9a-f]{12}",
     )
-    refused(fails("--k", 0), "--k is 0")
-    refused(fails("--segmentation", "half"), "--segmentation is 'half'")
-    refused(fails("--threshold", 0.9999999), r"no phrase was found in the input .*--threshold 0\.9999999: lower")
+    refused(fails("--phrase-k", 0), "--phrase-k is 0")
+    refused(fails("--phrase-segmentation", "half"), "there is no segmentation 'half'")
+    refused(fails("--phrase-threshold", 0.9999999), r"no phrase was found in the input .*threshold 0\.9999999: lower")
     refused(fails(data="\n\n"), "no phrase was found in the input")
-    refused(fails("--segmentation", "ngram:99"), "with --segmentation ngram:99: ask for fewer words")
-    refused(fails("--min-similarity", 2), r"nothing was retrieved for any of \d+ phrases: no entry scores 2\.0 or more")
-    long = retrieve(ccpr, sharded_store, "so war es " * 100 + "\n" + text, "--format", "json")
+    refused(fails("--phrase-segmentation", "ngram:99"), "with the segmentation ngram:99: ask for fewer words")
+    refused(
+        fails("--phrase-min-similarity", 0.99999),
+        r"nothing was retrieved for any of \d+ phrases: no entry scores 0\.99999 or",
+    )
+    refused(fails("--output-format", "prompt"), "names the languages: give --source-language and --target-language")
+    refused(fails("--source-language", "German"), "are for --output-format prompt: leave them out")
+    long = retrieve(ccpr, sharded_store, "so war es " * 100 + "\n" + text, "--output-format", "jsonl")
     assert "1 sentences longer than the encoder takes have no phrases" in long.stderr
     assert [bool(json.loads(line)["phrases"]) for line in long.stdout.splitlines()] == [False, True]
     refused(fails(data=b"gut\nsch\xf6n\n"), "the standard input, line 2: the bytes are not UTF-8")

@@ -236,7 +236,7 @@ def test_systems_that_cannot_encode_a_phrase(
 
 
 def command(encoders: dict[str, Path], files: tuple[Path, Path], *names: str) -> list[Any]:
-    words: list[Any] = ["evaluate_phrases", "--gold", files[0], "--distractors", files[1], "--cpu", "--quiet"]
+    words: list[Any] = ["evaluate phrases", "--gold", files[0], "--distractors", files[1], "--cpu", "--quiet"]
     return [*words, "--distractor-phrases", 400, "--samples", 50, "--encoder", *(encoders[name] for name in names)]
 
 

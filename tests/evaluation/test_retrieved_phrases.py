@@ -184,7 +184,7 @@ def test_a_sample_has_the_entries_of_whole_sentences(stores: tuple[Path, Path]) 
 
 def command(files: tuple[Path, Path], *extra: object) -> list[Any]:
     words = ["--source", files[0], "--target", files[1], "--cpu", "--quiet", "--samples", 100, "--phrase-k", 3]
-    return ["evaluate_retrieved_phrases", *words, "--reference-threshold", 0.3, "--threshold", 0.5, *extra]
+    return ["evaluate retrieved", *words, "--reference-threshold", 0.3, "--phrase-min-similarity", 0, *extra]
 
 
 def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_pa
     assert more >= fewer and first["tops"][1]["strings a sentence"] > first["tops"][0]["strings a sentence"]
     assert call(*words).stdout == shown
     assert "held: coverage" in shown and 0 < pairs["held"]["coverage"] <= 100
-    small = call(*words, "--entries", 300, "--segmentation", "learned", "--phrase-k", 1).stdout
+    small = call(*words, "--entries", 300, "--phrase-segmentation", "learned", "--phrase-k", 1).stdout
     assert "| entries | 300 | 300 | 300 |" in small and small.count("query:learned>0.5") == 3 and "top 3" not in small
 
 
@@ -226,14 +226,17 @@ def test_text_and_datastores_that_cannot_work(
     short.write_bytes(b"x\n\xff\n")
     refused(fails(target=short), r"short\.txt, line 2: the bytes are not UTF-8")
     refused(fails(target=tmp_path / "no.txt"), r"no\.txt: No such file")
-    refused(fails("--threshold", 0.9999999, "--segmentation", "learned"), r"no phrase was found in .*source\.txt with")
-    refused(fails("--min-similarity", 2), "nothing was retrieved for any of .* lower --min-similarity")
+    refused(
+        fails("--phrase-threshold", 0.9999999, "--phrase-segmentation", "learned"),
+        r"no phrase was found in .*source\.txt with",
+    )
+    refused(fails("--phrase-min-similarity", 2), "--phrase-min-similarity is 2.0: a cosine")
     refused(
         fails("--reference-threshold", 0.9999999), "no phrase was found in the references with --reference-threshold"
     )
     refused(fails("--entries", 10**6), "--entries is 1,000,000, but the datastore .* has .*: give a number from 1")
     refused(fails("--reference-threshold", 1), "--reference-threshold is 1.0: a probability")
-    refused(fails("--segmentation", "some"), "--segmentation is 'some'")
+    refused(fails("--phrase-segmentation", "some"), "no segmentation 'some'")
     refused(fails("--phrase-k", 0), "--phrase-k is 0: at least 1")
     refused(fails("--samples", 0), "--samples is 0: at least 1")
     refused(fails("--json", tmp_path / "no" / "r.json"), "--json .*r.json: there is no folder .*no")
@@ -244,13 +247,13 @@ def test_text_and_datastores_that_cannot_work(
     state = torch.load(path := other / encoder.name)
     state["model"]["align.bias"] += 1
     torch.save(state, path)
-    refused(fails("--encoder", path), "were built with another encoder: they need")
+    refused(fails("--phrase-encoder", path), "were built with another encoder: they need")
 
 
 def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("\n".join(VERSES[:30]) + "\n", encoding="utf-8")
     words = [
-        "benchmark_phrases",
+        "benchmark phrases",
         "--text",
         tmp_path / "text",
         "--encoder",

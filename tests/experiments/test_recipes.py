@@ -79,7 +79,7 @@ def test_shuffled_phrases_are_the_same_phrases_with_other_keys(ccpr: Ccpr, mono:
 
 def test_keys_in_milvus_are_not_shuffled(ccpr: Ccpr, mono: Path, tmp_path: Path) -> None:
     pytest.importorskip("milvus_lite", reason="needs the extra [milvus]")
-    words = ["--encoder", ccpr.checkpoint, "--segmentation", "ngram:1", "--share", 0.1, "--cpu", "--quiet"]
+    words = ["--encoder", ccpr.checkpoint, "--segmentation", "ngram:1", "--fraction", 0.1, "--cpu", "--quiet"]
     call("build phrases", mono, "--output", tmp_path / "s", "--store", tmp_path / "p.db", *words)
     refused(
         shuffle(tmp_path / "s", tmp_path / "out", check=False), "the keys of .* are in the collection 's' of Milvus"

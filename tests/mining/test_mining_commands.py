@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(made: Path, tmp_path: Path, *more: object) -> list[object]:
-    words: list[object] = ["mine_bitext", "--source", made / "de.txt", "--target", made / "en.txt"]
+    words: list[object] = ["mine", "--source", made / "de.txt", "--target", made / "en.txt"]
     words += ["--encoder", made / "vectors", "--settings", tmp_path / "s.json", "--output", tmp_path / "mined.tsv"]
     return [*words, "--quiet", *more]
 
@@ -89,7 +89,7 @@ def test_an_experiment_mines(tmp_path: Path) -> None:
     plan = Plan(read_config(path), path.parent, tmp_path)
     data = plan.data("mined").needs[0]
     mining = data.needs[0]
-    assert mining.module.endswith("mine_bitext") and {"--tune", "--encoder"} <= set(mining.words)
+    assert mining.words[0] == "mine" and {"--tune", "--encoder"} <= set(mining.words)
     assert str(mining.outputs[0]) in data.words and "--train" in data.words
     assert {key for key, _ in mining.inputs} == {
         f"domains.mined.text.mine.{name}" for name in ("source", "target", "tune")
@@ -106,7 +106,7 @@ def test_an_experiment_mines(tmp_path: Path) -> None:
 
 def evaluation(made: Path, *more: object) -> list[object]:
     words: list[object] = [
-        "evaluate_mining",
+        "evaluate mining",
         "--pairs",
         f"toy={made / 'pairs.tsv'}",
         "--encoder",

@@ -343,7 +343,7 @@ def test_sources_that_cannot_be_converted(
 
 
 def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
-    words: list[object] = ["convert_encoder", xlmr[0], "--output"]
+    words: list[object] = ["convert", xlmr[0], "--output"]
     (tmp_path / "thesis.tex").write_text("precious")
     refused(call(*words, tmp_path, check=False), "exists and is not empty")
     refused(call(*words, tmp_path / "thesis.tex", check=False), "exists and is not empty")

@@ -138,7 +138,7 @@ def test_options_that_cannot_work(encoder: Path, tmp_path: Path) -> None:
     refused(fails("--aligner", "hmm", "--encoder-layer", 1), "--encoder-layer is for --aligner encoder")
     (tmp_path / "gold").write_text("ja ||| yes\n")
     (tmp_path / "links").write_text("1-1\n")
-    words = ["evaluate_alignments", tmp_path / "gold", tmp_path / "links"]
+    words = ["evaluate alignment", tmp_path / "gold", tmp_path / "links"]
     refused(call(*words, check=False), "give --train, sentence pairs to learn from")
     refused(call(*words, "--encoder", encoder, check=False), "need --aligners encoder")
     assert not (tmp_path / "out").exists()

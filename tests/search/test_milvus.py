@@ -148,9 +148,10 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> N
     assert_same(one.retrieve(sources(ccpr, 4)), two.retrieve(sources(ccpr, 4)))
     assert "index:milvus:FLAT" in two.signature()
     assert two.signature().replace("milvus:FLAT", "exact") == one.signature()
-    words = ["--encoder", ccpr.checkpoint, "--segmentation", "all", "--max-words", 2, "--cpu", "--store-timeout", LONG]
+    words = ["--phrase-encoder", ccpr.checkpoint, "--phrase-segmentation", "all", "--max-words", 2, "--cpu"]
+    words += ["--store-timeout", LONG]
     line = sources(ccpr, 1)[0]
-    with patch("fairseq_ccpr.cli.retrieve._read_input", side_effect=lambda: iter([line])):
+    with patch("fairseq_ccpr.cli.retrieve.read_standard_input", side_effect=lambda: iter([line])):
         printed = [call("retrieve", store, *words).stdout for store in (local, stored)]
     assert printed[0] == printed[1]
 
@@ -362,7 +363,7 @@ def test_what_does_not_end_is_told(stored: Path) -> None:
 
 def test_other_encoder_is_refused(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     call(*ccpr.training(tmp_path / "other", 1, "--disable-validation"))
-    words = [stored, "--encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
+    words = [stored, "--phrase-encoder", tmp_path / "other/checkpoint_last.pt", "--cpu"]
     refused(call("retrieve", *words, check=False), "built with another encoder")
 
 
@@ -420,7 +421,7 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
     refused(fails("--store", tmp_path / "p.db", "--index-parameters", "ef"), "--index-parameters are 'ef'")
     (tmp_path / "file.db").write_text("something else")
     refused(fails("--store", tmp_path / "file.db"), "embedded Milvus .*file.db cannot be opened")
-    words = [local, "--encoder", ccpr.checkpoint, "--cpu", "--store-timeout", 0]
+    words = [local, "--phrase-encoder", ccpr.checkpoint, "--cpu", "--store-timeout", 0]
     refused(call("retrieve", *words, check=False), "--store-timeout is 0")
     gone = StoreAddress(str(tmp_path / "gone.db"), "c")
     with pytest.raises(DatastoreError, match=r"gone\.db is missing"):

@@ -41,7 +41,10 @@ class PhraseBenchmarkSettings:
         "which spans of words of the distractor text are phrases: all, those of N words, or what a phrase encoder finds",
         metavar="all|ngram:N|learned",
     )
-    threshold: float = option(0.7, "probability above which it finds a phrase", metavar="P")
+    threshold: float = option(
+        Segmentation.threshold, "probability above which the phrase encoder takes words for a phrase",
+        within="[0, 1)", needs="a probability from 0 up to, but not, 1", metavar="P",
+    )  # fmt: skip
     max_words: int = option(4, "words of such a phrase, at most", metavar="N")
     same_string: list[int] = option(
         [], "a second table: acc@1 by entry with C other occurrences of the string, such as 0 4 16", nargs="+", metavar="C",
