@@ -12,19 +12,21 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.checkpoint import load_models
+from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import check_data_bin
 
 
-def load_task(data_bin: Path, source_lang: str, target_lang: str, user_dir: str | None = None) -> Any:
+def load_task(data_bin: Path, source_lang: str | None, target_lang: str | None, user_dir: str | None = None) -> Any:
     """Set up fairseq's `translation` task for a folder that fairseq-preprocess wrote.
+
+    fairseq tells the languages by the names of the folder's files where they are not given.
 
     Raises:
         ConfigurationError: the folder or a dictionary is missing.
     """
-    check_data_bin(data_bin, source_lang, target_lang)
-    arguments = [str(data_bin), "--task", "translation", "-s", source_lang, "-t", target_lang]
-    if user_dir:
-        arguments += ["--user-dir", user_dir]
+    check_data_bin(data_bin, *filter(None, (source_lang, target_lang)))
+    named = {"task": "translation", "source_lang": source_lang, "target_lang": target_lang, "user_dir": user_dir}
+    arguments = [str(data_bin), *as_words(named)]
     parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=arguments)
     config = convert_namespace_to_omegaconf(parsed)
     utils.import_user_module(config.common)

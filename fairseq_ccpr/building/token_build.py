@@ -36,10 +36,10 @@ class TokenBuildSettings:
     """The options of `fairseq-ccpr build tokens`."""
 
     data_bin: Path = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
-    source_lang: str = option(help="source language", flags=("-s",), metavar="LANG")
-    target_lang: str = option(help="target language", flags=("-t",), metavar="LANG")
     path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
     output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
+    source_lang: Optional[str] = option(None, "source language (that of DATA_BIN)", flags=("-s",), metavar="LANG")
+    target_lang: Optional[str] = option(None, "target language (that of DATA_BIN)", flags=("-t",), metavar="LANG")
     subset: list[str] = option(["train"], "subsets of DATA_BIN to build from", nargs="+", metavar="NAME")
     fraction: float = fraction_option("sentence pairs")
     num_shards: int = num_shards_option()

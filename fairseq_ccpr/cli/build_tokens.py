@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
 
 from fairseq_ccpr.building.adapter_build import build_projected_datastore
 from fairseq_ccpr.building.distributed import launched
 from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
 from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.datastore.preprocessing import remember
+from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
+from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.storage.fingerprint import short
 
 HELP = """\
 Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model and keep, for every target
 token, the decoder's state as its key.
 
-  fairseq-ccpr build tokens data-bin --path model.pt -s de -t en --output datastores/mine
+  fairseq-ccpr build tokens data-bin --path model.pt --output datastores/mine
+
+The datastore remembers model, languages, dictionaries and subwords, so that no later command needs to be told.
 
 --adapter clknn does more: it trains a small network on those keys by contrast (CLKNN) and stores its outputs as keys,
 narrower, and trained for finding the right token. Decoding needs no other options for it.
@@ -27,17 +34,24 @@ Several processes share the work: torchrun --nproc-per-node 4 -m fairseq_ccpr bu
 def build_tokens(settings: TokenBuildSettings) -> int:
     """Build, and print a summary."""
     settings.check()
+    preprocessing = preprocessing_for_build(
+        settings.data_bin, Path(settings.path), settings.source_lang, settings.target_lang
+    )
+    settings = replace(settings, source_lang=preprocessing.source_lang, target_lang=preprocessing.target_lang)
     start = time.monotonic()
     with launched() as processes:
         build = build_token_datastore if settings.adapter == NO_ADAPTER else build_projected_datastore
         section, left_out = build(settings, processes)
         if processes.first:
+            remember(preprocessing, settings.output)
             print(
                 f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
                 f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
             )
             if left_out:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
+            if unknown := TokenDatastore(settings.output).count_unknown():
+                print(f"{unknown:,} entries are of unknown tokens ({UNKNOWN}), which decoding passes over")
     return 0
 
 

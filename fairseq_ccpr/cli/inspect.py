@@ -13,7 +13,7 @@ from fairseq_ccpr.cli.phrase_prompt import marked
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import KEYS, TokenDatastore
+from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.planning import describe_room, measure_speeds, needs, parse_speeds
@@ -119,6 +119,8 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
     _print_origin(section)
     if _print_damage(datastore.find_damage()):
         return False
+    if unknown := datastore.count_unknown():
+        print(f"unused         {unknown:,} of unknown tokens ({UNKNOWN}), which decoding passes over")
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
     for token in np.argsort(-counts, kind="stable")[:top]:
         print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")

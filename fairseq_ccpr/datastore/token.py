@@ -17,6 +17,7 @@ from fairseq_ccpr.storage.fingerprint import short
 TOKEN = "token"
 KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
+UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
 SYMBOLS = "symbols.txt"  # the target vocabulary, one a line by id, so that values can be read without the model
 
 
@@ -112,6 +113,10 @@ class TokenDatastore:
         self.open_index()
         self.open_projection()
         return faults
+
+    def count_unknown(self) -> int:
+        """Count the entries of the unknown token, which serve nothing: it is never proposed."""
+        return int(np.count_nonzero(self.values == self.read_symbols().index(UNKNOWN)))
 
     def read_symbols(self) -> list[str]:
         """Read the target vocabulary, by token id."""

@@ -17,7 +17,7 @@ from fairseq_ccpr.decoding.interpolation import Vote
 
 
 class Neighbours(NamedTuple):
-    """The nearest entries of N queries, best first."""
+    """The nearest entries of N queries, best first; missing ones may stand between them."""
 
     ids: Tensor  # int64 [N, k], entries; -1 where one is missing
     scores: Tensor  # fp32 [N, k], inner products or minus squared distances; -inf where one is missing

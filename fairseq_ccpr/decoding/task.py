@@ -158,7 +158,8 @@ class TranslationRetrievalTask(TranslationTask):
         member = models[prints.index(expected)]
         capture = KeyCapture(member, datastore.section.key_layer)
         retriever = self.retriever_class(datastore, next(member.parameters()).device)
-        return TokenMemory(capture, retriever, self.token_settings, self.token_weight)
+        unknown = self.target_dictionary.unk()
+        return TokenMemory(capture, retriever, self.token_settings, unknown, self.token_weight)
 
     def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
         datastore = self.phrase_datastore

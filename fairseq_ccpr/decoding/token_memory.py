@@ -37,7 +37,7 @@ def token_weight(
     """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
     scores = neighbours.scores
     weight = policy(scores, neighbours.values, model, settings)
-    return weight.clamp(0, ALMOST_ALL).masked_fill(scores[:, 0] == float("-inf"), 0.0)
+    return weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
 
 
 @dataclass
@@ -71,22 +71,30 @@ class TokenMemory:
         capture: reads the queries, from the one model the datastore belongs to.
         retriever: searches.
         settings: k, lambda, T.
+        unknown: the unknown token, which nothing that is retrieved proposes.
         policy: how much the neighbours weigh.
     """
 
     capture: KeyCapture
     retriever: Retriever
     settings: TokenRetrievalSettings
+    unknown: int
     policy: WeightPolicy = confidence_weight
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
         """Wait for the first step: only the decoder has queries."""
         return lambda: TokenBatch(self, len(sources))
 
+    def search(self, queries: Tensor, k: int) -> Neighbours:
+        """Find the k nearest entries of queries [N, d]; those of the unknown token count as missing, in their places."""
+        ids, scores, values = self.retriever.search(queries, k)
+        unknown = values == self.unknown
+        return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
+
     @phase(MERGE)
     def retrieve(self, queries: Tensor) -> tuple[Neighbours, Tensor]:
         """Search for queries [N, d]: the neighbours, and log p_r of their values, fp32 [N, k]."""
-        neighbours = self.retriever.search(queries, self.settings.k)
+        neighbours = self.search(queries, self.settings.k)
         return neighbours, neighbour_log_probabilities(neighbours.scores, neighbours.values, self.settings.temperature)
 
     def vote(self, neighbours: Neighbours, retrieved: Tensor, log_probs: Tensor) -> Vote:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from fairseq import checkpoint_utils, utils
@@ -87,6 +88,26 @@ def find_beside(
         raise _two_models(*files[:2])
     found = _options_of(files[0], given.get("tokenizer")) if files and "bpe" not in given else {}
     return Preprocessing(model.parent, source, target, {**found, **given})
+
+
+def preprocessing_for_build(data: Path, model: Path, source: str | None, target: str | None) -> Preprocessing:
+    """Describe how text is made tokens for a datastore that is built from a data folder with a model.
+
+    Subwords that are not known stay out: they are not needed to build.
+
+    Raises:
+        ConfigurationError: the languages are not known, or others than those of the data folder.
+    """
+    known = read_preprocessing(data)
+    wanted = SimpleNamespace(source_lang=source, target_lang=target)
+    source, target = _languages(wanted, [known] if known else [], model)
+    if known is None:
+        try:
+            beside = find_beside(model, source, target)
+        except ConfigurationError:  # there are several
+            beside = None
+        known = Preprocessing(data, source, target, beside.options if beside else {})
+    return replace(known, model=str(model.resolve()))
 
 
 def _model_of(known: list[Preprocessing]) -> str:

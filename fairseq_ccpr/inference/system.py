@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from fairseq import tasks, utils
+from torch import Tensor
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
@@ -22,8 +24,11 @@ from fairseq_ccpr.inference.sentences import Translation, batches_of, encode, le
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.text.decoder_subwords import check_subwords
 
+MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 WINDOW = 4096  # sentences that are read at once, and sorted by length
 FP32, FP16, BF16 = PRECISIONS = "fp32", "fp16", "bf16"
+
+logger = logging.getLogger(__name__)
 
 
 class System:
@@ -56,6 +61,7 @@ class System:
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
         self._of_thread = threading.local()
+        self._warned = False
 
     @classmethod
     def of(cls, words: list[str], data: Path | None = None) -> System:
@@ -98,6 +104,7 @@ class System:
 
     def _translate(self, sentences: list[str], done: Callable[[int], object]) -> list[Translation]:
         tokens = [encode(sentence, self.task) for sentence in sentences]
+        self._warn_of_unknown(tokens)
         most = length_limit(self.task, self.models)
         fits = [i for i, ids in enumerate(tokens) if 1 < len(ids) <= most]
         translations = [
@@ -113,6 +120,17 @@ class System:
                 translations[place] = Translation.of(sentences[place], found[: self.cfg.generation.nbest], self)
             done(len(places))
         return [one for one in translations if one is not None]
+
+    def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
+        """Say once that much of the text is not in the source dictionary."""
+        pieces = sum(map(len, tokens))
+        unknown = sum(int((ids == self.task.source_dictionary.unk()).sum()) for ids in tokens)
+        if unknown > MAX_UNKNOWN * pieces and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%.0f%% of the subwords of the text are not in the source dictionary: the text is in another language, or "
+                "the subword model is not the model's", 100 * unknown / pieces,
+            )  # fmt: skip
 
     def _generator(self) -> Any:
         """Return this thread's generator."""

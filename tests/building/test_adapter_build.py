@@ -138,7 +138,7 @@ def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     states += torch.randn_like(states)
     capture: Any = None
     retriever = TokenRetriever(TokenDatastore(clknn), torch.device("cpu"))
-    memory = TokenMemory(capture, retriever, TokenRetrievalSettings(16, 0.9, 0.05, confidence=True))
+    memory = TokenMemory(capture, retriever, TokenRetrievalSettings(16, 0.9, 0.05, confidence=True), 3)
     neighbours, retrieved = memory.retrieve(states)
     log_probs = torch.randn(len(states), int(neighbours.values.max()) + 9).log_softmax(1)
     vote = memory.vote(neighbours, retrieved, log_probs)

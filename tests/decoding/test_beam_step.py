@@ -71,7 +71,7 @@ def make_ensemble(
     )  # fmt: skip
     phrases = PhraseMemory(candidates, PhraseSettings(gate=gate), device)
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
-    tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings)
+    tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings, dictionary.unk())
     return RetrievalEnsemble([model], tokens, phrases, dictionary.pad(), MixtureSettings())
 
 
@@ -189,7 +189,7 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     )  # fmt: skip
     settings = TokenRetrievalSettings(8, 0.4, 10.0, confidence=False)
     capture: Any = None
-    memory = TokenMemory(capture, TokenRetriever(datastore, torch.device("cpu")), settings)
+    memory = TokenMemory(capture, TokenRetriever(datastore, torch.device("cpu")), settings, 3)
     states, log_probs = torch.randn(4, 24), torch.randn(4, 7).log_softmax(1)
     weights = (-(states[:, None] - keys).square().sum(2) / 10).softmax(dim=1)
     wanted = 0.6 * log_probs.exp()

@@ -124,7 +124,7 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
 
 def test_the_readme_has_the_defaults_of_the_settings() -> None:
     rows = re.findall(
-        r"^\| `(--[a-z0-9-]+)` \| ([0-9.]+|[a-z]+) \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE
+        r"^\| `(--[a-z0-9-]+)` \| ([0-9.]+|[a-z]+) \|", (ROOT / "docs/options.md").read_text(), flags=re.MULTILINE
     )
     table = dict(rows)
     for kind in (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings):

@@ -38,7 +38,7 @@ from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans
 from fairseq_ccpr.timing import DECODER, FINDING, PHRASES, PhaseTimer
 from tests.helpers import call, edit_manifest, equal, refused
-from tests.small_models import PAIRS, Ccpr, World
+from tests.small_models import PAIRS, Ccpr, World, other_encoder
 
 SEARCHES = [
     [],
@@ -411,17 +411,15 @@ def test_what_does_not_fit_is_refused(
     refused(generate(*phrases, "--phrase-enter", 2), "--phrase-enter is 2")
     refused(generate(*phrases, "--phrase-reward", -1), "--phrase-reward is -1")
     refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
-    other = tmp_path / "other"
-    call(*ccpr.training(other, 1, "--disable-validation"))
-    last = other / "checkpoint_last.pt"
-    refused(generate(*phrases, "--phrase-encoder", last), "built with another encoder: they need [0-9a-f]{12}")
+    other = other_encoder(ccpr, tmp_path / "other")
+    refused(generate(*phrases, "--phrase-encoder", other), "built with another encoder: they need [0-9a-f]{12}")
     moved = tmp_path / "moved"
     shutil.copytree(phrase_store, moved)
     phrase = json.loads((moved / MANIFEST).read_text())["phrase"]
     edit_manifest(moved, phrase=phrase | {"encoder": str(tmp_path / "gone.pt")})
     given = [*phrases, "--datastore", moved]
     refused(generate(*given), "gone.pt, which is not there: say with --phrase-encoder")
-    assert generate(*given, "--phrase-encoder", ccpr.checkpoint).returncode == 0
+    assert generate(*given, "--phrase-encoder", ccpr.checkpoint, "--beam", 1).returncode == 0
 
 
 def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture) -> None:

@@ -229,10 +229,10 @@ class Explainer:
         neighbours, vote = breakdown.neighbours, breakdown.token_vote
         if neighbours is None or vote is None or self.corpus is None:
             return
-        entries = [entry for entry in neighbours.ids[row].tolist() if entry >= 0]
-        values, scores = neighbours.values[row].tolist(), neighbours.scores[row].tolist()
+        found = neighbours.ids[row] >= 0
+        entries, scores, values = (part[row][found].tolist() for part in neighbours)
         explained.neighbours_found = len(entries)
-        explained.token_says = self._most_likely(values[: len(entries)], vote.log_probs[row].exp().tolist())
+        explained.token_says = self._most_likely(values, vote.log_probs[row][found].exp().tolist())
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             text, start, end = self.corpus.place(entry)
             symbol, number = self.dictionary.symbols[value], self.texts.number(text)

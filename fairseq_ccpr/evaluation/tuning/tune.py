@@ -130,7 +130,7 @@ def fill_caches(
         first = sum(map(len, of_model))
         of_model.append(of_tokens.gather(1, targets.unsqueeze(1)).squeeze(1).cpu())
         if ensemble.tokens is not None:
-            neighbours = ensemble.tokens.retriever.search(queries[real], k)
+            neighbours = ensemble.tokens.search(queries[real], k)
             says = DistributionView(of_tokens, neighbours.values)
             rows.append(tuple(part.cpu() for part in (targets, *neighbours, says.neighbours, says.best)))
         if ensemble.phrases is not None and number % every == 0:
