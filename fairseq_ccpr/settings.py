@@ -23,6 +23,8 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.version import __version__
 
+NUMBERS = {int: "N", float: "X"}  # what the value of an option is called, unless it says so
+
 S = TypeVar("S")
 C = TypeVar("C", bound=type)
 
@@ -109,7 +111,8 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
             given["required"] = True
         if metadata["choices"]:
             given["choices"] = metadata["choices"]
-        parser.add_argument(*names, type=_item(hint), nargs=metadata["nargs"], metavar=metadata["metavar"], **given)
+        metavar = metadata["metavar"] or (NUMBERS.get(_item(hint)) if not metadata["choices"] else None)
+        parser.add_argument(*names, type=_item(hint), nargs=metadata["nargs"], metavar=metavar, **given)
 
 
 def with_options(*kinds: type) -> Callable[[C], C]:
@@ -263,7 +266,7 @@ def _default(one: Field[Any]) -> Any:
 def _help(one: Field[Any]) -> str:
     """Return the help text; an automatic option's default is named there, since parsers have None."""
     text: str = one.metadata["help"]
-    shown = one.metadata["automatic"] and one.default not in (None, False)
+    shown = one.metadata["automatic"] and one.default is not None and one.default is not False
     return f"{text} (default: {one.default}, or as tuned)" if shown else text
 
 

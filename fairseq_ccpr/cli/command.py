@@ -9,15 +9,23 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.registry import REGISTRIES
 
-from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, StoreSettings, TokenRetrievalSettings
+from fairseq_ccpr.decoding.options import (
+    MixtureSettings,
+    PhraseSettings,
+    StoreSettings,
+    TokenRetrievalSettings,
+    TranslationRetrievalConfig,
+)
 from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean
 from fairseq_ccpr.settings import add_options, check, read_options
 
@@ -29,19 +37,24 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Shows defaults, where there are any, and keeps the line breaks of descriptions, which hold examples."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        empty = action.default is None or action.default is False or action.default in ("", [])
-        return action.help if empty else super()._get_help_string(action)
+        if action.default is None or action.default is False or action.default in ("", []):
+            return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
+        return super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence, with the option that may have been meant."""
+
+    of_fairseq: Collection[str] = ()  # options that are passed on to it
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
         kind, _, rest = message.partition("unrecognized arguments: ")
         if not kind and rest:
             word = rest.split()[0].partition("=")[0]
-            known = [name for action in self._actions for name in action.option_strings]
+            known = [name for action in self._actions for name in action.option_strings] + [*self.of_fairseq]
             what = f"there is no option {word}" if word.startswith("-") else f"'{rest}' belongs to no option"
             message = what + did_you_mean(word, known)
         print(f"{self.prog}: error: {message}", file=sys.stderr)
@@ -60,6 +73,7 @@ class Command:
         kinds: dataclasses of options, see `settings.option`.
         tuned: those with options that, when left out, are as they were tuned for a datastore; see `read_options`.
         rest: whether it takes options of fairseq as well.
+        retrieval: whether these are all options of decoding; otherwise those of tokenizers and subwords alone.
     """
 
     name: str
@@ -68,6 +82,7 @@ class Command:
     kinds: tuple[type, ...]
     tuned: tuple[type, ...]
     rest: bool
+    retrieval: bool
 
     def parser(self) -> Parser:
         """Return the parser of the command's own options."""
@@ -79,17 +94,36 @@ class Command:
     def help_parser(self) -> Parser:
         """Return the parser with all options that the command takes: those of retrieval as well, and fairseq's by name."""
         parser = self.parser()
-        if self.rest:
+        if self.rest and self.retrieval:
             group = parser.add_argument_group("retrieval")
-            group.add_argument(
-                "--datastore", metavar="DIR", help="tokens, phrases or both; TOKENS:PHRASES in two folders"
-            )
+            of_task = {one.name: one.metadata.get("help") for one in fields(TranslationRetrievalConfig)}
+            group.add_argument("--datastore", metavar="DIR", help=of_task["datastore"])
+            group.add_argument("--untuned", action="store_true", help=of_task["untuned"])
             for kind in RETRIEVAL:
                 add_options(group, kind)
-            names = " ".join(_names_of_fairseq())
+        if self.rest:
+            listed = {name for action in parser._actions for name in action.option_strings}
+            names = " ".join(sorted(name for name in self._of_fairseq() - listed if name.startswith("--")))
             wrapped = textwrap.wrap(names, 110, break_on_hyphens=False, break_long_words=False)
             parser.epilog = "options of fairseq-generate, whose --help explains them:\n  " + "\n  ".join(wrapped)
         return parser
+
+    def _of_fairseq(self) -> set[str]:
+        """Return the names of the options that are passed on to fairseq."""
+        return names_of_subwords() | (names_of_decoding() if self.retrieval else set())
+
+    def _parse(self, words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
+        """Return the command's own options and, with `rest`, the other words, which must be options of fairseq."""
+        parser = self.parser()
+        if not self.rest:
+            return parser.parse_args(words), []
+        given, others = parser.parse_known_args(words)
+        parser.of_fairseq = self._of_fairseq()
+        names = {word.partition("=")[0]: word for word in others if word.startswith("--")}
+        unknown = [word for name, word in names.items() if name not in parser.of_fairseq]
+        if unknown and "--user-dir" not in names:  # a plug-in's tasks may have options of their own
+            parser.error(f"unrecognized arguments: {unknown[0]}")
+        return given, [others]
 
     def __call__(self) -> None:
         """Parse, check, work, exit."""
@@ -97,8 +131,7 @@ class Command:
         if {"-h", "--help"} & set(words):
             self.help_parser().print_help()
             sys.exit(0)
-        parser = self.parser()
-        given, *others = parser.parse_known_args(words) if self.rest else [parser.parse_args(words)]
+        given, others = self._parse(words)
 
         def checked() -> int:
             options: list[Any] = [read_options(kind, given) for kind in self.kinds]
@@ -110,18 +143,33 @@ class Command:
 
 
 def command(
-    text: str, work: Callable[..., int], *kinds: type, tuned: tuple[type, ...] = (), rest: bool = False
+    text: str,
+    work: Callable[..., int],
+    *kinds: type,
+    tuned: tuple[type, ...] = (),
+    rest: bool = False,
+    retrieval: bool = True,
 ) -> Command:
     """Make the command that is named as the file that `work` is in; see `Command`."""
     stem = Path(inspect.getfile(work)).stem
-    return Command(f"fairseq-ccpr {stem.replace('_', ' ')}", text, work, kinds, tuned, rest)
+    return Command(f"fairseq-ccpr {stem.replace('_', ' ')}", text, work, kinds, tuned, rest, retrieval)
 
 
-def _names_of_fairseq() -> list[str]:
-    """Return fairseq's options of generation, without those that are listed with their help."""
-    actions = fairseq_options.get_generation_parser()._actions
-    names = {max(action.option_strings, key=len) for action in actions if action.option_strings}
-    return sorted(names - {"--help"})
+def names_of_decoding() -> set[str]:
+    """Return the names of fairseq's options of generation, and of those of the task, the short ones too."""
+    parser = fairseq_options.get_generation_parser(default_task="translation_retrieval")
+    fairseq_options.parse_args_and_arch(parser, input_args=["."], parse_known=True)  # this adds those of the task
+    return {name for action in parser._actions for name in action.option_strings}
+
+
+def names_of_subwords() -> set[str]:
+    """Return the names of fairseq's options of tokenizers and subwords, whichever are chosen."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for kind in ("tokenizer", "bpe"):
+        parser.add_argument(f"--{kind}")
+        for config in REGISTRIES[kind]["dataclass_registry"].values():
+            gen_parser_from_dataclass(parser, config(), delete_default=True)
+    return {name for action in parser._actions for name in action.option_strings}
 
 
 def own_arguments() -> list[str]:

@@ -124,4 +124,4 @@ def named_options(words: list[str]) -> dict[str, Any]:
     return named
 
 
-main = command(HELP, prepare, Options, rest=True)
+main = command(HELP, prepare, Options, rest=True, retrieval=False)

@@ -43,7 +43,7 @@ class TokenRetrievalSettings:
     temperature: float = option(
         10.0,
         "temperature of the neighbours' distribution: squared distances want about 10 to 100, the inner products of an "
-        "adapter's keys 0.01 to 0.5 (default there: 0.05)",
+        "adapter's keys 0.01 to 0.5, and 0.05 is their default",
         within="(0, inf)", needs="a number above 0", sign="T", automatic=True,
     )  # fmt: skip
     confidence: bool = option(

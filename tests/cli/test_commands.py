@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_ccpr.cli import COMMANDS
+from fairseq_ccpr.cli.command import HelpFormatter
 from fairseq_ccpr.version import __version__
 from tests.helpers import ROOT, call, refused, run
 
@@ -25,18 +27,25 @@ def test_help_names_the_command_and_explains_every_option(name: str) -> None:
     shown = call(name, "--help").stdout
     assert shown.startswith(f"usage: fairseq-ccpr {name} ")
     assert "(default: None)" not in shown and "(default: False)" not in shown and "(default: )" not in shown
-    for line in shown.splitlines():
-        assert line.count("fairseq-ccpr ") < 2 and not line.rstrip().endswith("\\  "), line
-        assert line.count("(default: ") < 2, line
-    parser = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main.help_parser()
-    assert all(action.help for action in parser._actions)
+    command = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main
+    for line in command.text.splitlines():
+        assert line.count("fairseq-ccpr ") < 2 and not re.search(r"\S {2,}--", line), f"a line break is lost: {line}"
+    for action in command.help_parser()._actions:
+        line = HelpFormatter("")._get_help_string(action) or ""
+        assert line and line.count("(default: ") < 2 and "default: [" not in line, action.option_strings
 
 
 @pytest.mark.parametrize("name", ["translate", "tune", "compare", "explain", "benchmark decoding"])
 def test_help_of_commands_that_decode_has_retrieval_and_names_fairseqs_options(name: str) -> None:
     shown = call(name, "--help").stdout
     assert "--knn-lambda" in shown and "--phrase-gate" in shown and "--store-timeout" in shown
-    assert "--lenpen" in shown and "--no-repeat-ngram-size" in shown
+    assert "--untuned" in shown and "--lenpen" in shown and "--source-lang" in shown and "--bpe-codes" in shown
+
+
+def test_help_of_prepare_names_the_options_of_subwords_alone() -> None:
+    shown = call("prepare", "--help").stdout
+    assert "--bpe-codes" in shown and "--moses-no-escape" in shown and "--sentencepiece-model" in shown
+    assert "--knn-k" not in shown and "--beam" not in shown
 
 
 def test_overview_and_version() -> None:
@@ -56,6 +65,10 @@ def test_overview_and_version() -> None:
         (["inspect", "DIR", "--plann"], "there is no option --plann; did you mean --plan?"),
         (["inspect", "DIR", "--pla"], "there is no option --pla; did you mean --plan?"),
         (["inspect", "DIR", "other"], "'other' belongs to no option"),
+        (["tune", "DATA", "--outptu", "FILE"], "there is no option --outptu; did you mean --output?"),
+        (["compare", "DATA", "--phrse-k=3"], "there is no option --phrse-k; did you mean --phrase-k?"),
+        (["translate", "--gensubset", "x"], "there is no option --gensubset; did you mean --gen-subset?"),
+        (["prepare", "-s", "a", "-t", "b", "--output", "D", "--bpe-code", "F"], "did you mean --bpe-codes?"),
     ],
 )
 def test_a_typo_is_answered_in_one_sentence(words: list[str], sentence: str) -> None:
