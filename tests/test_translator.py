@@ -122,6 +122,8 @@ def test_alternatives_and_other_options_of_fairseq(world: World, sentences: list
         ({"baem": 5}, "no option --baem; did you mean --beam"),
         ({"knn_kk": 5}, "no option --knn-kk; did you mean --knn-k"),
         ({"knn_k": 0}, "--knn-k is 0"),
+        ({"baem": None}, "no option baem; did you mean beam"),
+        ({"knn_confidence": True}, "--knn-confidence needs keys of length 1"),
         ({"beam": "wide"}, "beam.*wide"),
         ({"score_reference": True}, "--score-reference is for fairseq-generate alone"),
     ):
@@ -195,7 +197,7 @@ def test_a_subword_model_that_differs_from_the_remembered_one_is_refused(
 def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) -> None:
     with pytest.raises(DatastoreError, match="built with another model"):
         Translator(world.other_model, datastore=world.datastore, device="cpu")
-    with pytest.raises(ConfigurationError, match=r"-s is en, but .* is for de to en"):
+    with pytest.raises(ConfigurationError, match=r"is for de to en, and not for en to de: leave out -s"):
         Translator(world.model, datastore=world.datastore, source_lang="en", target_lang="de")
     with pytest.raises(ConfigurationError, match=r"there is no checkpoint .*none.pt"):
         Translator(tmp_path / "none.pt", datastore=world.datastore)

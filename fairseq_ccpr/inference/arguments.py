@@ -46,10 +46,14 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
     """Return options given by name, such as `beam=5`, as words; False is the opposite of an option that has one."""
     parser = options.get_generation_parser(default_task="translation_retrieval")
     options.parse_args_and_arch(parser, input_args=["."], parse_known=True)  # this adds those of the task
-    opposite = {name: f"no_{name}" for name, value in named.items() if value is False}
     known = {action.dest for action in parser._actions}
-    given = {opposite[n] if opposite.get(n) in known else n: v for n, v in named.items()}
-    return as_words({name: name in opposite.values() or value for name, value in given.items()})
+    given = {}
+    for name, value in named.items():
+        has_opposite = value is False and f"no_{name}" in known
+        if value in (None, False) and name not in known and not has_opposite:
+            raise ConfigurationError(f"there is no option {name}{did_you_mean(name, known)}")
+        given[f"no_{name}" if has_opposite else name] = has_opposite or value
+    return as_words(given)
 
 
 def _refuse_in_one_sentence(parser: argparse.ArgumentParser) -> None:

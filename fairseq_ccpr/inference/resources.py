@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 from fairseq import checkpoint_utils, utils
@@ -37,16 +37,14 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     if "--sentencepiece-model" in words and "--bpe" not in words:
         words = ["--bpe", "sentencepiece", *words]
     given = parse_generation([str(data or "."), *words])
-    datastores = (
-        [Path(folder) for folder in utils.split_paths(given.task.datastore or "")] if given.task.datastore else []
-    )
+    datastores = map(Path, utils.split_paths(given.task.datastore)) if given.task.datastore else []
     known = [found for found in (read_preprocessing(data) if data else None, *map(remembered, datastores)) if found]
     path = given.common_eval.path or _model_of(known)
     models = [Path(one) for one in utils.split_paths(path)]
     for model in models:
         if not model.is_file():
             raise ConfigurationError(f"--path: there is no checkpoint {model}")
-    source, target = _languages(given.task, known, models[0])
+    source, target = _languages(given.task.source_lang, given.task.target_lang, known, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
     found = ["--path", path, "-s", source, "-t", target]
     if given.bpe is None:
@@ -99,8 +97,7 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
         ConfigurationError: the languages are not known, or others than those of the data folder.
     """
     known = read_preprocessing(data)
-    wanted = SimpleNamespace(source_lang=source, target_lang=target)
-    source, target = _languages(wanted, [known] if known else [], model)
+    source, target = _languages(source, target, [known] if known else [], model)
     if known is None:
         try:
             beside = find_beside(model, source, target)
@@ -120,22 +117,19 @@ def _model_of(known: list[Preprocessing]) -> str:
     return path
 
 
-def _languages(task: Any, known: list[Preprocessing], model: Path) -> tuple[str, str]:
+def _languages(source: str | None, target: str | None, known: list[Preprocessing], model: Path) -> tuple[str, str]:
     """Return source and target language: those given, or remembered, or the checkpoint's own."""
-    given = task.source_lang, task.target_lang
     for one in known:
-        for option, told, was in zip(("-s", "-t"), given, (one.source_lang, one.target_lang)):
-            if told and told != was:
-                raise ConfigurationError(
-                    f"{option} is {told}, but {one.folder} is for {one.source_lang} to {one.target_lang}: leave it out"
-                )
-    if all(given):
-        return given
-    if known:
-        return known[0].source_lang, known[0].target_lang
-    of_model = checkpoint_utils.load_checkpoint_to_cpu(str(model)).get("cfg") or {}
-    settings = of_model.get("task") or {}
-    source, target = (told or settings.get(name) for told, name in zip(given, ("source_lang", "target_lang")))
+        source, target = source or one.source_lang, target or one.target_lang
+        if (source, target) != (one.source_lang, one.target_lang):
+            raise ConfigurationError(
+                f"{one.folder} is for {one.source_lang} to {one.target_lang}, and not for {source} to {target}: leave out -s "
+                "and -t, or give the data and the datastore of these languages"
+            )
+    if not source or not target:
+        of_model = checkpoint_utils.load_checkpoint_to_cpu(str(model)).get("cfg") or {}
+        settings = of_model.get("task") or {}
+        source, target = source or settings.get("source_lang"), target or settings.get("target_lang")
     if not source or not target:
         raise ConfigurationError(f"{model} does not say which languages it translates: give -s and -t")
     return source, target
