@@ -19,9 +19,10 @@ class Translator(System):
     """Translate text with a trained model of fairseq, and with what a datastore knows.
 
     >>> translator = Translator(model, datastore=datastore, beam=5)
-    >>> for translation in translator.translate(["Und Gott sprach:", "Es werde Licht!"]):
-    ...     print(translation.text, translation.score)
-    >>> translator.explain("Es werde Licht!").save("page.html")
+    >>> translations = list(translator.translate(["Und Gott sprach:", "Es werde Licht!"]))
+    >>> [(one.source, len(one.text) > 0, one.score < 0) for one in translations]
+    [('Und Gott sprach:', True, True), ('Es werde Licht!', True, True)]
+    >>> translator.explain("Es werde Licht!").save(folder / "page.html")
 
     Everything is loaded once. Several threads may translate with one translator at the same time.
 

@@ -233,6 +233,9 @@ def test_tuned_settings_stay_with_the_datastore(world: World, sentences: list[st
     found = Translator(datastore=store, max_len_b=45, device="cpu")
     options = dict(pair.split(":") for pair in found.signature.split("|") if pair.count(":") == 1)
     assert float(options["lambda"]) >= 0.8 and texts(found, sentences) != before
+    inspected = call("inspect", store).stdout
+    assert f"translates     de to en, by {world.model}" in inspected and "subwords       sentencepiece" in inspected
+    assert "tuned, token   retriever:TokenRetriever|" in inspected
     # fairseq-generate takes them as well, unless told otherwise
     words = [*world.options("--datastore", store, "--batch-size", 1), *call_bpe(world)]
     del words[words.index("--knn-temperature") : words.index("--knn-temperature") + 2]

@@ -13,7 +13,9 @@ from fairseq_ccpr.cli.phrase_prompt import marked
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.preprocessing import remembered
 from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.planning import describe_room, measure_speeds, needs, parse_speeds
@@ -101,12 +103,25 @@ def inspect(directory: Path, top: int) -> int:
     """Print what there is, then what is wrong."""
     manifest = Manifest.read(directory)
     print(f"datastore      {directory}")
+    _print_remembered(directory)
     healthy = True
     if manifest.phrase is None or manifest.token is not None:
         healthy = _inspect_tokens(TokenDatastore(directory), top)
     if manifest.phrase is not None:
         healthy = _inspect_phrases(PhraseDatastore(directory), top) and healthy
     return 0 if healthy else 1
+
+
+def _print_remembered(directory: Path) -> None:
+    """Print what decoding need not be told."""
+    known = remembered(directory)
+    if known is not None:
+        print(
+            f"translates     {known.source_lang} to {known.target_lang}, by {known.model or 'a model that is not known'}"
+        )
+        print(f"subwords       {known.options.get('bpe', 'not known: give --bpe')}")
+    for parts, signature in tuned_signatures(directory).items():
+        print(f"{f'tuned, {parts}':14} {signature}")
 
 
 def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:

@@ -116,7 +116,8 @@ class TokenDatastore:
 
     def count_unknown(self) -> int:
         """Count the entries of the unknown token, which serve nothing: it is never proposed."""
-        return int(np.count_nonzero(self.values == self.read_symbols().index(UNKNOWN)))
+        unknown = [number for number, symbol in enumerate(self.read_symbols()) if symbol == UNKNOWN]
+        return int(np.count_nonzero(np.isin(self.values, unknown)))
 
     def read_symbols(self) -> list[str]:
         """Read the target vocabulary, by token id."""

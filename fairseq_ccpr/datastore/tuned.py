@@ -61,6 +61,11 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
     return {prefix: values for settings in alone for prefix, values in settings.items()}
 
 
+def tuned_signatures(directory: Path) -> dict[str, str]:
+    """Return the signatures of all that was tuned for a datastore, by its parts."""
+    return {name: tuned["signature"] for name, tuned in _read(directory / TUNED).items()}
+
+
 def _settings_of(parts: Parts) -> dict[str, dict[str, Any]]:
     path = _file_of(parts)
     tuned = _read(path).get(_name_of(parts))

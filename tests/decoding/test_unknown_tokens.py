@@ -20,6 +20,7 @@ from fairseq_ccpr.decoding.interpolation import interpolate_, neighbour_log_prob
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText
 from fairseq_ccpr.evaluation.explain.explanation import Explainer, Texts
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
@@ -121,7 +122,8 @@ def test_tuner_log_and_explanation_agree_with_decoding(
 
     places = {(line["sentence"], line["position"]): line for line in lines}
     dictionary, ensemble = task.target_dictionary, task.build_ensemble(models)
-    explainer = Explainer(dictionary, dictionary.string, None, Texts(), k)
+    corpus = CorpusText(TokenDatastore(store), dictionary.string)
+    explainer = Explainer(dictionary, dictionary.string, corpus, Texts(), k)
     for sample in batches(cfg, task, models):
         numbers = sample["id"].tolist()
         hypotheses = [found[number][0]["tokens"] for number in numbers]

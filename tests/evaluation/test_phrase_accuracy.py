@@ -300,7 +300,7 @@ def test_gold_text_and_systems_that_cannot_work(
     refused(call(*words, "--json", tmp_path / "no" / "r.json", check=False), "--json .*r.json: there is no folder .*no")
     refused(call(*words, "--per-set", 0, check=False), "--per-set is 0")
     refused(call(*words, "--same-string", "-1", check=False), "--same-string has -1")
-    refused(call(*words, "--segmentation", "some", check=False), "--segmentation is 'some'")
+    refused(call(*words, "--segmentation", "some", check=False), "no segmentation 'some'")
     refused(call(*words, "--segmenter", encoders["ccpr"], check=False), "--segmenter is not used with .* all")
     raw = command(encoders, files, "raw")
     refused(call(*raw, "--segmentation", "learned", check=False), "learned needs a phrase encoder: give --segmenter")

@@ -49,11 +49,6 @@ def test_evaluation_of_layers_and_sentences(xpr: Xpr, ccpr: Ccpr, tmp_path: Path
     assert f"| {own['forward']:.1f} | {own['backward']:.1f} |" in again.stdout
 
 
-def test_task_xpr_is_the_command_for_types(xpr: Xpr) -> None:
-    words = "--data", xpr.lexicon / "test", "--encoder", xpr.context, "--sentences", 0, "--cpu", "--quiet"
-    assert call("evaluate phrases", "--task", "xpr", *words).stdout == call("evaluate types", *words).stdout
-
-
 @pytest.mark.parametrize(
     ("settings", "drawn"),
     [

@@ -44,6 +44,14 @@ def seed(request: pytest.FixtureRequest) -> int:
     return number
 
 
+@pytest.fixture(autouse=True)
+def names_in_doctests(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
+    """What the examples of `Translator` speak of."""
+    if isinstance(request.node, pytest.DoctestItem) and "translator" in request.node.name:
+        world = request.getfixturevalue("world")
+        doctest_namespace |= {"model": world.model, "datastore": world.datastore, "folder": world.folder}
+
+
 @pytest.fixture
 def rng(seed: int) -> np.random.Generator:
     """Random numbers of this test."""
