@@ -4,6 +4,9 @@ from functools import partial
 
 from fairseq_ccpr.settings import option
 
+data_bin_option = partial(
+    option, help="folder that fairseq-ccpr prepare or fairseq-preprocess wrote", positional=True, metavar="DATA_BIN"
+)
 cpu_option = partial(option, False, "use the CPU even where there is a GPU")
 quiet_option = partial(option, False, "no progress bars")
 bf16_option = partial(option, False, "run the encoder in bfloat16, faster where the processor has it")

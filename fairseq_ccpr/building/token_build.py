@@ -17,7 +17,7 @@ from fairseq_ccpr.building.loading import load_model, load_task
 from fairseq_ccpr.building.part import VALID
 from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
 from fairseq_ccpr.building.token_part import TokenPart
-from fairseq_ccpr.common_options import cpu_option, quiet_option
+from fairseq_ccpr.common_options import cpu_option, data_bin_option, quiet_option
 from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
@@ -35,7 +35,7 @@ PCA_DIMENSION = 128  # the paper's
 class TokenBuildSettings:
     """The options of `fairseq-ccpr build tokens`."""
 
-    data_bin: Path = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    data_bin: Path = data_bin_option()
     path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
     output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
     source_lang: Optional[str] = option(None, "source language (that of DATA_BIN)", flags=("-s",), metavar="LANG")

@@ -11,7 +11,14 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
-from fairseq_ccpr.common_options import count_option, counts_option, json_option, plot_option, quiet_option
+from fairseq_ccpr.common_options import (
+    count_option,
+    counts_option,
+    data_bin_option,
+    json_option,
+    plot_option,
+    quiet_option,
+)
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.task import find_parts
 from fairseq_ccpr.device import choose_device
@@ -52,7 +59,7 @@ PHASES = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
 class Options:
     """The command's own options."""
 
-    data_bin: str = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    data_bin: str = data_bin_option()
     systems: list[str] = option(help="systems beside the base model", nargs="+", metavar="NAME=DIR")
     sizes: list[int] = counts_option([10_000, 100_000, 1_000_000], "keys of a datastore")
     index: list[str] = option(["auto"], "what is searched", nargs="+", metavar="exact|auto|torch-ivf|FACTORY")

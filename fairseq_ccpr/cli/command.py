@@ -9,16 +9,13 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fairseq import options as fairseq_options
-from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.registry import REGISTRIES
-
+from fairseq_ccpr.cli.passed_on import Known, options_of_decoding, options_of_subwords, part
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
     PhraseSettings,
@@ -47,7 +44,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence, with the option that may have been meant."""
 
-    of_fairseq: Collection[str] = ()  # options that are passed on to it
+    of_fairseq: Known = {}  # noqa: RUF012 - options that are passed on to it
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
@@ -103,27 +100,27 @@ class Command:
                 add_options(group, kind)
         if self.rest:
             listed = {name for action in parser._actions for name in action.option_strings}
-            names = " ".join(sorted(name for name in self._of_fairseq() - listed if name.startswith("--")))
+            names = " ".join(sorted(n for n in self._passed_on() if n.startswith("--") and n not in listed))
             wrapped = textwrap.wrap(names, 110, break_on_hyphens=False, break_long_words=False)
             parser.epilog = "options of fairseq-generate, whose --help explains them:\n  " + "\n  ".join(wrapped)
         return parser
 
-    def _of_fairseq(self) -> set[str]:
-        """Return the names of the options that are passed on to fairseq."""
-        return names_of_subwords() | (names_of_decoding() if self.retrieval else set())
+    def _passed_on(self) -> Known:
+        """Return the options that are passed on to fairseq."""
+        return {**options_of_subwords(), **(options_of_decoding() if self.retrieval else {})}
 
-    def _parse(self, words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
-        """Return the command's own options and, with `rest`, the other words, which must be options of fairseq."""
+    def parse(self, words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
+        """Return the command's own options and, with `rest`, the words of others, which fairseq must know."""
         parser = self.parser()
         if not self.rest:
             return parser.parse_args(words), []
-        given, others = parser.parse_known_args(words)
-        parser.of_fairseq = self._of_fairseq()
-        names = {word.partition("=")[0]: word for word in others if word.startswith("--")}
-        unknown = [word for name, word in names.items() if name not in parser.of_fairseq]
-        if unknown and "--user-dir" not in names:  # a plug-in's tasks may have options of their own
-            parser.error(f"unrecognized arguments: {unknown[0]}")
-        return given, [others]
+        parser.of_fairseq = self._passed_on()
+        own = [name for action in parser._actions for name in action.option_strings]
+        mine, others = part(words, own, parser.of_fairseq)
+        if "--user-dir" not in others:
+            return parser.parse_args(mine), [others]
+        given, of_plug_in = parser.parse_known_args(mine)  # whose tasks may have options of their own
+        return given, [[*others, *of_plug_in]]
 
     def __call__(self) -> None:
         """Parse, check, work, exit."""
@@ -131,7 +128,7 @@ class Command:
         if {"-h", "--help"} & set(words):
             self.help_parser().print_help()
             sys.exit(0)
-        given, others = self._parse(words)
+        given, others = self.parse(words)
 
         def checked() -> int:
             options: list[Any] = [read_options(kind, given) for kind in self.kinds]
@@ -153,23 +150,6 @@ def command(
     """Make the command that is named as the file that `work` is in; see `Command`."""
     stem = Path(inspect.getfile(work)).stem
     return Command(f"fairseq-ccpr {stem.replace('_', ' ')}", text, work, kinds, tuned, rest, retrieval)
-
-
-def names_of_decoding() -> set[str]:
-    """Return the names of fairseq's options of generation, and of those of the task, the short ones too."""
-    parser = fairseq_options.get_generation_parser(default_task="translation_retrieval")
-    fairseq_options.parse_args_and_arch(parser, input_args=["."], parse_known=True)  # this adds those of the task
-    return {name for action in parser._actions for name in action.option_strings}
-
-
-def names_of_subwords() -> set[str]:
-    """Return the names of fairseq's options of tokenizers and subwords, whichever are chosen."""
-    parser = argparse.ArgumentParser(add_help=False)
-    for kind in ("tokenizer", "bpe"):
-        parser.add_argument(f"--{kind}")
-        for config in REGISTRIES[kind]["dataclass_registry"].values():
-            gen_parser_from_dataclass(parser, config(), delete_default=True)
-    return {name for action in parser._actions for name in action.option_strings}
 
 
 def own_arguments() -> list[str]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import command, markdown_table
+from fairseq_ccpr.common_options import data_bin_option
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
 from fairseq_ccpr.inference.system import System
-from fairseq_ccpr.settings import option
 
 HELP = """\
 Decode a subset with the base model and with retrieval, in turns, and print BLEU, chrF and speed of both, and three
@@ -55,7 +55,7 @@ def write_results(comparison: Comparison, folder: Path) -> None:
 class Options:
     """The command's own option."""
 
-    data_bin: Path = option(help="folder that fairseq-ccpr prepare wrote", positional=True, metavar="DATA_BIN")
+    data_bin: Path = data_bin_option()
 
 
 def compare(options: Options, rest: list[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.cli.command import command
-from fairseq_ccpr.common_options import count_option
+from fairseq_ccpr.common_options import count_option, data_bin_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_subset
@@ -31,7 +31,7 @@ All other options are those of fairseq-generate --task translation_retrieval. A 
 class Options:
     """The command's own options."""
 
-    data_bin: str = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    data_bin: str = data_bin_option()
     output: Path = option(help="the page", metavar="FILE")
     sentences: Optional[int] = count_option(None, "how many, the first of the subset (50)")
     ids: list[int] = option([], "these sentences, counted from 0", nargs="+", metavar="N")

@@ -11,7 +11,7 @@ from fairseq_ccpr.settings import option
 
 HELP = """\
 Write a new datastore out of others, tokens, phrases or both, without encoding anything again: the shards of one build
-(fairseq-ccpr build --num-shards), or datastores of several texts, which are known by NAME from then on, or take texts out.
+(--num-shards), or datastores of several texts, which are known by NAME from then on, or take texts out.
 
   fairseq-ccpr merge mine.0 mine.1 mine.2 --output mine
   fairseq-ccpr merge office=datastores/office koran=datastores/koran --output datastores/both

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.cli.command import check_folder, command
-from fairseq_ccpr.common_options import count_option
+from fairseq_ccpr.common_options import count_option, data_bin_option
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.errors import ConfigurationError
@@ -40,7 +40,7 @@ them. What is not tuned is as given, and is left as well: --knn-min-similarity, 
 class Options:
     """The command's own options."""
 
-    data_bin: str = option(help="folder that fairseq-preprocess wrote", positional=True, metavar="DATA_BIN")
+    data_bin: str = data_bin_option()
     output: Optional[Path] = option(None, "where the chosen options go (with the datastore)", metavar="FILE")
     subset: str = option("valid", "the held-out pairs", metavar="NAME")
     decode: int = count_option(8, "how many settings to decode with")

@@ -128,7 +128,8 @@ class Manifest:
         path = directory / MANIFEST
         if not directory.is_dir():
             raise DatastoreError(
-                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build"
+                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens or "
+                "build phrases"
             )
         if not path.exists():
             if any(directory.glob(f"*{PARTIAL}")) or any(directory.glob(f"*/{PLAN}")):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ccpr.cli import COMMANDS
+from fairseq_ccpr.cli import COMMANDS, tune
 from fairseq_ccpr.cli.command import HelpFormatter
 from fairseq_ccpr.version import __version__
 from tests.helpers import ROOT, call, refused, run
@@ -17,7 +17,7 @@ from tests.helpers import ROOT, call, refused, run
 
 def test_every_command_is_a_module_and_every_module_a_command() -> None:
     modules = {path.stem for path in (ROOT / "fairseq_ccpr/cli").glob("*.py")}
-    shared = {"__init__", "command", "completion", "phrase_prompt"}
+    shared = {"__init__", "command", "completion", "passed_on", "phrase_prompt"}
     assert modules - shared == {name.replace(" ", "_") for name in COMMANDS}
     assert "fairseq-ccpr = fairseq_ccpr.cli:main" in (ROOT / "setup.py").read_text()
 
@@ -75,6 +75,29 @@ def test_a_typo_is_answered_in_one_sentence(words: list[str], sentence: str) -> 
     done = call(" ".join(words[:1]), *words[1:], check=False)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert sentence in done.stderr
+
+
+def test_the_options_of_fairseq_may_stand_before_the_folder() -> None:
+    words = [
+        "--path",
+        "model.pt",
+        "-s",
+        "de",
+        "--cpu",
+        "DATA",
+        "--remove-bpe",
+        "--lenpen",
+        "-0.5",
+        "--subset=test",
+        "--beam=3",
+        "--decode",
+        "2",
+    ]
+    given, (others,) = tune.main.parse(words)
+    assert (given.data_bin, given.subset, given.decode) == ("DATA", "test", 2)
+    assert others == ["--path", "model.pt", "-s", "de", "--cpu", "--remove-bpe", "--lenpen", "-0.5", "--beam=3"]
+    given, (others,) = tune.main.parse(["--user-dir", "mine", "DATA", "--gate", "0.5"])
+    assert given.data_bin == "DATA" and others == ["--user-dir", "mine", "--gate", "0.5"]
 
 
 @pytest.mark.parametrize("words", [[], ["evaluate"]])
