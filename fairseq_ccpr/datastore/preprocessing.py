@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from filecmp import cmpfiles
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,13 @@ def read_preprocessing(folder: Path) -> Preprocessing | None:
 
 
 def remember(preprocessing: Preprocessing, datastore: Path) -> None:
-    """Keep a preprocessing in a datastore, in place of an earlier one."""
+    """Keep a preprocessing in a datastore, in place of another one; the same stays as it is."""
     folder = datastore / PREPROCESSING
     with scratch_directory(folder) as partial:
         preprocessing.save(partial)
+        names = [path.name for path in partial.iterdir()]
+        if folder.is_dir() and cmpfiles(partial, folder, names, shallow=False)[0] == names:
+            return
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 

@@ -53,7 +53,7 @@ def test_chain_makes_unit_keys_and_drops_raw_ones(world: World, clknn: Path, tmp
     assert np.array_equal(made.values, raw.values) and np.array_equal(made.provenance, raw.provenance)
     assert "clknn24+pca, from states 32 wide" in call("inspect", clknn).stdout
     build(world, own := tmp_path / "own", *ADAPTER)
-    assert sorted(p.name for p in own.iterdir()) == ["adapter", "manifest.json", "token"]
+    assert sorted(p.name for p in own.iterdir()) == ["adapter", "manifest.json", "preprocessing", "token"]
     assert np.array_equal(TokenDatastore(own).keys, made.keys)  # the same training, from keys of its own
     stamps = {path: path.stat().st_mtime_ns for path in own.rglob("*")}
     build(world, own, *ADAPTER)
