@@ -7,6 +7,6 @@ EXTRAS=cpu
 . scripts/setup.sh
 . scripts/demo_data.sh
 
-fairseq-ccpr build tokens $built/data-bin --path $demo/model.pt -s de -t en --output $built/datastore
-fairseq-ccpr compare $built/data-bin --path $demo/model.pt -s de -t en --datastore $built/datastore \
-  $(cat $demo/knn.options) --beam 5 --max-tokens 4000 --remove-bpe sentencepiece --results-path $built/results
+fairseq-ccpr build tokens $built/data-bin --path $demo/model.pt --output $built/datastore
+fairseq-ccpr compare $built/data-bin --datastore $built/datastore $(cat $demo/knn.options) --beam 5 --max-tokens 4000 \
+  --results-path $built/results

@@ -3,5 +3,5 @@
 demo=datastores/demo built=datastores/demo/built
 if [ ! -d $built/data-bin ]; then
   fairseq-ccpr prepare --train $demo/bible.train.tsv.xz --valid $demo/bible.valid.tsv.xz \
-    --test $demo/bible.test.tsv.xz -s de -t en --spm $demo/spm.model --dict $demo/dict.en.txt --output $built/data-bin
+    --test $demo/bible.test.tsv.xz -s de -t en --path $demo/model.pt --output $built/data-bin
 fi

@@ -14,8 +14,8 @@ if [ ! -e $built/verses.en.txt ]; then
   mv $built/verses.partial $built/verses.en.txt
 fi
 fairseq-ccpr build phrases $built/verses.en.txt --encoder $encoder --bf16 --output $built/phrases
-fairseq-ccpr compare $built/data-bin --path $demo/model.pt -s de -t en --datastore $built/phrases \
-  $(cat $demo/phrase.options) --bpe sentencepiece --sentencepiece-model $demo/spm.model --beam 5 --max-tokens 4000 \
+fairseq-ccpr compare $built/data-bin --path $demo/model.pt --datastore $built/phrases \
+  $(cat $demo/phrase.options) --beam 5 --max-tokens 4000 \
   --results-path $built/phrase-results
 echo 'Die Jünger gingen auf den Berg, und Jesus lehrte sie in Gleichnissen.' |
   fairseq-ccpr retrieve $built/phrases

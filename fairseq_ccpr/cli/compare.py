@@ -14,7 +14,7 @@ from fairseq_ccpr.inference.system import System
 HELP = """\
 Decode a subset with the base model and with retrieval, in turns, and print BLEU, chrF and speed of both, and three
 sentences that retrieval changed for the better. All options are those of fairseq-generate --task translation_retrieval:
---knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe, --remove-bpe and so on. With
+--knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe and so on. With
 --results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there. Without
 --datastore the base model decodes alone.
 """

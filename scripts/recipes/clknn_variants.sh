@@ -8,7 +8,7 @@
 #   contrasts  numbers of positives and negatives, (M, N): table 3 of the CLKNN paper
 #   choices    random negatives, vectors scaled to length 1 before PCA too, no PCA
 #   adapters   this domain's adapter against others', which ADAPTERS="name=checkpoint_best.pt ..." gives
-# The options are those of your decoding: -s and -t, --remove-bpe, --max-tokens and so on. The first variant of each
+# The options are those of your decoding: --beam, --max-tokens and so on. The first variant of each
 # table is the default, and p-values are against it. QUERIES=DIR, a raw datastore of held-out text, is what precision is
 # measured on; KEY_LAYER=last_ffn_input goes with raw keys of that layer.
 set -euo pipefail
