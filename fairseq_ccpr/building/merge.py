@@ -16,6 +16,7 @@ from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Sectio
 from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.datastore.manifest import Manifest, Source
 from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
+from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
@@ -85,6 +86,9 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
             _write(Part(folder, TOKENS, FolderKeys(not settings.quiet)), merge_tokens, token_plan, settings)
         if phrase_plan is not None:
             _write(Part(folder, PHRASES, FolderKeys(not settings.quiet)), merge_phrases, phrase_plan, settings)
+        known = [found for path in settings.datastores.values() if (found := remembered(path)) is not None]
+        if known:  # all are of one model
+            remember(known[0], folder)
     return Manifest.read(settings.output)
 
 

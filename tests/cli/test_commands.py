@@ -49,10 +49,10 @@ def test_help_of_prepare_names_the_options_of_subwords_alone() -> None:
 
 
 def test_overview_and_version() -> None:
-    shown = run("fairseq-ccpr", "--help").stdout
+    shown = call("", "--help").stdout
     assert all(f"  {name} " in shown and what in shown for name, what in COMMANDS.items())
     assert run("fairseq-ccpr", "--version").stdout == f"fairseq-ccpr {__version__}\n"
-    of_group = run("fairseq-ccpr", "build", "--help").stdout
+    of_group = call("build", "--help").stdout
     assert "build tokens" in of_group and "translate " not in of_group
 
 
