@@ -44,6 +44,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def explain_usage(message: str, known: Iterable[str]) -> str:
+    """Put what argparse says of a wrong command line in a sentence that names what may have been meant.
+
+    >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
+    'there is no option --baem; did you mean --beam?'
+    """
+    kind, _, rest = message.partition("unrecognized arguments: ")
+    if kind or not rest:
+        return message
+    word = rest.split()[0].partition("=")[0]
+    what = f"there is no option {word}" if word.startswith("-") else f"'{rest}' belongs to no option"
+    return what + did_you_mean(word, known)
+
+
 def describe(error: BaseException) -> str | None:
     """Put an error that a user can cause in one sentence; None for a fault of the program, which deserves its traceback."""
     if isinstance(error, CcprError):

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fairseq_ccpr.cli.passed_on import Known, options_of_decoding, options_of_subwords, part
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
     PhraseSettings,
@@ -23,7 +22,8 @@ from fairseq_ccpr.decoding.options import (
     TokenRetrievalSettings,
     TranslationRetrievalConfig,
 )
-from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean
+from fairseq_ccpr.errors import ConfigurationError, describe, explain_usage
+from fairseq_ccpr.inference.passed_on import Known, options_of_decoding, options_of_subwords, part
 from fairseq_ccpr.settings import add_options, check, read_options
 
 CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
@@ -48,13 +48,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
-        kind, _, rest = message.partition("unrecognized arguments: ")
-        if not kind and rest:
-            word = rest.split()[0].partition("=")[0]
-            known = [name for action in self._actions for name in action.option_strings] + [*self.of_fairseq]
-            what = f"there is no option {word}" if word.startswith("-") else f"'{rest}' belongs to no option"
-            message = what + did_you_mean(word, known)
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        known = [name for action in self._actions for name in action.option_strings]
+        print(f"{self.prog}: error: {explain_usage(message, [*known, *self.of_fairseq])}", file=sys.stderr)
         sys.exit(2)
 
 

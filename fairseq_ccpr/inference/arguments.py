@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_ccpr.errors import ConfigurationError, did_you_mean
+from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
 from fairseq_ccpr.settings import as_words
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
@@ -60,12 +60,7 @@ def _refuse_in_one_sentence(parser: argparse.ArgumentParser) -> None:
     """Make a parser raise what it would print and exit for, with what may have been meant."""
 
     def refuse(message: str) -> NoReturn:
-        kind, _, rest = message.partition("unrecognized arguments: ")
-        if kind or not rest:
-            raise ConfigurationError(message)
-        word = rest.split()[0].partition("=")[0]
         known = [name for action in parser._actions for name in action.option_strings]
-        what = f"there is no option {word}" if word.startswith("-") else f"'{rest}' belongs to no option"
-        raise ConfigurationError(f"{what}{did_you_mean(word, known)}")
+        raise ConfigurationError(explain_usage(message, known))
 
     parser.error = refuse  # type: ignore[method-assign]
