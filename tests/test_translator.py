@@ -48,7 +48,7 @@ def hypotheses(printed: str) -> list[str]:
 
 
 def test_translations_are_those_of_fairseq_generate(world: World, translator: Translator, sentences: list[str]) -> None:
-    words = [*world.options("--batch-size", 1), "--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+    words = [*world.options("--batch-size", 1), "--sentencepiece-model", world.spm]
     translator.cfg.dataset.batch_size = 1
     try:
         assert texts(translator, sentences) == hypotheses(call("fairseq-generate", *words).stdout)
@@ -77,7 +77,7 @@ def test_order_empty_and_long_sentences(translator: Translator, sentences: list[
     assert [bool(one.fault) for one in made] == [False, False, True, False, False]
     assert "tokens, and the model takes" in made[2].fault
     assert [made[0].text, made[4].text] == texts(translator, sentences[:2])
-    assert list(translator.translate([])) == []
+    assert list(translator.translate([])) == [] and texts(translator, ["", " "]) == ["", ""]
     with pytest.raises(ConfigurationError, match="a list of sentences, not one string"):
         next(iter(translator.translate("Guten Morgen.")))
 
@@ -165,8 +165,11 @@ def test_resources_are_found_beside_the_model(world: World, sentences: list[str]
         Translator(model, **languages)
     for name in ("dict.de.txt", "dict.en.txt"):
         shutil.copy(world.data_bin / name, tmp_path)
-    with pytest.raises(ConfigurationError, match=r"would stay in subwords .*--bpe sentencepiece"):
+    with pytest.raises(ConfigurationError, match=r"is in subwords .*--bpe sentencepiece"):
         Translator(model, **languages)
+    joins_alone = Translator(model, **languages, post_process="sentencepiece", device="cpu")
+    with pytest.raises(ConfigurationError, match=r"is in subwords .*--bpe sentencepiece"):
+        texts(joins_alone, ["Guten Morgen."])
     shutil.copy(world.spm, tmp_path / "sentencepiece.bpe.model")
     alone = {"max_len_b": 45, "device": "cpu", **languages}
     beside = texts(Translator(model, **alone), sentences[:3])
@@ -253,7 +256,7 @@ def test_tuned_settings_stay_with_the_datastore(world: World, sentences: list[st
 
 
 def call_bpe(world: World) -> list[object]:
-    return ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
+    return ["--sentencepiece-model", world.spm]
 
 
 def test_settings_of_other_keys_are_not_taken(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -271,7 +274,18 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
     foreign = tmp_path / "foreign"
     pairs = [f"{source}\tthe of and to in that he\n" for source, _ in read_pairs(world.folder / "valid.tsv")]
     (tmp_path / "foreign.tsv").write_text("".join(pairs), encoding="utf-8")
-    words = ["-s", "de", "-t", "en", "--dict", world.data_bin / "dict.en.txt", "--spm", world.spm]
+    words = [
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--dict",
+        world.data_bin / "dict.en.txt",
+        "--bpe",
+        "sentencepiece",
+        "--sentencepiece-model",
+        world.spm,
+    ]
     call("prepare", "--train", tmp_path / "foreign.tsv", *words, "--output", tmp_path / "data")
     call("build tokens", tmp_path / "data", "--path", world.model, "--output", foreign, "--cpu", "--quiet")
     shown = call(

@@ -18,13 +18,13 @@ from fairseq_ccpr.storage.atomic import atomic_directory
 HELP = """\
 Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.
 
-  fairseq-ccpr prepare --test test.tsv -s de -t en --spm spm.model --dict dict.en.txt --output data-bin
+  fairseq-ccpr prepare --test test.tsv -s de -t en --sentencepiece-model spm.model --dict dict.en.txt --output data-bin
   fairseq-ccpr prepare --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \\
     --output data-bin
 
 Subwords and dictionaries are those of your translation model: what lies beside the checkpoint of --path, or --dict together
-with --spm for SentencePiece, or with fairseq's own options (--tokenizer, --bpe and what they need, as in decoding). Without
-any, new ones of SentencePiece are made from --train. DATA_BIN remembers them: no other command needs to be told.
+with fairseq's own options (--sentencepiece-model, or --bpe, --bpe-codes and --tokenizer, as in decoding). Without any, new
+ones of SentencePiece are made from --train. DATA_BIN remembers them: no other command needs to be told.
 """
 
 SUBSETS = ("train", "valid", "test")
@@ -43,7 +43,6 @@ class Options:
     path: Optional[Path] = option(
         None, "checkpoint of the translation model; its dictionaries and subwords lie beside it", metavar="MODEL"
     )
-    spm: Optional[Path] = option(None, "SentencePiece model", metavar="MODEL")
     dict: list[Path] = option(
         [], "the translation model's joint dictionary, or both of them", nargs="+", metavar="FILE"
     )
@@ -61,25 +60,27 @@ def prepare(options: Options, subwords: list[str]) -> int:
         raise ConfigurationError("there is nothing to prepare: give --train, --valid or --test")
     languages = options.source_lang, options.target_lang
     dictionaries = options.dict
+    if "--sentencepiece-model" in subwords and "--bpe" not in subwords:
+        subwords = ["--bpe", "sentencepiece", *subwords]
     if options.path is not None:
         subwords, dictionaries = of_model(options, subwords)
-    if options.spm is not None:
-        subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(options.spm), *subwords]
     if bool(subwords) != bool(dictionaries):
         raise ConfigurationError(
-            "--dict belongs together with --spm, or --bpe and --tokenizer: give both, of one translation model, or neither"
+            "--dict belongs together with --sentencepiece-model, or --bpe: give both, of one model, or neither"
         )
     if len(dictionaries) > 2:
         raise ConfigurationError(f"--dict names {len(dictionaries)} files: give a joint one, or source and target")
     if not subwords and options.train is None:
-        raise ConfigurationError("give --spm and --dict, or --train to make a new SentencePiece model from")
+        raise ConfigurationError(
+            "give --path, or --sentencepiece-model and --dict, or --train to make a new model from"
+        )
     for path in subsets.values():
         for file in pair_files(path, *languages):
             if not file.is_file():
                 raise ConfigurationError(
                     f"there is neither a file {path} nor {file}: give a TSV, or a prefix of two files"
                 )
-    for path in (*dictionaries, *([options.spm] if options.spm else [])):
+    for path in dictionaries:
         if not path.is_file():
             raise ConfigurationError(f"there is no file {path}")
     with atomic_directory(options.output) as folder:
@@ -97,15 +98,15 @@ def prepare(options: Options, subwords: list[str]) -> int:
 
 def of_model(options: Options, subwords: list[str]) -> tuple[list[str], list[Path]]:
     """Return the options of subwords and the dictionaries that lie beside the model."""
-    if options.spm or options.dict:
-        raise ConfigurationError("--path finds subwords and dictionaries beside the model: leave out --spm and --dict")
+    if options.dict:
+        raise ConfigurationError("--path finds the dictionaries beside the model: leave out --dict")
     assert options.path is not None
     languages = options.source_lang, options.target_lang
     found = find_beside(options.path, *languages, named_options(subwords))
     if found is None or not found.options:
         raise ConfigurationError(
             f"beside {options.path} there are no dict.{languages[0]}.txt and dict.{languages[1]}.txt, or no subword model "
-            "such as spm.model or bpecodes: put them there, or give --dict, and --spm or --bpe"
+            "such as spm.model or bpecodes: put them there, or give --dict, and --sentencepiece-model or --bpe"
         )
     return found.words, [found.folder / f"dict.{language}.txt" for language in languages]
 
@@ -119,8 +120,11 @@ def named_options(words: list[str]) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for word in words:
         if word.startswith("--"):
-            last = word[2:].replace("-", "_")
-        named[last] = word if not word.startswith("--") else True
+            last, equals, value = word[2:].partition("=")
+            last = last.replace("-", "_")
+            named[last] = value if equals else True
+        else:
+            named[last] = word
     return named
 
 

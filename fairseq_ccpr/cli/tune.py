@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -54,6 +55,9 @@ def tune_command(options: Options, rest: list[str]) -> int:
         raise ConfigurationError(
             "--no-phrase-coverage is an ablation, which is not left with a datastore: give --output"
         )
+    folder = next(iter(system.task.parts.values())).directory if system.task.parts else None
+    if options.output is None and folder is not None and not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"{folder} cannot be written to: give --output FILE, where the options go instead")
     tuned = tune(system, options.decode)
     print(
         f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood in {tuned.grid_seconds:.1f} s, "

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fairseq import checkpoint_utils, utils
+from fairseq.data import data_utils
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing, remembered
 from fairseq_ccpr.errors import ConfigurationError
@@ -44,7 +45,7 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     for model in models:
         if not model.is_file():
             raise ConfigurationError(f"--path: there is no checkpoint {model}")
-    source, target = _languages(given.task.source_lang, given.task.target_lang, known, models[0])
+    source, target = _languages(given.task.source_lang, given.task.target_lang, known, data, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
     found = ["--path", path, "-s", source, "-t", target]
     if given.bpe is None:
@@ -97,7 +98,7 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
         ConfigurationError: the languages are not known, or others than those of the data folder.
     """
     known = read_preprocessing(data)
-    source, target = _languages(source, target, [known] if known else [], model)
+    source, target = _languages(source, target, [known] if known else [], data, model)
     if known is None:
         try:
             beside = find_beside(model, source, target)
@@ -117,8 +118,10 @@ def _model_of(known: list[Preprocessing]) -> str:
     return path
 
 
-def _languages(source: str | None, target: str | None, known: list[Preprocessing], model: Path) -> tuple[str, str]:
-    """Return source and target language: those given, or remembered, or the checkpoint's own."""
+def _languages(
+    source: str | None, target: str | None, known: list[Preprocessing], data: Path | None, model: Path
+) -> tuple[str, str]:
+    """Return source and target language: those given, or remembered, or of the data's files, or the checkpoint's own."""
     for one in known:
         source, target = source or one.source_lang, target or one.target_lang
         if (source, target) != (one.source_lang, one.target_lang):
@@ -126,6 +129,9 @@ def _languages(source: str | None, target: str | None, known: list[Preprocessing
                 f"{one.folder} is for {one.source_lang} to {one.target_lang}, and not for {source} to {target}: leave out -s "
                 "and -t, or give the data and the datastore of these languages"
             )
+    if data is not None and data.is_dir() and not (source and target):
+        of_files = data_utils.infer_language_pair(str(data))
+        source, target = source or of_files[0], target or of_files[1]
     if not source or not target:
         of_model = checkpoint_utils.load_checkpoint_to_cpu(str(model)).get("cfg") or {}
         settings = of_model.get("task") or {}

@@ -98,6 +98,7 @@ class System:
         """
         if isinstance(sentences, str):
             raise ConfigurationError("translate takes a list of sentences, not one string: put it in brackets")
+        self.check_encoding()
         waiting = iter(sentences)
         while some := list(islice(waiting, window)):
             yield from self._translate(some, done)
@@ -112,7 +113,7 @@ class System:
             for sentence, ids in zip(sentences, tokens)
         ]
         done(len(sentences) - len(fits))
-        for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task):
+        for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task) if fits else ():
             places = [fits[i] for i in sample["id"].tolist()]
             sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
             hypotheses = self.task.inference_step(self._generator(), self.models, sample)
@@ -120,6 +121,14 @@ class System:
                 translations[place] = Translation.of(sentences[place], found[: self.cfg.generation.nbest], self)
             done(len(places))
         return [one for one in translations if one is not None]
+
+    def check_encoding(self) -> None:
+        """See that raw text can be split into the model's subwords.
+
+        Raises:
+            ConfigurationError: `--remove-bpe` alone is given, which only joins them.
+        """
+        check_subwords(self.task.source_dictionary, self.task.bpe)
 
     def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
         """Say once that much of the text is not in the source dictionary."""

@@ -220,7 +220,7 @@ def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = 
     if bpe is None:
         if found and (post_process is None or (found == BLANK) != (post_process == "sentencepiece")):
             raise ConfigurationError(
-                f"the translation would stay in subwords ({_examples(dictionary)}): they are {_KINDS_OF_SYMBOLS[found]}"
+                f"the text of the model is in subwords ({_examples(dictionary)}): they are {_KINDS_OF_SYMBOLS[found]}"
             )
         return
     given = BLANK if isinstance(bpe, SentencepieceBPE) else getattr(bpe, "bpe_symbol", found).strip()

@@ -16,7 +16,7 @@ scripts=$(cd "$(dirname "$0")/.." && pwd)
 
 if [ ! -d "$output/data-bin" ]; then
   fairseq-ccpr prepare --train "$train" --valid "$valid" -s de -t en --output "$output/data-bin" \
-    ${SPM:+--spm "$SPM"} ${DICT:+--dict "$DICT"}
+    ${SPM:+--sentencepiece-model "$SPM"} ${DICT:+--dict "$DICT"}
 fi
 
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then

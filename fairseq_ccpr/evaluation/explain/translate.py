@@ -58,6 +58,7 @@ def explain_sentences(system: System, sentences: list[str], most_neighbours: int
     Raises:
         ConfigurationError: a sentence is longer than the models take, or there is none; a reward, which no shares explain.
     """
+    system.check_encoding()
     tokens = {number: ids for number, one in enumerate(sentences) if len(ids := encode(one, system.task)) > 1}
     if not tokens:
         raise ConfigurationError("there is no sentence to explain: all are empty")
