@@ -48,7 +48,7 @@ def hypotheses(printed: str) -> list[str]:
 
 
 def test_translations_are_those_of_fairseq_generate(world: World, translator: Translator, sentences: list[str]) -> None:
-    words = [*world.options("--batch-size", 1), "--sentencepiece-model", world.spm]
+    words = [*world.options("--batch-size", 1), "--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
     translator.cfg.dataset.batch_size = 1
     try:
         assert texts(translator, sentences) == hypotheses(call("fairseq-generate", *words).stdout)
@@ -256,7 +256,7 @@ def test_tuned_settings_stay_with_the_datastore(world: World, sentences: list[st
 
 
 def call_bpe(world: World) -> list[object]:
-    return ["--sentencepiece-model", world.spm]
+    return ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
 
 
 def test_settings_of_other_keys_are_not_taken(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
         (tmp_path / f"text.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
     dictionary = world.data_bin / "dict.en.txt"
     words = ["--test", tmp_path / "text", "-s", "de", "-t", "en", "--output", tmp_path / "data"]
-    of_fairseq = ["--sentencepiece-model", world.spm]
+    of_fairseq = ["--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
     call("prepare", *words, *of_fairseq, "--dict", dictionary, dictionary)
     for name in ("test.de-en.de.bin", "test.de-en.en.bin", "dict.de.txt"):
         assert (tmp_path / "data" / name).read_bytes() == (world.data_bin / name).read_bytes()

@@ -112,7 +112,7 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> N
         "en",
         "--path",
     ]
-    words += [world.model, "--datastore", store, "--cpu", "--sentencepiece-model", world.spm]
+    words += [world.model, "--datastore", store, "--cpu", "--bpe", "sentencepiece", "--sentencepiece-model", world.spm]
     done = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2)
     other = call("fairseq-generate", *words, "--max-tokens", 2000, "--beam", 2, "--phrase-segmentation", "all")
     assert other.stdout != done.stdout
