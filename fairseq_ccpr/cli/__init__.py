@@ -46,12 +46,15 @@ def main() -> None:
     """Run the subcommand that the command line names."""
     words = sys.argv[1:]
     command = next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
+    if words[:1] == [COMPLETION]:
+        command = COMPLETION
     if command is not None:
         sys.argv = [f"{PROGRAM} {command}", *words[len(command.split()) :]]
-        import_module(f"{__name__}.{command.replace(' ', '_')}").main()
-    elif words[:1] == [COMPLETION]:
-        sys.argv = [f"{PROGRAM} {COMPLETION}", *words[1:]]
-        import_module(f"{__name__}.{COMPLETION}").main()
+        try:
+            import_module(f"{__name__}.{command.replace(' ', '_')}").main()
+        except KeyboardInterrupt:  # before the command itself would notice
+            print(f"{PROGRAM} {command}: interrupted", file=sys.stderr)
+            sys.exit(130)
     elif words[:1] == ["--version"]:
         print(f"{PROGRAM} {__version__}")
     elif not words or words[-1] in ("-h", "--help") or (len(words) == 1 and _group(words[0])):

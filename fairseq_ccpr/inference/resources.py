@@ -16,6 +16,7 @@ from typing import Any
 from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
 
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing, remembered
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.arguments import parse_generation
@@ -38,7 +39,9 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     if "--sentencepiece-model" in words and "--bpe" not in words:
         words = ["--bpe", "sentencepiece", *words]
     given = parse_generation([str(data or "."), *words])
-    datastores = map(Path, utils.split_paths(given.task.datastore)) if given.task.datastore else []
+    datastores = [Path(folder) for folder in utils.split_paths(given.task.datastore)] if given.task.datastore else []
+    for folder in datastores:
+        Manifest.read(folder)  # or say that it is none
     known = [found for found in (read_preprocessing(data) if data else None, *map(remembered, datastores)) if found]
     path = given.common_eval.path or _model_of(known)
     models = [Path(one) for one in utils.split_paths(path)]
