@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 
 
@@ -86,7 +87,9 @@ def install_report() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sentence = describe(error)
+        program = Path(sys.argv[0])
+        of_fairseq = program.name.startswith("fairseq") or program.parent.name == "fairseq_cli"
+        sentence = describe(error) if of_fairseq or isinstance(error, CcprError) else None
         if sentence is None:
             previous(kind, error, trace)
         else:

@@ -11,8 +11,24 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_sentences
 from fairseq_ccpr.inference.arguments import words_by_name
-from fairseq_ccpr.inference.resources import configure
+from fairseq_ccpr.inference.resources import configure_system
 from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
+
+
+def choose(device: str | torch.device | None) -> torch.device | None:
+    """Read the name of a device.
+
+    Raises:
+        ConfigurationError: there is none of that name.
+    """
+    if device is None:
+        return None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(f"device {device} cannot be used ({reason}): give one such as cpu or cuda") from None
+    return torch.device(device)
 
 
 class Translator(System):
@@ -59,8 +75,8 @@ class Translator(System):
         if precision not in PRECISIONS:
             raise ConfigurationError(f"precision is {precision}: choose one of {', '.join(PRECISIONS)}")
         named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True, **options}
-        cfg = configure(words_by_name(named), Path(data) if data is not None else None)
-        super().__init__(cfg, torch.device(device) if device is not None else None, precision)
+        cfg = configure_system(words_by_name(named), Path(data) if data is not None else None)
+        super().__init__(cfg, choose(device), precision)
 
     def explain(self, sentences: str | list[str], neighbours: int = 16) -> Explanation:
         """Translate with and without retrieval, and say where each token came from.

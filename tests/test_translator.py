@@ -17,7 +17,14 @@ import torch
 from fairseq.models.transformer import TransformerModel
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.datastore.preprocessing import FILE, PREPROCESSING, read_preprocessing
+from fairseq_ccpr.datastore.preprocessing import (
+    FILE,
+    PREPROCESSING,
+    Preprocessing,
+    read_preprocessing,
+    remember,
+    remembered,
+)
 from fairseq_ccpr.datastore.tuned import TUNED
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.text.pairs import read_pairs
@@ -217,6 +224,50 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
         Translator(world.model, datastore=moved)
 
 
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ({"task": "translation"}, "--task translation does not retrieve"),
+        ({"device": "gpu"}, "device gpu cannot be used"),
+        ({"constraints": "ordered"}, "--constraints is for fairseq-generate alone"),
+        ({"datastore": None, "path": "MODEL", "knn_k": 3}, "--knn-k has no effect without a datastore"),
+        ({"bpe": "sentencepiece", "sentencepiece_model": "DAMAGED"}, "subwords cannot be loaded"),
+        ({"datastore": None, "path": "DAMAGED"}, "is no checkpoint of fairseq"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_sentence(world: World, tmp_path: Path, named: dict, sentence: str) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(world.model.read_bytes()[:1000])
+    paths = {"MODEL": world.model, "DAMAGED": damaged}
+    given = {"datastore": world.datastore, "device": "cpu", **{n: paths.get(v, v) for n, v in named.items()}}
+    with pytest.raises((ConfigurationError, CheckpointError), match=sentence):
+        Translator(**given)
+
+
+def test_a_tokenizer_needs_no_languages_and_a_small_batch_holds_one_sentence(
+    world: World, sentences: list[str]
+) -> None:
+    both = Translator(datastore=world.datastore, tokenizer="moses", moses_no_escape=True, max_tokens=3, **SHORT)
+    assert all(texts(both, sentences[:2])) and both.preprocessing.options["moses_no_escape"] is True
+
+
+def test_what_is_remembered_is_what_was_given(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sentencepiece").write_text("no subword model")  # of the name of an option's value
+    pair = f"{world.model}:{world.other_model}"
+    options = {"bpe": "sentencepiece", "sentencepiece_model": str(world.spm), "moses_no_escape": True}
+    store = tmp_path / "store"
+    shutil.copytree(world.datastore, store)
+    remember(Preprocessing(world.data_bin, "de", "en", options, pair), store)
+    found = remembered(store)
+    assert found is not None and found.model == pair and found.options["moses_no_escape"] is True
+    names = {path.name for path in (store / PREPROCESSING).iterdir()}
+    assert names == {"dict.de.txt", "dict.en.txt", "spm.model", FILE}
+    del options["moses_no_escape"]
+    remember(Preprocessing(world.data_bin, "de", "en", options, pair), store)
+    assert len(Translator(datastore=store, device="cpu").models) == 2
+
+
 def test_fairseqs_hub_refuses_to_translate_without_the_datastore(world: World) -> None:
     folder, data = str(world.model.parent), str(world.data_bin)
     for named in ({"task": "translation_retrieval"}, {"datastore": str(world.datastore)}):
@@ -293,9 +344,14 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
     shown = call(
         "tune", world.data_bin, "--datastore", foreign, "--cpu", "--no-progress-bar", "--decode", 2, "--knn-k", 4
     ).stdout  # fmt: skip
-    if "better than the model alone" in shown:  # else a garbage datastore had helped by chance
-        assert "|lambda:0.0|" in Translator(datastore=foreign, device="cpu").signature
-    assert "base" in shown
+    scores = {
+        line.split(None, 1)[1]: float(line.split()[0])
+        for line in shown.splitlines()
+        if line[:7].strip(" .0123456789") == "" and line.strip()
+    }
+    silenced = scores.pop("base") >= max(scores.values())
+    assert silenced == ("better than the model alone" in shown)
+    assert silenced == ("|lambda:0.0|" in Translator(datastore=foreign, device="cpu").signature)
 
 
 # ---- the command

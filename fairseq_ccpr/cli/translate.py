@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import Optional
@@ -62,11 +63,13 @@ def translate(options: Options, rest: list[str]) -> int:
             raise ConfigurationError(f"--input: there is no file {path}")
     system = System.of(rest, options.data)
     print(f"retrieval signature: {system.signature or 'none, the model translates alone'}", file=sys.stderr)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the input is read, whatever the locale
     terminal = not options.input and sys.stdin.isatty()
     lines = chain.from_iterable(map(read_lines, options.input)) if options.input else read_standard_input()
     with tqdm(unit=" sentences", disable=options.quiet or terminal) as bar:
         translations = system.translate(lines, bar.update, 1 if terminal else options.buffer_size)
-        faults = write(translations, options.output_format, terminal)
+        faults = write(translations, options.output_format, terminal or options.buffer_size == 1)
     for number, fault in faults:
         print(f"line {number} has no translation: {fault}", file=sys.stderr)
     return 1 if faults else 0

@@ -82,7 +82,8 @@ def tune_command(options: Options, rest: list[str]) -> int:
 def leave(system: System, tuned: Tuned) -> Path:
     """Leave the settings with the datastore, and how text is made, where it does not know that."""
     path = write_tuned(system.task.parts, tuned.settings, tuned.best.signature())
-    if remembered(path.parent) is None:
+    known = remembered(path.parent)
+    if known is None or not known.options:
         remember(system.preprocessing, path.parent)
     return path
 

@@ -28,6 +28,8 @@ from fairseq_ccpr.storage.fingerprint import of_file
 PREPROCESSING = "preprocessing"  # folder in a datastore
 FILE = "preprocessing.json"
 FORMAT_VERSION = 1
+# Options of fairseq's tokenizers and subwords whose values are files.
+FILE_OPTIONS = ("sentencepiece_model", "bpe_codes", "bpe_vocab", "bpe_merges", "gpt2_encoder_json", "gpt2_vocab_bpe")
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,14 @@ class Preprocessing:
             "format_version": FORMAT_VERSION,
             "source_lang": self.source_lang,
             "target_lang": self.target_lang,
-            "options": {name: Path(v).name if Path(v) in self._files() else v for name, v in self.options.items()},
+            "options": {name: Path(v).name if name in FILE_OPTIONS else v for name, v in self.options.items()},
             "model": self.model,
             "files": describe_files(folder, names),
         }
         write_checked_json(folder / FILE, described)
 
     def _files(self) -> list[Path]:
-        return [Path(value) for value in map(str, self.options.values()) if Path(value).is_file()]
+        return [Path(value) for name, value in self.options.items() if name in FILE_OPTIONS]
 
 
 def read_preprocessing(folder: Path) -> Preprocessing | None:
@@ -96,7 +98,7 @@ def read_preprocessing(folder: Path) -> Preprocessing | None:
     check_sizes(folder, files)
     if faults := check_checksums(folder, files):
         raise DatastoreError(f"{folder}: {faults[0]}; copy it again, or make it again")
-    return replace(found, options={n: str(folder / v) if v in files else v for n, v in options.items()})
+    return replace(found, options={n: str(folder / v) if n in FILE_OPTIONS else v for n, v in options.items()})
 
 
 def remember(preprocessing: Preprocessing, datastore: Path) -> None:

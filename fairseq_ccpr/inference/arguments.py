@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks import TASK_REGISTRY
 
+from fairseq_ccpr.decoding.task import TranslationRetrievalTask
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
 from fairseq_ccpr.settings import as_words
 
@@ -26,12 +29,18 @@ def parse_generation(words: list[str]) -> Any:
     """
     parser = options.get_generation_parser(default_task="translation_retrieval")
     _refuse_in_one_sentence(parser)
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
+    if not issubclass(TASK_REGISTRY[cfg.task._name], TranslationRetrievalTask):
+        raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
     of_generate_alone = {
         "--lm-path": cfg.generation.lm_path,
         "--replace-unk": cfg.generation.replace_unk,
         "--prefix-size": cfg.generation.prefix_size,
         "--score-reference": cfg.generation.score_reference,
+        "--constraints": cfg.generation.constraints,
+        "--print-alignment": cfg.generation.print_alignment,
         "--knn-log": cfg.task.get("knn_log"),
     }
     for name, value in of_generate_alone.items():

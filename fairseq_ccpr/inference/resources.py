@@ -13,15 +13,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from fairseq.data import data_utils
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing, remembered
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.models.checkpoint import read_settings
 from fairseq_ccpr.settings import as_words
+from fairseq_ccpr.storage.fingerprint import of_file, of_files
 
+UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
+OF_RETRIEVAL = ("--knn-", "--no-knn-", "--phrase-", "--no-phrase-", "--store-", "--retrieval-")
 SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
 CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
@@ -36,9 +40,10 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     Raises:
         ConfigurationError: something was not found, or twice, and differs.
     """
-    if "--sentencepiece-model" in words and "--bpe" not in words:
+    names = {word.partition("=")[0] for word in words}
+    if "--sentencepiece-model" in names and "--bpe" not in names:
         words = ["--bpe", "sentencepiece", *words]
-    given = parse_generation([str(data or "."), *words])
+    given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
     datastores = [Path(folder) for folder in utils.split_paths(given.task.datastore)] if given.task.datastore else []
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
@@ -48,14 +53,30 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     for model in models:
         if not model.is_file():
             raise ConfigurationError(f"--path: there is no checkpoint {model}")
-    source, target = _languages(given.task.source_lang, given.task.target_lang, known, data, models[0])
+    source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
+    source, target = _languages(source, target, known, data, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
     found = ["--path", path, "-s", source, "-t", target]
     if given.bpe is None:
-        found += _subwords(known, models[0].parent, given)
+        found += _subwords(known, [data, models[0].parent] if data else [models[0].parent], given)
     cfg = parse_generation([str(folder), *found, *words])
     if cfg.bpe is not None:
         cfg.common_eval.post_process = None  # --remove-bpe; the subword model does that, and more
+    return cfg
+
+
+def configure_system(words: list[str], data: Path | None = None) -> Any:
+    """Return the same for one system: options of retrieval are refused where there is no datastore.
+
+    Raises:
+        ConfigurationError: such an option, or what `configure` refuses.
+    """
+    cfg = configure(words, data)
+    wasted = sorted(word.partition("=")[0] for word in words if word.startswith(OF_RETRIEVAL))
+    if wasted and not cfg.task.datastore:
+        raise ConfigurationError(
+            f"{wasted[0]} has no effect without a datastore: give --datastore DIR, or leave it out"
+        )
     return cfg
 
 
@@ -116,7 +137,7 @@ def _model_of(known: list[Preprocessing]) -> str:
     path = next((one.model for one in known if one.model), None)
     if path is None:
         raise ConfigurationError("give the model's checkpoint with --path")
-    if not Path(path).is_file():
+    if not all(Path(one).is_file() for one in utils.split_paths(path)):
         raise ConfigurationError(f"the datastore was built with the model {path}, which is not there: give --path")
     return path
 
@@ -136,8 +157,7 @@ def _languages(
         of_files = data_utils.infer_language_pair(str(data))
         source, target = source or of_files[0], target or of_files[1]
     if not source or not target:
-        of_model = checkpoint_utils.load_checkpoint_to_cpu(str(model)).get("cfg") or {}
-        settings = of_model.get("task") or {}
+        settings = read_settings(model).get("task") or {}
         source, target = source or settings.get("source_lang"), target or settings.get("target_lang")
     if not source or not target:
         raise ConfigurationError(f"{model} does not say which languages it translates: give -s and -t")
@@ -146,32 +166,38 @@ def _languages(
 
 def _dictionaries(folders: list[Path], source: str, target: str, model: Path) -> Path:
     """Return the first folder that has the dictionaries."""
-    found = next((folder for folder in folders if _has_dictionaries(folder, source, target)), None)
-    if found is None:
+    found = [folder for folder in folders if _has_dictionaries(folder, source, target)]
+    digests = {of_files(folder / f"dict.{language}.txt" for language in (source, target)): folder for folder in found}
+    if len(digests) > 1:
+        one, other = list(digests.values())[:2]
+        raise ConfigurationError(
+            f"{one} and {other} have dictionaries that differ: say with --data which are the model's"
+        )
+    if not found:
         raise ConfigurationError(
             f"there is no dict.{source}.txt and dict.{target}.txt beside {model}: put the model's dictionaries there, or "
             "give the folder that has them, such as DATA_BIN, with --data"
         )
-    return found
+    return found[0]
 
 
 def _has_dictionaries(folder: Path, *languages: str) -> bool:
     return all((folder / f"dict.{language}.txt").is_file() for language in languages)
 
 
-def _subwords(known: list[Preprocessing], beside: Path, given: Any) -> list[str]:
-    """Return the options of tokenizer and BPE: what is remembered, or what lies beside the model, which must agree."""
+def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> list[str]:
+    """Return the options of tokenizer and BPE: what is remembered, or lies in the folders, which must agree."""
     told = [one for one in known if one.options]
     for one, other in pairwise(told):
         if one.subword_digests() != other.subword_digests():
             raise _two_models(one.folder, other.folder)
-    files = _subword_files(beside)
+    files = list({of_file(file): file for folder in reversed(folders) for file in _subword_files(folder)}.values())
     if not told:
         if len(files) > 1:
             raise _two_models(*files[:2])
         return as_words(_options_of(files[0], given.tokenizer and given.tokenizer["_name"])) if files else []
     for file in files:
-        if not Preprocessing(beside, "", "", {"file": str(file)}).subword_digests() <= told[0].subword_digests():
+        if of_file(file) not in told[0].subword_digests():
             raise _two_models(told[0].folder, file)
     return told[0].words
 

@@ -83,5 +83,6 @@ def batches_of(tokens: list[Tensor], cfg: Any, task: Any) -> Iterator[dict[str, 
         left_pad_source=task.cfg.left_pad_source, left_pad_target=task.cfg.left_pad_target, shuffle=False,
     )  # fmt: skip
     order = dataset.ordered_indices()
-    for batch in reversed(dataset.batch_by_size(order, cfg.dataset.max_tokens, cfg.dataset.batch_size)):
+    most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *map(len, tokens), 1)
+    for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
         yield dataset.collater([dataset[number] for number in batch])

@@ -19,7 +19,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.inference.resources import configure, preprocessing_of
+from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.sentences import Translation, batches_of, encode, length_limit
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.text.decoder_subwords import check_subwords
@@ -51,7 +51,7 @@ class System:
     def __init__(self, cfg: Any, device: torch.device | None = None, precision: str = FP32) -> None:
         self.cfg = cfg
         self.device = device or choose_device(cfg.common.cpu)
-        precision = FP16 if cfg.common.fp16 else precision
+        precision = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else precision
         self.task, self.models = load(cfg, self.device, precision)
         self.ensemble: RetrievalEnsemble | None = self.task.build_ensemble(self.models) if cfg.task.datastore else None
         if precision == BF16:  # now that the models were told by their parameters, which bf16 cuts short
@@ -66,7 +66,7 @@ class System:
     @classmethod
     def of(cls, words: list[str], data: Path | None = None) -> System:
         """Load the system that options of fairseq-generate describe, with what they leave out as it is found."""
-        return cls(configure(words, data))
+        return cls(configure_system(words, data))
 
     def generator(self, retrieve: bool = True) -> Any:
         """Make a generator of fairseq, with retrieval where there is a datastore."""
@@ -160,8 +160,11 @@ def load(
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, TranslationRetrievalTask):
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
-    task.build_tokenizer(cfg.tokenizer)
-    task.build_bpe(cfg.bpe)
+    try:
+        task.build_tokenizer(cfg.tokenizer)
+        task.build_bpe(cfg.bpe)
+    except (ImportError, RuntimeError, OSError) as error:  # a missing package, a file that is no subword model
+        raise ConfigurationError(f"the tokenizer or the subwords cannot be loaded: {error}") from None
     overrides = ast.literal_eval(cfg.common_eval.model_overrides)
     models = load_models(utils.split_paths(cfg.common_eval.path), task, overrides)
     utils.set_torch_seed(cfg.common.seed)

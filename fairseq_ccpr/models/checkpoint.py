@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,30 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
     for path in paths:
         if not Path(path).is_file():
             raise CheckpointError(f"there is no checkpoint {path}")
-    name = ", ".join(paths)
-    try:
+    with _faults_told(", ".join(paths), "no fairseq model for these dictionaries"):
         models, _ = checkpoint_utils.load_model_ensemble(paths, arg_overrides=dict(overrides or {}), task=task)
+    return list(models)
+
+
+def read_settings(path: Path) -> Mapping[str, Any]:
+    """Read the settings that a checkpoint was trained with.
+
+    Raises:
+        CheckpointError: it is none of fairseq, or would run code.
+    """
+    with _faults_told(str(path), "no checkpoint of fairseq"):
+        settings: Mapping[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path)).get("cfg") or {}
+    return settings
+
+
+@contextmanager
+def _faults_told(name: str, what: str) -> Iterator[None]:
+    try:
+        yield
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{name}: {describe(error)}") from None
     except (KeyError, TypeError, EOFError, RuntimeError, AssertionError) as error:
         message = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(
-            f"{name} is no fairseq model for these dictionaries ({message[0]}): give the DATA_BIN it was trained for"
+            f"{name} is {what} ({message[0]}): give the DATA_BIN it was trained for, or another checkpoint"
         ) from None
-    return list(models)

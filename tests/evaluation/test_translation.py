@@ -67,7 +67,10 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
     words = [*world.options(), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     at = words.index("--datastore")
     call("compare", *words, "--results-path", tmp_path / "both")
-    shown = call("compare", *words[:at], *words[at + 2 :], "--results-path", tmp_path / "alone").stdout
+    without = [*words[:at], *words[at + 2 :]]
+    refused(call("compare", *without, check=False), "--knn-temperature has no effect without a datastore")
+    at = without.index("--knn-temperature")
+    shown = call("compare", *without[:at], *without[at + 2 :], "--results-path", tmp_path / "alone").stdout
     assert "| base |" in shown and "retrieval" not in shown and not (tmp_path / "alone/retrieval.txt").exists()
     assert (tmp_path / "alone/base.txt").read_bytes() == (tmp_path / "both/base.txt").read_bytes()
 

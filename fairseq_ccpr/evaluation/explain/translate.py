@@ -105,7 +105,7 @@ def _explain(
     explainer = Explainer(task.target_dictionary, target_text, corpus, Texts(), most_neighbours)
     explained: list[SentenceExplanation] = []
     for sample in samples:
-        sample = utils.move_to_cuda(sample) if system.device.type == "cuda" else sample
+        sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
         alone, written = (
             [hypotheses[0]["tokens"] for hypotheses in task.inference_step(generator, models, sample)]
             for generator in (plain, retrieving)
