@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -227,10 +228,10 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("named", "sentence"),
     [
-        ({"task": "translation"}, "--task translation does not retrieve"),
+        ({"datastore": None, "path": "MODEL", "task": "translation"}, "--task translation does not retrieve"),
         ({"device": "gpu"}, "device gpu cannot be used"),
         ({"constraints": "ordered"}, "--constraints is for fairseq-generate alone"),
-        ({"datastore": None, "path": "MODEL", "knn_k": 3}, "--knn-k has no effect without a datastore"),
+        ({"datastore": None, "path": "MODEL", "data": "DATA", "knn_k": 3}, "--knn-k has no effect without a datastore"),
         ({"bpe": "sentencepiece", "sentencepiece_model": "DAMAGED"}, "subwords cannot be loaded"),
         ({"datastore": None, "path": "DAMAGED"}, "is no checkpoint of fairseq"),
     ],
@@ -238,7 +239,7 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
 def test_what_cannot_work_is_said_in_a_sentence(world: World, tmp_path: Path, named: dict, sentence: str) -> None:
     damaged = tmp_path / "damaged"
     damaged.write_bytes(world.model.read_bytes()[:1000])
-    paths = {"MODEL": world.model, "DAMAGED": damaged}
+    paths = {"MODEL": world.model, "DAMAGED": damaged, "DATA": world.data_bin}
     given = {"datastore": world.datastore, "device": "cpu", **{n: paths.get(v, v) for n, v in named.items()}}
     with pytest.raises((ConfigurationError, CheckpointError), match=sentence):
         Translator(**given)
@@ -344,11 +345,7 @@ def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path
     shown = call(
         "tune", world.data_bin, "--datastore", foreign, "--cpu", "--no-progress-bar", "--decode", 2, "--knn-k", 4
     ).stdout  # fmt: skip
-    scores = {
-        line.split(None, 1)[1]: float(line.split()[0])
-        for line in shown.splitlines()
-        if line[:7].strip(" .0123456789") == "" and line.strip()
-    }
+    scores = {name: float(bleu) for bleu, name in re.findall(r"^ *(\d+\.\d\d)  (.+)$", shown, re.MULTILINE)}
     silenced = scores.pop("base") >= max(scores.values())
     assert silenced == ("better than the model alone" in shown)
     assert silenced == ("|lambda:0.0|" in Translator(datastore=foreign, device="cpu").signature)
