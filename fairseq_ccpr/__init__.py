@@ -4,10 +4,13 @@ import logging
 import os
 from argparse import Namespace
 
-import torch
-
 from fairseq_ccpr.errors import ConfigurationError, install_report
-from fairseq_ccpr.version import __version__
+
+install_report()  # before the seconds that imports take, which may be interrupted
+
+import torch  # noqa: E402
+
+from fairseq_ccpr.version import __version__  # noqa: E402
 
 # fairseq announces on import which packages it could use for speech; hydra and matplotlib, each step they take.
 for name in ("fairseq.tasks.text_to_speech", "hydra", "matplotlib"):
@@ -16,7 +19,6 @@ for name in ("fairseq.tasks.text_to_speech", "hydra", "matplotlib"):
 # fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
 # weights_only on, so that nothing in a checkpoint can run.
 torch.serialization.add_safe_globals([Namespace])
-install_report()
 # fairseq's main branch passes weights_only=False to torch.load. This switch of torch overrules callers, here and in child
 # processes. torch refuses it together with its opposite, which asks for what this package rules out, so it is not dropped
 # unasked: other code of the process may rely on it.

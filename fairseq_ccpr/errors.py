@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
+PROGRAM = "fairseq-ccpr"
+
 
 class CcprError(Exception):
     """Base of every error whose message is written for the user: what was found, what was expected, what to do."""
@@ -88,6 +90,9 @@ def install_report() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         program = Path(sys.argv[0])
+        if isinstance(error, KeyboardInterrupt) and program.name == PROGRAM:  # while it was importing
+            print(f"{PROGRAM}: interrupted", file=sys.stderr)
+            return
         of_fairseq = program.name.startswith("fairseq") or program.parent.name == "fairseq_cli"
         sentence = describe(error) if of_fairseq or isinstance(error, CcprError) else None
         if sentence is None:

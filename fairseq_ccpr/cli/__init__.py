@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from fairseq_ccpr.errors import did_you_mean
+from fairseq_ccpr.errors import PROGRAM, did_you_mean
 from fairseq_ccpr.version import __version__
 
 DAILY = {
@@ -39,7 +39,6 @@ RESEARCH = {
 }
 COMMANDS = DAILY | RESEARCH
 COMPLETION = "completion"  # prints a script for the shell
-PROGRAM = "fairseq-ccpr"
 
 
 def main() -> None:
