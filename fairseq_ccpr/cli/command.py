@@ -9,7 +9,7 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence, with the option that may have been meant."""
 
-    of_fairseq: Known = {}  # noqa: RUF012 - options that are passed on to it
+    of_fairseq: Collection[str] = ()  # options that are passed on to it
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""

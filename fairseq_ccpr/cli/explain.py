@@ -20,8 +20,7 @@ Translate sentences with retrieval and without, and write a page for any browser
 token how much of its probability came from the model, the token datastore and the phrase datastore, which neighbours and
 phrases wanted it, in which sentences they stand, and what the model alone would have written.
 
-  fairseq-ccpr explain DATA_BIN --path MODEL -s de -t en --datastore DIR --bpe sentencepiece \\
-    --sentencepiece-model spm.model --output page.html
+  fairseq-ccpr explain data-bin --datastore datastores/mine --output page.html
 
 All other options are those of fairseq-generate --task translation_retrieval. A file of that name is overwritten.
 """

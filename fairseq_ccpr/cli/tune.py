@@ -65,16 +65,17 @@ def tune_command(options: Options, rest: list[str]) -> int:
     )
     for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
         print(f"{scores.bleu:7.2f}  {name}")
-    print(f"BLEU {tuned.scores['base'].bleu_signature}")
+    print(f"BLEU {tuned.scores[BASE].bleu_signature}")
     print(f"retrieval {tuned.best.signature()}")
-    if tuned.scores[BASE].bleu == max(scores.bleu for scores in tuned.scores.values()):
+    if not tuned.helps:
         print("no settings are better than the model alone here: the interpolation weights are 0")
-    path = options.output or leave(system, tuned)
     if options.output is not None:
+        path, picture = options.output, Path(f"{options.output}.png")
         write_text(path, tuned.options + "\n")
-    draw_grids(
-        tuned.token_grid, tuned.phrase_grid, path.with_name(f"{path.stem if path.suffix == '.json' else path.name}.png")
-    )
+    else:
+        path = leave(system, tuned)
+        picture = path.with_suffix(".png")
+    draw_grids(tuned.token_grid, tuned.phrase_grid, picture)
     print(f"{path}: {tuned.options}")
     return 0
 

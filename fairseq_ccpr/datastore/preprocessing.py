@@ -55,22 +55,22 @@ class Preprocessing:
 
     def subword_digests(self) -> frozenset[str]:
         """Digest the files of tokenizer and BPE: equal models have equal digests, wherever they lie."""
-        return frozenset(of_file(Path(value)) for value in self._files())
+        return frozenset(map(of_file, self._files()))
 
     def save(self, folder: Path) -> None:
         """Write the description to a folder, with copies of the files that are not in it."""
         dictionaries = [self.folder / f"dict.{language}.txt" for language in (self.source_lang, self.target_lang)]
-        for path in dict.fromkeys([*dictionaries, *self._files()]):
+        files = list(dict.fromkeys([*dictionaries, *self._files()]))
+        for path in files:
             if path.parent.resolve() != folder.resolve():
                 shutil.copyfile(path, folder / path.name)
-        names = list(dict.fromkeys(path.name for path in [*dictionaries, *self._files()]))
         described = {
             "format_version": FORMAT_VERSION,
             "source_lang": self.source_lang,
             "target_lang": self.target_lang,
             "options": {name: Path(v).name if name in FILE_OPTIONS else v for name, v in self.options.items()},
             "model": self.model,
-            "files": describe_files(folder, names),
+            "files": describe_files(folder, [path.name for path in files]),
         }
         write_checked_json(folder / FILE, described)
 

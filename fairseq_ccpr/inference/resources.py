@@ -196,8 +196,9 @@ def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> li
         if len(files) > 1:
             raise _two_models(*files[:2])
         return as_words(_options_of(files[0], given.tokenizer and given.tokenizer["_name"])) if files else []
+    digests = told[0].subword_digests()
     for file in files:
-        if of_file(file) not in told[0].subword_digests():
+        if of_file(file) not in digests:
             raise _two_models(told[0].folder, file)
     return told[0].words
 

@@ -285,18 +285,7 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> N
 
 def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("Haus\thouse\n", encoding="utf-8")
-    words = [
-        "--train",
-        tmp_path / "one.tsv",
-        "-s",
-        "de",
-        "-t",
-        "en",
-        "--bpe",
-        "sentencepiece",
-        "--sentencepiece-model",
-        world.spm,
-    ]
+    words = ["--train", tmp_path / "one.tsv", "-s", "de", "-t", "en", "--sentencepiece-model", world.spm]
     run("fairseq-ccpr prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
     options = ["tokens", tmp_path / "data", *build_options(world, tmp_path / "s")[2:], *ADAPTER, "--pca-dim", 0]
     refused(call("build", *options, check=False), "too small to train an adapter on: .*--adapter none")

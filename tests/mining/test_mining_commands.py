@@ -77,18 +77,7 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
     shown = call(*command(made, tmp_path, "--tune", made / "gold.tsv")).stdout
     assert "method:margin|" in shown  # unless told
-    words = [
-        "--train",
-        tmp_path / "mined.tsv",
-        "-s",
-        "de",
-        "-t",
-        "en",
-        "--bpe",
-        "sentencepiece",
-        "--sentencepiece-model",
-        world.spm,
-    ]
+    words = ["--train", tmp_path / "mined.tsv", "-s", "de", "-t", "en", "--sentencepiece-model", world.spm]
     call("prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
     assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
     write_lines(tmp_path / "three.tsv", "a\tb\tc")

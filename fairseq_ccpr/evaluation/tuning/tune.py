@@ -48,6 +48,7 @@ class Tuned:
 
     best: RetrievalEnsemble  # with the best settings
     options: str  # of fairseq-generate, for these
+    helps: bool  # whether they are better than the model alone; if not, the interpolation weights are 0
     scores: dict[str, TranslationScores]  # by name of the system, the base among them
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
     phrase_grid: dict[PhraseSettings, float]  # beside the best of the token grid; empty without a phrase memory
@@ -95,17 +96,18 @@ def tune(system: System, count: int) -> Tuned:
         phrase_grid = score_phrase_grid(phrases, references, ensemble.phrases.settings)
         best_phrases = [*phrase_candidates(phrase_grid, count)]
     grid_seconds = time.perf_counter() - start
-    tried = {_options_of(one): one for one in _ensembles(ensemble, _crossed(best_tokens, best_phrases, count))}
+    settings = _crossed(best_tokens, best_phrases, count)
+    tried = {_options_of(one): one for one in (_with_settings(ensemble, *pair) for pair in settings)}
     for name, one in tried.items():
         generators[name] = system.generator(retrieve=False)
         generators[name].model = one
     decodings = decode(cfg, task, models, generators)
     scores = {name: decodings.scores(name) for name in generators}
-    best = tried[max(tried, key=lambda name: scores[name].bleu)]
-    if scores[BASE].bleu >= max(scores[name].bleu for name in tried):
-        best = _silenced(best)
+    winner = max(tried, key=lambda name: scores[name].bleu)
+    helps = scores[winner].bleu > scores[BASE].bleu
+    best = tried[winner] if helps else _silenced(tried[winner])
     base_seconds = decodings.systems[BASE].seconds
-    return Tuned(best, _options_of(best), scores, token_grid, phrase_grid, grid_seconds, base_seconds)
+    return Tuned(best, _options_of(best), helps, scores, token_grid, phrase_grid, grid_seconds, base_seconds)
 
 
 @torch.inference_mode()
@@ -173,13 +175,6 @@ def _crossed(tokens: list[Any], phrases: list[Any], count: int) -> list[tuple[An
     """`count` pairs, those first whose places in their lists are the best together."""
     pairs = [(i + j, i, j) for i in range(len(tokens)) for j in range(len(phrases))]
     return [(tokens[i], phrases[j]) for _, i, j in sorted(pairs)[:count]]
-
-
-def _ensembles(
-    ensemble: RetrievalEnsemble, settings: list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]]
-) -> list[RetrievalEnsemble]:
-    """Return the ensemble with each of these settings."""
-    return [_with_settings(ensemble, *pair) for pair in settings]
 
 
 def _with_settings(
