@@ -1,0 +1,124 @@
+"""What a token datastore knows of its own text: where its states lie, and how far from there its own sentences go.
+
+The distance of a state to the datastore's text needs no search, and tells a text of another domain by a few tokens.
+Letters: M states in a sample, N states of queries, d decoder width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage.atomic import atomic_file
+
+STATES = 8192  # M, about: a covariance of a few hundred dimensions wants no more
+NEAR, FAR = 0.9, 0.99  # of the datastore's own positions that are less far
+SHRINKAGE = 1e-2  # of the mean variance, added to each: few states span few dimensions
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Statistics of a datastore's states, before any projection.
+
+    Attributes:
+        mean: fp32 [d].
+        whitening: fp32 [d, d]; |(h - mean) whitening|^2 / d is the squared Mahalanobis distance per dimension.
+        near, far: fp32 scalars; the running mean of the log distance is below them at 90% and 99% of the positions of the
+            datastore's own sentences, held out.
+        states: fp16 [M, d], of a sample of whole sentences, all that the rest is computed from.
+        lengths: int64, tokens of these sentences.
+    """
+
+    mean: Tensor
+    whitening: Tensor
+    near: Tensor
+    far: Tensor
+    states: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, states: Tensor, lengths: Tensor) -> Domain:
+        """Compute the statistics of whole sentences: [M, d] of any float dtype, and int64 lengths that sum to M.
+
+        The quantiles are of each half of the sentences by the statistics of the other.
+        """
+        first = (torch.arange(len(lengths)) % 2 == 0).repeat_interleave(lengths)
+        running = []
+        for half in (first, ~first):
+            known, held_out = states[half], states[~half]
+            if len(known) and len(held_out):
+                parity = int(half is first)
+                distances = _log_distance(held_out.double(), *_moments(known))
+                running.append(_running_means(distances, lengths[parity::2]))
+        mean, whitening = _moments(states)
+        if not running:  # a single sentence: nothing is held out
+            running = [_running_means(_log_distance(states.double(), mean, whitening), lengths)]
+        near, far = torch.cat(running).quantile(torch.tensor([NEAR, FAR], dtype=torch.float64)).unbind()
+        return cls(mean.float(), whitening.float(), near.float(), far.float(), states.half(), lengths)
+
+    def to(self, device: torch.device) -> Domain:
+        """Move what queries are compared with to another device; the sample stays."""
+        moved = {name: getattr(self, name).to(device) for name in ("mean", "whitening", "near", "far")}
+        return replace(self, **moved)
+
+    def distance(self, states: Tensor) -> Tensor:
+        """Compute the logarithm of the squared Mahalanobis distance per dimension, fp32 [N], of states fp32 [N, d]."""
+        return _log_distance(states, self.mean, self.whitening)
+
+    def cosine(self, states: Tensor) -> Tensor:
+        """Compare states fp32 [N, d] with the mean: cosines, fp32 [N]."""
+        return torch.cosine_similarity(states, self.mean.unsqueeze(0), dim=1)
+
+    def familiarity(self, running_distance: Tensor) -> Tensor:
+        """Tell how far hypotheses are like the datastore's own text, fp32 [N]: 1 up to `near`, down to 0 from `far` on.
+
+        Args:
+            running_distance: fp32 [N], the mean of `distance` over the tokens so far.
+        """
+        return ((self.far - running_distance) / (self.far - self.near).clamp_min(1e-6)).clamp(0, 1)
+
+    def save(self, path: Path) -> None:
+        """Write to a safetensors file, under its final name only when it is complete."""
+        with atomic_file(path) as partial:
+            save_file({one.name: getattr(self, one.name).contiguous() for one in fields(self)}, partial)
+
+    @classmethod
+    def load(cls, path: Path) -> Domain:
+        """Read what `save` wrote.
+
+        Raises:
+            DatastoreError: the file is damaged.
+        """
+        try:
+            return cls(**load_file(path))
+        except (SafetensorError, OSError, TypeError) as error:
+            raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
+
+
+def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean [d] and whitening [d, d] of states [M, d], fp64: the inverse Cholesky factor of the shrunk covariance."""
+    exact = states.double()
+    mean = exact.mean(dim=0)
+    centred = exact - mean
+    covariance = centred.T @ centred / max(1, len(exact) - 1)
+    mean_variance = covariance.diagonal().mean().clamp_min(1e-12)
+    covariance += SHRINKAGE * mean_variance * torch.eye(len(mean), dtype=torch.float64)
+    return mean, torch.linalg.inv(torch.linalg.cholesky(covariance)).T.contiguous()
+
+
+def _log_distance(states: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
+    return ((states - mean) @ whitening).square().mean(dim=1).clamp_min(1e-12).log()
+
+
+def _running_means(values: Tensor, lengths: Tensor) -> Tensor:
+    """Average [M] values of sentence after sentence from the beginning of each to each token."""
+    starts = (lengths.cumsum(dim=0) - lengths).repeat_interleave(lengths)
+    sums = values.cumsum(dim=0)
+    before = torch.cat([sums.new_zeros(1), sums])[starts]
+    return (sums - before) / (torch.arange(len(values)) - starts + 1)
