@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.errors import DatastoreError
@@ -17,6 +18,7 @@ from fairseq_ccpr.storage.fingerprint import short
 TOKEN = "token"
 KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
+DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
 UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
 SYMBOLS = "symbols.txt"  # the target vocabulary, one a line by id, so that values can be read without the model
 
@@ -81,6 +83,24 @@ class TokenDatastore:
                 f"{described.query_dimension} to {self.section.dimension}: build the datastore again"
             )
         return projection
+
+    def open_domain(self) -> Domain | None:
+        """Load what the datastore knows of its own text, on the CPU; None where it was built before datastores told.
+
+        Raises:
+            DatastoreError: the file is damaged, or of another width than the decoder's states.
+        """
+        if f"{TOKEN}/{DOMAIN}" not in self.section.files:
+            return None
+        path = self.directory / TOKEN / DOMAIN
+        domain = Domain.load(path)
+        described = self.section.projection
+        width = described.query_dimension if described is not None else self.section.dimension
+        if len(domain.mean) != width:
+            raise DatastoreError(
+                f"{path} is of states {len(domain.mean)} wide, but the manifest says {width}: build the datastore again"
+            )
+        return domain
 
     def check_fingerprint(self, kind: str, found: str, option: str) -> None:
         """Refuse to work with a model or dictionary other than the one the datastore was built with.
