@@ -17,7 +17,7 @@ from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Ex
 from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription, fit_pca, sample_rows
-from fairseq_ccpr.datastore.token import KEYS, PROJECTION, PROVENANCE, VALUES, TokenDatastore
+from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROJECTION, PROVENANCE, VALUES, TokenDatastore
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import IndexDescription
@@ -158,6 +158,8 @@ class _Plan:
                     keys = projection(_rows(raw.keys[rows], self.device)).half().cpu().numpy()
                 yield number, rows.start, {KEYS: keys, VALUES: raw.values[rows], PROVENANCE: raw.provenance[rows]}
 
+        if (domain := raw.open_domain()) is not None:
+            domain.save(part.partial / DOMAIN)
         part.fill({i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}, write)
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
+from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
 from fairseq_ccpr.datastore.manifest import Source, TokenSection
 from fairseq_ccpr.datastore.token import (
+    DOMAIN,
     KEYS,
     PROJECTION,
     PROVENANCE,
@@ -22,6 +27,8 @@ from fairseq_ccpr.datastore.token import (
 from fairseq_ccpr.storage.arrays import GrowingArray
 
 BLOCK_ROWS = 1 << 16
+
+logger = logging.getLogger(__name__)
 
 
 def merge_tokens(
@@ -57,7 +64,41 @@ def merge_tokens(
         array.close()
     for name in (SYMBOLS, *([PROJECTION] if ordered[0].store.section.projection else [])):
         shutil.copyfile(ordered[0].directory / TOKEN / name, part / name)
-    return replace(describe_corpora(ordered[0].store.section, kept), size=arrays[VALUES].rows)
+    section = replace(describe_corpora(ordered[0].store.section, kept), size=arrays[VALUES].rows)
+    section.domain = _write_domain(ordered, starts, section, part)
+    return section
+
+
+def _write_domain(
+    ordered: list[Opened[TokenDatastore]], starts: dict[str, int], section: TokenSection, part: Path
+) -> bool:
+    """Write what the merged datastore knows of its own text; returns whether it does.
+
+    The decoder's own states are sampled again. Keys of an adapter are no such states: there the samples are joined, without
+    the sentences of corpora that were left out.
+    """
+    if section.projection is None:
+        keys, provenance = (np.load(part / f"{name}.npy", mmap_mode="r") for name in (KEYS, PROVENANCE))
+        sample_domain(keys, provenance).save(part / DOMAIN)
+        return True
+    domains, sizes = [], []
+    for one in ordered:
+        domain, before = one.store.open_domain(), 0
+        if domain is None:
+            logger.warning(
+                "%s does not know its own text, and so the merged datastore does not: build it again", one.directory
+            )
+            return False
+        for source in one.sources:
+            if source.corpus in starts:
+                inside = (domain.numbers >= before) & (domain.numbers < before + source.sentences)
+                if inside.any():
+                    domains.append(domain.select(inside, starts[source.corpus] - before))
+                    sizes.append(source.size)
+            before += source.sentences
+    if domains:
+        join_domains(domains, sizes).save(part / DOMAIN)
+    return bool(domains)
 
 
 def _append(

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.building.part import TOKENS, FolderKeys, Part
+from fairseq_ccpr.building.domain_sample import sample_domain
+from fairseq_ccpr.building.part import TOKENS, FolderKeys, Part, open_keys
 from fairseq_ccpr.datastore.manifest import TokenSection
-from fairseq_ccpr.datastore.token import SYMBOLS, array_shapes
+from fairseq_ccpr.datastore.token import DOMAIN, PROVENANCE, SYMBOLS, array_shapes
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.index_plan import index_bytes
-from fairseq_ccpr.storage.arrays import ArrayWriter
+from fairseq_ccpr.storage.arrays import ArrayWriter, open_array
 from fairseq_ccpr.storage.atomic import atomic_file
 
 
@@ -75,15 +76,20 @@ class TokenPart(Part[TokenSection]):
                 raise
 
     def finish(self) -> None:
-        """Publish the part, with the vocabulary beside its arrays."""
+        """Publish the part, with the vocabulary and what it knows of its own text beside its arrays."""
         if not self.filled:
             with atomic_file(self.partial / SYMBOLS) as path:
                 path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
+        domain = self.folder / DOMAIN
+        if not domain.exists() and self.section.projection is None:
+            provenance = open_array(self.folder / f"{PROVENANCE}.npy", *self.shapes[PROVENANCE])
+            sample_domain(open_keys(self.section, self.folder), provenance).save(domain)
+        self.section.domain = domain.exists()
         self.publish(self.section)
 
 
 def _identity(section: TokenSection) -> dict[str, Any]:
     """Tell what makes two token parts the same; options come before the size, which follows from them."""
     values = asdict(section)
-    free = ("index", "files", "index_recall", "sources")
+    free = ("index", "files", "index_recall", "sources", "domain")
     return {name: values[name] for name in ("share", "shard", *values) if name not in free}

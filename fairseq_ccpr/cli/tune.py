@@ -1,4 +1,4 @@
-"""`fairseq-ccpr tune`: choose k, lambda and T on a held-out subset."""
+"""`fairseq-ccpr tune`: choose settings and learn trust on a held-out subset."""
 
 from __future__ import annotations
 
@@ -10,30 +10,40 @@ from typing import Optional
 from fairseq_ccpr.cli.command import check_folder, command
 from fairseq_ccpr.common_options import count_option, data_bin_option
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
-from fairseq_ccpr.datastore.tuned import write_tuned
+from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
+from fairseq_ccpr.decoding.trust import KINDS, LearnedTrust
+from fairseq_ccpr.decoding.trust_file import save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.tuning.heat_maps import draw_grids
+from fairseq_ccpr.evaluation.tuning.other_text import OtherText
 from fairseq_ccpr.evaluation.tuning.tune import Tuned, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 
+FIXED = "fixed"
 HELP = """\
-Choose --knn-k, --knn-lambda and --knn-temperature for tokens, and --phrase-k, --phrase-lambda, --phrase-temperature and
---phrase-enter for phrases, of a datastore. One teacher-forced pass over held-out pairs scores a grid of many hundred
-settings by the likelihood of the references, those of phrases together with the likeliest of tokens; the best of them are
-decoded with, and the one of the best BLEU is left with the datastore, where every command and fairseq-generate find it:
+Choose how retrieval counts, on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-k,
+--phrase-lambda, --phrase-temperature, --phrase-enter for phrases), and trust, a small network that decides token by token
+how far to believe the model, the tokens and the phrases. It is left with the datastore, where every command and
+fairseq-generate find it:
 
-  fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine
+  fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine --also other-data-bin
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
 
-Where no settings are better than the model alone, the interpolation weights become 0. The datastore has a picture of the
-grid, tuned.png. --output FILE writes the options there instead, for $(cat FILE), and the picture to FILE.png.
+--also names pairs of any other domain, a few hundred or more: translation of such text is to lose nothing. Trust that has
+seen the datastore's domain alone helps there, and harms elsewhere.
+
+One teacher-forced pass over each text scores many hundred settings by the likelihood of the references, and trust is
+learned on top of the best; a third of the held-out pairs is decoded with what may win, and with the model alone. Where
+nothing is better than that, the interpolation weights become 0. The datastore has a picture of the grid, tuned.png.
+--output FILE writes the options there instead, for $(cat FILE), trust to FILE.trust, and the picture to FILE.png.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence leaves one of
-them. What is not tuned is as given, and is left as well: --knn-min-similarity, --knn-lambda-max, --phrase-min-similarity,
---phrase-threshold, --phrase-segmentation, --phrase-gate, --retrieval-lambda-max.
+them; --knn-k and --knn-temperature leave one value. What is not tuned is as given, and is left as well:
+--knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-min-similarity, --phrase-threshold, --phrase-segmentation,
+--phrase-gate, --retrieval-lambda-max.
 """
 
 
@@ -44,45 +54,89 @@ class Options:
     data_bin: str = data_bin_option()
     output: Optional[Path] = option(None, "where the chosen options go (with the datastore)", metavar="FILE")
     subset: str = option("valid", "the held-out pairs", metavar="NAME")
-    decode: int = count_option(8, "how many settings to decode with")
+    also: list[str] = option(
+        [], "held-out pairs of other domains, which are to lose nothing (subset: valid)", nargs="+",
+        metavar="DATA_BIN[:SUBSET]",
+    )  # fmt: skip
+    combiner: str = option(
+        LearnedTrust.KIND,
+        "what decides the weights: learned trust; the networks of Adaptive kNN-MT or Robust kNN-MT; or fixed, the settings",
+        choices=(*KINDS, FIXED),
+    )
+    decode: int = count_option(8, "how many settings to decode with (--combiner fixed)")
 
 
 def tune_command(options: Options, rest: list[str]) -> int:
     """Tune, print what was tried, write what was chosen."""
     check_folder("--output", options.output)
     system = System.of([*rest, "--gen-subset", options.subset, "--untuned"], Path(options.data_bin))
-    if system.cfg.task.no_phrase_coverage and options.output is None:
-        raise ConfigurationError(
-            "--no-phrase-coverage is an ablation, which is not left with a datastore: give --output"
-        )
-    folder = next(iter(system.task.parts.values())).directory if system.task.parts else None
-    if options.output is None and folder is not None and not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"{folder} cannot be written to: give --output FILE, where the options go instead")
-    tuned = tune(system, options.decode)
-    print(
-        f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood in {tuned.grid_seconds:.1f} s, "
-        f"{tuned.grid_seconds / tuned.base_seconds:.2f} times a plain decode of {options.subset}; the best by BLEU:"
-    )
-    for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
-        print(f"{scores.bleu:7.2f}  {name}")
-    print(f"BLEU {tuned.scores[BASE].bleu_signature}")
-    print(f"retrieval {tuned.best.signature()}")
+    _check(options, system)
+    also = [OtherText.parse(word) for word in options.also]
+    for text in also:
+        text.check(system)
+    tuned = tune(system, also, None if options.combiner == FIXED else options.combiner, options.decode)
+    _print_what_was_tried(tuned, options.subset)
     if not tuned.helps:
-        print("no settings are better than the model alone here: the interpolation weights are 0")
+        print("nothing is better than the model alone here: the interpolation weights are 0")
     if options.output is not None:
         path, picture = options.output, Path(f"{options.output}.png")
-        write_text(path, tuned.options + "\n")
+        words = tuned.options
+        if tuned.best.ensemble.trust is not None:
+            file = Path(f"{options.output}.trust")
+            save_trust(tuned.best.ensemble.trust, tuned.description(system.task.parts), file)
+            words += f" --trust {file}"
+        write_text(path, words + "\n")
     else:
         path = leave(system, tuned)
         picture = path.with_suffix(".png")
     draw_grids(tuned.token_grid, tuned.phrase_grid, picture)
-    print(f"{path}: {tuned.options}")
+    print(f"{path}: {tuned.best.name}")
     return 0
+
+
+def _check(options: Options, system: System) -> None:
+    task = system.cfg.task
+    if task.no_phrase_coverage and options.output is None:
+        raise ConfigurationError(
+            "--no-phrase-coverage is an ablation, which is not left with a datastore: give --output"
+        )
+    if task.trust is not None:
+        raise ConfigurationError(
+            f"--trust is {task.trust}, but tuning learns it: leave it out, or give --combiner fixed"
+        )
+    if options.also and options.combiner == FIXED:
+        raise ConfigurationError("--also is for what is learned, and --combiner is fixed: leave one of them out")
+    folder = next(iter(system.task.parts.values())).directory if system.task.parts else None
+    if options.output is None and folder is not None and not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"{folder} cannot be written to: give --output FILE, where the options go instead")
+
+
+def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
+    if tuned.linear:
+        print(f"{subset} is small: trust is a linear function of its features")
+    if tuned.best.texts:
+        print("nats a token         base  settings  trust  weight  trusted")
+        for name, worth in tuned.best.texts.items():
+            print(
+                f"{name[-18:]:18} {worth.base:7.3f}  {worth.settings:+8.3f} {worth.trust:+6.3f}  {worth.weight:6.2f}  "
+                f"{worth.trusted:7.2f}"
+            )
+    for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
+        print(f"{scores.bleu:7.2f}  {name}")
+    print(f"BLEU {tuned.scores[BASE].bleu_signature}, of a third of {subset}")
+    print(f"retrieval {tuned.best.ensemble.signature()}")
+    print(
+        f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood, {len(tuned.scores) - 1} by BLEU, in "
+        f"{tuned.seconds:.0f} s: {tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
+    )
 
 
 def leave(system: System, tuned: Tuned) -> Path:
     """Leave the settings with the datastore, and how text is made, where it does not know that."""
-    path = write_tuned(system.task.parts, tuned.settings, tuned.best.signature())
+    parts, trust = system.task.parts, tuned.best.ensemble.trust
+    if trust is not None:
+        save_trust(trust, tuned.description(parts), trust_path(parts))
+    path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
     known = remembered(path.parent)
     if known is None or not known.options:
         remember(system.preprocessing, path.parent)

@@ -33,6 +33,7 @@ class Domain:
             datastore's own sentences, held out.
         states: fp16 [M, d], of a sample of whole sentences, all that the rest is computed from.
         lengths: int64, tokens of these sentences.
+        numbers: int64, of these sentences in the datastore, as provenance counts them.
     """
 
     mean: Tensor
@@ -41,10 +42,11 @@ class Domain:
     far: Tensor
     states: Tensor
     lengths: Tensor
+    numbers: Tensor
 
     @classmethod
-    def of(cls, states: Tensor, lengths: Tensor) -> Domain:
-        """Compute the statistics of whole sentences: [M, d] of any float dtype, and int64 lengths that sum to M.
+    def of(cls, states: Tensor, lengths: Tensor, numbers: Tensor) -> Domain:
+        """Compute the statistics of whole sentences: [M, d] of any float dtype, int64 lengths that sum to M, and numbers.
 
         The quantiles are of each half of the sentences by the statistics of the other.
         """
@@ -60,7 +62,7 @@ class Domain:
         if not running:  # a single sentence: nothing is held out
             running = [_running_means(_log_distance(states.double(), mean, whitening), lengths)]
         near, far = torch.cat(running).quantile(torch.tensor([NEAR, FAR], dtype=torch.float64)).unbind()
-        return cls(mean.float(), whitening.float(), near.float(), far.float(), states.half(), lengths)
+        return cls(mean.float(), whitening.float(), near.float(), far.float(), states.half(), lengths, numbers)
 
     def to(self, device: torch.device) -> Domain:
         """Move what queries are compared with to another device; the sample stays."""
@@ -82,6 +84,13 @@ class Domain:
             running_distance: fp32 [N], the mean of `distance` over the tokens so far.
         """
         return ((self.far - running_distance) / (self.far - self.near).clamp_min(1e-6)).clamp(0, 1)
+
+    def select(self, chosen: Tensor, shift: int = 0) -> Domain:
+        """Keep some sentences of the sample, bool, with `shift` added to their numbers; the statistics stay."""
+        rows = chosen.repeat_interleave(self.lengths)
+        return replace(
+            self, states=self.states[rows], lengths=self.lengths[chosen], numbers=self.numbers[chosen] + shift
+        )
 
     def save(self, path: Path) -> None:
         """Write to a safetensors file, under its final name only when it is complete."""

@@ -49,6 +49,7 @@ class TokenSection:
     index_recall: float | None = None  # of `search.recall.recall_of_sample`; None: exact, or unknown
     shard: list[int] | None = None  # its number, of how many, and tokens of a chunk
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
+    domain: bool = False  # whether it knows its own text, as datastores built before did not
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:

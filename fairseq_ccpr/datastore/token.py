@@ -30,8 +30,9 @@ def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], 
 
 def part_files(section: TokenSection) -> list[str]:
     """Return the names of all files of a token part, as its manifest lists them."""
-    projection = [PROJECTION] if section.projection is not None else []
-    return [*(f"{name}.npy" for name in array_shapes(0, 0)), SYMBOLS, *projection, *section.index.files]
+    others = [PROJECTION] if section.projection is not None else []
+    others += [DOMAIN] if section.domain else []
+    return [*(f"{name}.npy" for name in array_shapes(0, 0)), SYMBOLS, *others, *section.index.files]
 
 
 class TokenDatastore:
@@ -90,7 +91,7 @@ class TokenDatastore:
         Raises:
             DatastoreError: the file is damaged, or of another width than the decoder's states.
         """
-        if f"{TOKEN}/{DOMAIN}" not in self.section.files:
+        if not self.section.domain:
             return None
         path = self.directory / TOKEN / DOMAIN
         domain = Domain.load(path)

@@ -15,6 +15,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.files import read_checked_json, write_checked_json
+from fairseq_ccpr.storage.fingerprint import of_file
 
 TUNED = "tuned.json"
 FORMAT_VERSION = 1
@@ -24,13 +25,19 @@ logger = logging.getLogger(__name__)
 Parts = Mapping[str, "TokenDatastore | PhraseDatastore"]  # "token", "phrase", or both in this order
 
 
-def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str) -> Path:
+def trust_path(parts: Parts) -> Path:
+    """Return where trust in these parts is kept with them: `trust-token.safetensors` in the same folder, for example."""
+    return _file_of(parts).with_name(f"trust-{_name_of(parts)}.safetensors")
+
+
+def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str, trust: bool = False) -> Path:
     """Leave settings with the parts that they were tuned for, in place of earlier ones.
 
     Args:
         parts: what was decoded with.
         settings: values of the fields of `decoding.options`, by the prefix of their options.
         signature: of retrieval with these settings.
+        trust: whether trust goes with them, which is at `trust_path` already.
 
     Returns:
         The file.
@@ -39,6 +46,8 @@ def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signatu
     written = _read(path)
     keys = {name: part.keys_fingerprint for name, part in parts.items()}
     written[_name_of(parts)] = {"keys": keys, "settings": settings, "signature": signature}
+    if trust:
+        written[_name_of(parts)]["trust"] = of_file(trust_path(parts))
     write_checked_json(path, {"format_version": FORMAT_VERSION, "tuned": written})
     return path
 
@@ -61,21 +70,39 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
     return {prefix: values for settings in alone for prefix, values in settings.items()}
 
 
+def tuned_trust(parts: Parts) -> Path | None:
+    """Return the file of trust that tuning left with these very parts, if it did.
+
+    Raises:
+        DatastoreError: the file is missing, or another than tuning left.
+    """
+    tuned = _tuned_of(parts)
+    if tuned is None or "trust" not in tuned:
+        return None
+    path = trust_path(parts)
+    if not path.is_file() or of_file(path) != tuned["trust"]:
+        raise DatastoreError(f"{path} is missing, or not what tuning left: tune again, or give --trust none")
+    return path
+
+
 def tuned_signatures(directory: Path) -> dict[str, str]:
     """Return the signatures of all that was tuned for a datastore, by its parts."""
     return {name: tuned["signature"] for name, tuned in _read(directory / TUNED).items()}
 
 
 def _settings_of(parts: Parts) -> dict[str, dict[str, Any]]:
-    path = _file_of(parts)
-    tuned = _read(path).get(_name_of(parts))
-    if tuned is None:
-        return {}
-    if tuned["keys"] != {name: part.keys_fingerprint for name, part in parts.items()}:
-        logger.warning("%s is of other keys than the datastore has now, and not used: tune again", path)
-        return {}
-    settings: dict[str, dict[str, Any]] = tuned["settings"]
+    tuned = _tuned_of(parts)
+    settings: dict[str, dict[str, Any]] = tuned["settings"] if tuned is not None else {}
     return settings
+
+
+def _tuned_of(parts: Parts) -> dict[str, Any] | None:
+    path = _file_of(parts)
+    tuned: dict[str, Any] | None = _read(path).get(_name_of(parts))
+    if tuned is not None and tuned["keys"] != {name: part.keys_fingerprint for name, part in parts.items()}:
+        logger.warning("%s is of other keys than the datastore has now, and not used: tune again", path)
+        return None
+    return tuned
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -64,14 +64,13 @@ def break_down(
         {"net_input": {**sample["net_input"], "prev_output_tokens": previous}, "target": target}
     )
     tokens, of_model = target[forced.real], forced.log_probs[forced.real]
-    limited = ensemble.limited(forced.token_vote, forced.phrase_vote)
-    each = [(vote.weight, vote.of_token(tokens)) for vote in limited]
+    each = [(vote.weight, vote.of_token(tokens)) for vote in forced.votes]
     silent = (torch.zeros_like(of_model[:, 0]), torch.full_like(of_model[:, 0], float("-inf")))
     token_weight, token_memory = each[0] if forced.token_vote is not None else silent
     phrase_weight, phrase_memory = each[-1] if forced.phrase_vote is not None else silent
     argmax_model, argmax = of_model.max(dim=1)
     model = of_model.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    mixed = ensemble.mix(of_model, forced.token_vote, forced.phrase_vote).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    mixed = ensemble.mix(of_model, forced.votes).gather(1, tokens.unsqueeze(1)).squeeze(1)
     phrases = None
     if forced.phrases is not None and forced.proposals is not None and forced.phrase_vote is not None:
         votes = forced.phrases.votes(*forced.proposals)

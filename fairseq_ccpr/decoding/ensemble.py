@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, reward_
+from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal, reward_
 from fairseq_ccpr.decoding.memory import Batch, Memory, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.trust import Step, Trust
+from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
@@ -50,6 +52,17 @@ class Forced:
     phrases: PhraseBatch | None = None
     proposals: tuple[Proposals, Tensor] | None = None  # [N, A], and the sentence of each token
     phrase_vote: Vote | None = None  # [N, A]
+    votes: list[Vote] = field(
+        default_factory=list
+    )  # of the memories that there are, with the weights they have in the end
+
+
+def step_of(model: ModelEvidence, token_vote: Vote | None, phrase_vote: Vote | None, votes: list[Vote]) -> Step:
+    """Collect what trust decides by: the evidence of model and memories, and the weights of their votes."""
+    of_tokens = token_vote.evidence if token_vote is not None else None
+    of_phrases = phrase_vote.evidence if phrase_vote is not None else None
+    weights = torch.stack([vote.weight for vote in votes], dim=1)
+    return Step(model, cast("TokenEvidence | None", of_tokens), cast("PhraseEvidence | None", of_phrases), weights)
 
 
 class RetrievalEnsemble(EnsembleModelWithAlignment):
@@ -63,6 +76,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         phrases: the phrase memory, where there is one.
         pad: id of the padding token.
         settings: Lambda_max, see `limit_weights`.
+        trust: decides over the weights, where something was learned.
     """
 
     def __init__(
@@ -72,13 +86,18 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         phrases: PhraseMemory | None,
         pad: int,
         settings: MixtureSettings,
+        trust: Trust | None = None,
     ) -> None:
         super().__init__(models)
-        self.tokens, self.phrases, self.pad, self.settings = tokens, phrases, pad, settings
+        self.pad, self.settings, self.trust = pad, settings, trust
+        self.tokens = replace(tokens, trusted=trust is not None) if tokens is not None else None
+        self.phrases = replace(phrases, trusted=trust is not None) if phrases is not None else None
 
-    def with_memories(self, tokens: TokenMemory | None, phrases: PhraseMemory | None) -> RetrievalEnsemble:
-        """Return the same models with other memories."""
-        return RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings)
+    def with_memories(
+        self, tokens: TokenMemory | None, phrases: PhraseMemory | None, trust: Trust | None = None
+    ) -> RetrievalEnsemble:
+        """Return the same models with other memories, and trust in them."""
+        return RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings, trust)
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
         """Encode the sources, and retrieve the phrases of their sentences.
@@ -121,18 +140,35 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         log_probs = log_probs.float()
         votes = [batch.vote(tokens, log_probs, attention) if batch is not None else None for batch in batches]
-        return self.mix(log_probs, *votes), attention
+        return self.mix(log_probs, self.decided(log_probs, *votes)), attention
 
     @phase(MERGE)
-    def mix(self, log_probs: Tensor, token_vote: Vote | None, phrase_vote: Vote | None) -> Tensor:
-        """Interpolate log p_NMT [H, V] in place with the memories' votes."""
-        mixed = interpolate_(log_probs, *self.limited(token_vote, phrase_vote))
-        if phrase_vote is None or phrase_vote.rewards is None:
-            return mixed
-        return reward_(mixed, phrase_vote.values, phrase_vote.rewards)
+    def mix(self, log_probs: Tensor, votes: list[Vote]) -> Tensor:
+        """Interpolate log p_NMT [H, V] in place with the memories' votes, as `decided`."""
+        mixed = interpolate_(log_probs, *votes)
+        for vote in votes:
+            if vote.rewards is not None:
+                mixed = reward_(mixed, vote.values, vote.rewards)
+        return mixed
+
+    @phase(MERGE)
+    def decided(self, log_probs: Tensor, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
+        """Return the votes of the memories that there are, with the weights that they have in the end.
+
+        Args:
+            log_probs: fp32 [H, V], log p_NMT.
+        """
+        votes = self.limited(token_vote, phrase_vote)
+        if self.trust is None or not votes:
+            return votes
+        decision = self.trust(step_of(ModelEvidence(*log_probs.max(dim=1)), token_vote, phrase_vote, votes))
+        votes = [vote._replace(weight=weight) for vote, weight in zip(votes, decision.weights.unbind(dim=1))]
+        if decision.spread is not None:
+            votes[0] = votes[0]._replace(log_probs=merge_equal(decision.spread, votes[0].values).log())
+        return votes
 
     def limited(self, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
-        """Return the votes of the memories that there are, their weights limited."""
+        """Return the votes of the memories that there are, with the weights that the settings give."""
         if phrase_vote is None:
             return [] if token_vote is None else [token_vote]
         alone = token_vote.weight if token_vote is not None else torch.zeros_like(phrase_vote.weight)
@@ -144,15 +180,22 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """Collect what models and memories say of every token of given targets, as in beam search after the same prefix."""
         log_probs, queries, attention = self.force_decode_models(sample)
         real = sample["target"].ne(self.pad)
+        of_real = log_probs[real]
         forced = Forced(real, log_probs, attention)
         if self.tokens is not None:
             forced.neighbours, retrieved = self.tokens.retrieve(queries[real])
-            forced.token_vote = self.tokens.vote(forced.neighbours, retrieved, log_probs[real])
+            model, course = DistributionView(of_real, forced.neighbours.values), None
+            if self.tokens.observes:
+                course = self.tokens.force_course(queries[real], forced.neighbours, model.favourite, real)
+            forced.token_vote = self.tokens.vote(forced.neighbours, retrieved, model, course)
         if self.phrases is not None:
             forced.phrases = self.phrases.start(sample["net_input"]["src_tokens"])()
             previous = sample["net_input"]["prev_output_tokens"]
             forced.proposals = forced.phrases.force_proposals(previous, log_probs, attention, real)
-            forced.phrase_vote = forced.phrases.weigh(*forced.proposals)
+            forced.phrase_vote = forced.phrases.weigh(
+                *forced.proposals, DistributionView(of_real, forced.proposals[0].values)
+            )
+        forced.votes = self.decided(of_real, forced.token_vote, forced.phrase_vote)
         return forced
 
     def force_decode_models(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -172,6 +215,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         parts = [self.tokens.signature()] if self.tokens is not None else []
         if self.phrases is not None:
             parts += [self.phrases.signature(), *(f"{name}:{value}" for name, value in signed(self.settings).items())]
+        parts += [self.trust.signature()] if self.trust is not None else []
         return " ".join(parts)
 
 
@@ -187,7 +231,7 @@ class _ScoredModel:
     def __call__(self, **net_input: Tensor) -> tuple[Tensor, dict[str, Any]]:
         forced = self.ensemble.force_decode(self.sample)
         log_probs, real = forced.log_probs, forced.real
-        log_probs[real] = self.ensemble.mix(log_probs[real], forced.token_vote, forced.phrase_vote)
+        log_probs[real] = self.ensemble.mix(log_probs[real], forced.votes)
         return log_probs, {"attn": [forced.attention]} if forced.attention is not None else {}
 
     def get_normalized_probs(self, output: tuple[Tensor, Any], log_probs: bool, sample: dict[str, Any]) -> Tensor:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.decoding.trust_features import PhraseEvidence, TokenEvidence
+
 FEW = 32  # neighbours that are compared with one another; more are sorted
 # A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
@@ -27,6 +29,7 @@ class Vote(NamedTuple):
     rewards: Tensor | None = (
         None  # fp32 [H, C], in place of a weight: what is added to log p before it is normalised again
     )
+    evidence: TokenEvidence | PhraseEvidence | None = None  # what learned trust looks at, where there is any
 
     def of_token(self, tokens: Tensor) -> Tensor:
         """Look up log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
@@ -52,13 +55,23 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     tensor([[0.6667, 0.6667, 0.3333, 0.0000]])
     """
     weights = torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)  # where all are missing
+    return merge_equal(weights, values).log()
+
+
+def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
+    """Give each of k neighbours the weight of all that share its value, fp32 [H, k].
+
+    Args:
+        weights: fp32 [H, k].
+        values: int64 [H, k].
+    """
     if values.size(1) <= FEW:  # each is compared with each: few operations, which is what counts for so few numbers
-        return ((values.unsqueeze(2) == values.unsqueeze(1)) * weights.unsqueeze(1)).sum(dim=2).log()
+        return ((values.unsqueeze(2) == values.unsqueeze(1)) * weights.unsqueeze(1)).sum(dim=2)
     # Equal values become neighbours, and each run of them is added up.
     ordered, order = values.sort(dim=1)
     run = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0)).cumsum(dim=1)
     totals = torch.zeros_like(weights).scatter_add_(1, run, weights.gather(1, order))
-    return torch.empty_like(weights).scatter_(1, order, totals.gather(1, run)).log()
+    return torch.empty_like(weights).scatter_(1, order, totals.gather(1, run))
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:

@@ -55,6 +55,11 @@ class ModelView(Protocol):
         """log p_NMT of the likeliest token, fp32 [N]."""
         ...
 
+    @property
+    def favourite(self) -> Tensor:
+        """The likeliest token, int64 [N]."""
+        ...
+
 
 class Batch(Protocol):
     """What a memory knows of one batch while its hypotheses grow. Nothing of it outlives the batch."""

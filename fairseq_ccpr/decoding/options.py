@@ -17,6 +17,7 @@ from fairseq_ccpr.settings import check, option, read_options, with_options
 logger = logging.getLogger(__name__)
 
 CONSENT_GATE, ATTENTION_GATE = "consent", "attention"
+NO_TRUST = "none"
 STOP, SKIP = "stop", "skip"
 COSINE = "a cosine from 0 up to, but not, 1"
 SHARE = "a share between 0 and 1"
@@ -48,7 +49,7 @@ class TokenRetrievalSettings:
     )  # fmt: skip
     confidence: bool = option(
         False,
-        "scale the weight by the neighbours' mean similarity (lambda*); an adapter's keys have it on",
+        "scale the weight by the mean similarity of the 8 nearest neighbours (lambda*); an adapter's keys have it on",
         sign="lambda*", automatic=True,
     )  # fmt: skip
     lambda_max: float = option(
@@ -57,6 +58,13 @@ class TokenRetrievalSettings:
     min_similarity: float = option(
         0.0, "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains",
         within="[0, 1)", needs=COSINE, sign="s0", automatic=True,
+    )  # fmt: skip
+
+    guard: bool = option(
+        False,
+        "lower the weight as far as a hypothesis is unlike the datastore's own text, down to 0 where 99 in 100 of its positions are less "
+        "unlike; on for an adapter's keys",
+        automatic=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -209,6 +217,13 @@ class TranslationRetrievalConfig(TranslationConfig):
         default=False,
         metadata={"help": "take the defaults of retrieval where options are left out, not what tuning left"},
     )
+    trust: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "learned trust, a file that fairseq-ccpr tune wrote; none: that which tuning left with the datastore is "
+            "not used"
+        },
+    )
     knn_log: Optional[str] = field(
         default=None,
         metadata={
@@ -226,7 +241,12 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
     """
     unit = datastore.section.projection is not None
     confident = unit if confidence is None else confidence
-    return {"lambda_": 1.0 if confident else 0.5, "temperature": 0.05 if unit else 10.0, "confidence": unit}
+    return {
+        "lambda_": 1.0 if confident else 0.5,
+        "temperature": 0.05 if unit else 10.0,
+        "confidence": unit,
+        "guard": unit and datastore.open_domain() is not None,
+    }
 
 
 def token_settings(
@@ -247,6 +267,11 @@ def token_settings(
         raise ConfigurationError(
             f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
             "build the datastore with --adapter clknn"
+        )
+    if settings.guard and datastore.open_domain() is None:
+        raise ConfigurationError(
+            f"--knn-guard needs to know the text of {datastore.directory}, which was built before datastores told: build it "
+            "again"
         )
     if unit and settings.temperature >= 1:
         logger.warning(

@@ -27,6 +27,7 @@ class Weights(NamedTuple):
 
     each: Tensor  # fp32 [B, A], c_q w(a|q)
     of_query: Tensor  # fp32 [B, A], the sum over all phrases of its source phrase
+    confidence: Tensor  # fp32 [B], the highest c_q of the sentence
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class PhraseTable:
         totals = _sum_by(self.queries, weights, count)
         confidence = ((best_of_each - min_similarity) / (1 - min_similarity)).clamp(0, 1)
         each = confidence * weights / totals.clamp_min(torch.finfo(weights.dtype).tiny)
-        return Weights(each, _sum_by(self.queries, each, count))
+        highest = (confidence * mask).amax(dim=1) if mask.size(1) else confidence.new_zeros(len(confidence))
+        return Weights(each, _sum_by(self.queries, each, count), highest)
 
 
 class Continuation(NamedTuple):
@@ -113,6 +115,7 @@ class Continuation(NamedTuple):
     values: Tensor  # int64 [H, A]
     log_probs: Tensor  # fp32 [H, A], log p_phr, duplicates merged: equal tokens all have the token's whole probability
     mass: Tensor  # fp32 [H], Z, which is 0 where no phrase proposes anything
+    going: Tensor  # fp32 [H], the share of votes that are of phrases that continue
 
 
 class Proposals(NamedTuple):
@@ -142,7 +145,7 @@ class Proposals(NamedTuple):
             k: kappa_q is 1 once one of the k best of q was generated in full. An active phrase may still end: it often
                 holds the shorter one.
         """
-        each, of_query = (part.index_select(0, rows) for part in weights)
+        each, of_query = (part.index_select(0, rows) for part in weights[:2])
         continuing = each * self.active
         remaining = _sum_by(self.queries, continuing, table.attended.size(1))
         posterior = continuing * of_query / remaining.clamp_min(torch.finfo(each.dtype).tiny)
@@ -159,7 +162,8 @@ class Proposals(NamedTuple):
         tiny = torch.finfo(mass.dtype).tiny
         merged = largest.gather(1, self.token_slots) / mass.clamp_min(tiny).unsqueeze(1)
         log_probs = merged.clamp_min(tiny).log().masked_fill(merged == 0, float("-inf"))  # a CPU's log of 0 is slow
-        return Continuation(self.values, log_probs, mass)
+        going = (votes * self.active).sum(dim=1) / votes.sum(dim=1).clamp_min(tiny)
+        return Continuation(self.values, log_probs, mass, going)
 
 
 class PhraseState:

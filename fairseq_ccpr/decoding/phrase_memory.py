@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.options import ATTENTION_GATE, PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals, Weights
+from fairseq_ccpr.decoding.token_memory import DistributionView
+from fairseq_ccpr.decoding.trust_features import PhraseEvidence
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
@@ -40,11 +43,13 @@ class PhraseMemory:
         candidates: phrases of source sentences.
         settings: how they count.
         device: of the translation model.
+        trusted: whether learned trust decides over the weight, which then wants evidence.
     """
 
     candidates: PhraseCandidates
     settings: PhraseSettings
     device: torch.device
+    trusted: bool = False
 
     @phase(FINDING, whole=True)
     def start(self, sources: Tensor) -> Callable[[], PhraseBatch]:
@@ -62,7 +67,7 @@ class PhraseMemory:
             phrases = answer()
             table = self.candidates.table(phrases, source_length)
         _warn_of_nothing(self.candidates, phrases)
-        return PhraseBatch.of(phrases, table.to(self.device), self.settings)
+        return PhraseBatch.of(phrases, table.to(self.device), self.settings, self.trusted)
 
     def remembering(self, k: int) -> PhraseMemory:
         """Return a memory that retrieves k phrases for each source phrase, and never twice for the same batch."""
@@ -82,13 +87,16 @@ class PhraseBatch:
     weights: Weights
     settings: PhraseSettings
     state: PhraseState
+    trusted: bool = False
 
     @classmethod
-    def of(cls, phrases: list[SentencePhrases], table: PhraseTable, settings: PhraseSettings) -> PhraseBatch:
+    def of(
+        cls, phrases: list[SentencePhrases], table: PhraseTable, settings: PhraseSettings, trusted: bool = False
+    ) -> PhraseBatch:
         """Begin a batch: one empty hypothesis a sentence."""
         weights = table.weights(settings.k, settings.temperature, settings.min_similarity)
         rows = torch.arange(len(table.lengths), device=table.lengths.device)
-        return cls(phrases, table, weights, settings, PhraseState(table, rows, settings.coverage))
+        return cls(phrases, table, weights, settings, PhraseState(table, rows, settings.coverage), trusted)
 
     def listening(self) -> AbstractContextManager[None]:
         """Need nothing of the model's layers."""
@@ -108,7 +116,8 @@ class PhraseBatch:
         """
         if tokens.size(1) > 1:
             self.state.advance(tokens[:, -1])
-        return self.weigh(self._proposals(self.state, log_probs, attention), self.state.rows)
+        proposals = self._proposals(self.state, log_probs, attention)
+        return self.weigh(proposals, self.state.rows, DistributionView(log_probs, proposals.values))
 
     def force_proposals(
         self, previous: Tensor, log_probs: Tensor, attention: Tensor | None, real: Tensor
@@ -130,14 +139,28 @@ class PhraseBatch:
             steps.append(self._proposals(state, log_probs[:, position], at))
         return Proposals(*(torch.stack(parts, dim=1)[real] for parts in zip(*steps))), real.nonzero()[:, 0]
 
-    def weigh(self, proposals: Proposals, sentences: Tensor) -> Vote:
-        """Vote at N tokens, by their proposals and the sentences int64 [N] they are of."""
+    def weigh(self, proposals: Proposals, sentences: Tensor, model: ModelView) -> Vote:
+        """Vote at N tokens.
+
+        Args:
+            sentences: int64 [N], which one of the batch each is of.
+            model: what it says of the proposals' tokens.
+        """
         settings = self.settings
-        values, log_probs, mass = proposals.continuation(
+        values, log_probs, mass, going = proposals.continuation(
             self.table, sentences, self.weights, settings.enter, settings.k
         )
         rewards = settings.reward * mass.unsqueeze(1) * log_probs.exp() if settings.reward else None
-        return Vote(values, log_probs, phrase_weight(mass, settings), rewards)
+        evidence = None
+        if self.trusted:
+            similarity = self.weights.confidence.index_select(0, sentences)
+            evidence = PhraseEvidence(values, log_probs, model.neighbours, mass, going, similarity)
+        return Vote(values, log_probs, phrase_weight(mass, settings), rewards, evidence)
+
+    def with_settings(self, settings: PhraseSettings, trusted: bool) -> PhraseBatch:
+        """Return the same phrases weighed by other settings."""
+        weights = self.table.weights(settings.k, settings.temperature, settings.min_similarity)
+        return replace(self, weights=weights, settings=settings, trusted=trusted)
 
     def votes(self, proposals: Proposals, sentences: Tensor) -> Tensor:
         """Compute what each candidate phrase gave to the token it proposed, fp32 [N, A]."""

@@ -16,10 +16,11 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.datastore.tuned import read_tuned
+from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.memory import Retriever
 from fairseq_ccpr.decoding.options import (
+    NO_TRUST,
     MixtureSettings,
     PhraseSettings,
     StoreSettings,
@@ -33,6 +34,8 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.trust import Trust
+from fairseq_ccpr.decoding.trust_file import load_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -56,11 +59,7 @@ class TranslationRetrievalTask(TranslationTask):
         folders = find_parts(cfg.datastore)
         self.token_datastore = TokenDatastore(folders["token"]) if "token" in folders else None
         self.phrase_datastore = PhraseDatastore(folders["phrase"]) if "phrase" in folders else None
-        tuned = {} if cfg.untuned else read_tuned(self.parts)
-        if tuned:
-            logger.info(
-                "settings that are not given are those that tuning left with the datastore (--untuned: defaults)"
-            )
+        tuned, self.trust = self._read_tuned(cfg)
         self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
         if self.token_datastore is not None:
             self.token_datastore.check_fingerprint(
@@ -71,6 +70,18 @@ class TranslationRetrievalTask(TranslationTask):
             self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
         self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
+
+    def _read_tuned(self, cfg: TranslationRetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None]:
+        """Read what was tuned for the datastore: settings by the prefix of their options, and trust."""
+        if cfg.trust is not None and cfg.trust != NO_TRUST:
+            trust, described = load_trust(Path(cfg.trust), self.parts)
+            return described.settings, trust
+        tuned = {} if cfg.untuned else read_tuned(self.parts)
+        if not tuned:
+            return {}, None
+        logger.info("settings that are not given are those that tuning left with the datastore (--untuned: defaults)")
+        path = tuned_trust(self.parts) if cfg.trust is None else None
+        return tuned, load_trust(path, self.parts)[0] if path is not None else None
 
     @property
     def parts(self) -> dict[str, TokenDatastore | PhraseDatastore]:
@@ -145,7 +156,8 @@ class TranslationRetrievalTask(TranslationTask):
         if self.token_datastore is None and self.phrase_datastore is None:
             raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by fairseq-ccpr build")
         tokens, phrases = self._token_memory(models), self._phrase_memory(models)
-        return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), self.mixture_settings)
+        trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
+        return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), self.mixture_settings, trust)
 
     def _token_memory(self, models: list[Any]) -> TokenMemory | None:
         datastore = self.token_datastore
@@ -157,9 +169,13 @@ class TranslationRetrievalTask(TranslationTask):
             datastore.check_fingerprint("model", prints[0], "--path")
         member = models[prints.index(expected)]
         capture = KeyCapture(member, datastore.section.key_layer)
-        retriever = self.retriever_class(datastore, next(member.parameters()).device)
-        unknown = self.target_dictionary.unk()
-        return TokenMemory(capture, retriever, self.token_settings, unknown, self.token_weight)
+        device = next(member.parameters()).device
+        retriever = self.retriever_class(datastore, device)
+        domain = datastore.open_domain()
+        return TokenMemory(
+            capture, retriever, self.token_settings, self.target_dictionary.unk(), self.token_weight,
+            domain.to(device) if domain is not None else None,
+        )  # fmt: skip
 
     def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
         datastore = self.phrase_datastore

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, neighbour_log_probabilities, retrieval_confidence
 from fairseq_ccpr.decoding.memory import ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.settings import signature, signed
 from fairseq_ccpr.timing import MERGE, phase
 
+# The nearest neighbours that lambda* averages, however many there are: of many, most are far whatever the first are.
+CONFIDENT = 8
 # How much the token memory weighs at N tokens, fp32 [N]: a pure function of the neighbours' scores and values, [N, k] each
 # (-inf and any token where one is missing), of what the model says, and of the settings. Decoder, tuner and explanation call
 # it; `TranslationRetrievalTask.token_weight` names it.
@@ -26,7 +30,7 @@ WeightPolicy = Callable[[Tensor, Tensor, ModelView, TokenRetrievalSettings], Ten
 def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
     """Weigh by lambda, or with `confidence` by the lambda* of equation 8 of the CLKNN paper, fp32 [N]."""
     if settings.confidence:
-        confidence = retrieval_confidence(scores, settings.min_similarity)
+        confidence = retrieval_confidence(scores[:, :CONFIDENT], settings.min_similarity)
         return (settings.lambda_ * confidence).clamp_max(settings.lambda_max)
     return scores.new_full((len(scores),), settings.lambda_)
 
@@ -58,9 +62,19 @@ class DistributionView:
         return self.log_probs.gather(1, self.values)
 
     @cached_property
+    def _likeliest(self) -> tuple[Tensor, Tensor]:
+        best, favourite = self.log_probs.max(dim=1)
+        return best, favourite
+
+    @property
     def best(self) -> Tensor:
         """log p_NMT of the likeliest token, fp32 [N]."""
-        return self.log_probs.amax(dim=1)
+        return self._likeliest[0]
+
+    @property
+    def favourite(self) -> Tensor:
+        """The likeliest token, int64 [N]."""
+        return self._likeliest[1]
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,8 @@ class TokenMemory:
         settings: k, lambda, T.
         unknown: the unknown token, which nothing that is retrieved proposes.
         policy: how much the neighbours weigh.
+        domain: what the datastore knows of its own text, on the model's device; None where it was built without.
+        trusted: whether learned trust decides over the weight, which then wants evidence.
     """
 
     capture: KeyCapture
@@ -80,6 +96,8 @@ class TokenMemory:
     settings: TokenRetrievalSettings
     unknown: int
     policy: WeightPolicy = confidence_weight
+    domain: Domain | None = None
+    trusted: bool = False
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
         """Wait for the first step: only the decoder has queries."""
@@ -97,10 +115,48 @@ class TokenMemory:
         neighbours = self.search(queries, self.settings.k)
         return neighbours, neighbour_log_probabilities(neighbours.scores, neighbours.values, self.settings.temperature)
 
-    def vote(self, neighbours: Neighbours, retrieved: Tensor, log_probs: Tensor) -> Vote:
-        """Weigh what `retrieve` gave for N tokens against the model's log p, fp32 [N, V]."""
-        model = DistributionView(log_probs, neighbours.values)
-        return Vote(neighbours.values, retrieved, token_weight(self.policy, neighbours, model, self.settings))
+    @property
+    def observes(self) -> bool:
+        """Whether hypotheses are followed: what the guard and learned trust look at."""
+        return self.trusted or self.settings.guard
+
+    def observe(self, queries: Tensor) -> Tensor:
+        """Compare queries [N, d] with the datastore's own text: `OF_STATE`, fp32 [N, 3]; what is not known is 0."""
+        states = queries.float()
+        norm = states.norm(dim=1).log()
+        if self.domain is None:
+            return torch.stack([torch.zeros_like(norm), torch.zeros_like(norm), norm], dim=1)
+        return torch.stack([self.domain.distance(states), self.domain.cosine(states), norm], dim=1)
+
+    def force_course(self, queries: Tensor, neighbours: Neighbours, favourite: Tensor, real: Tensor) -> Course:
+        """Follow given targets.
+
+        Args:
+            queries, neighbours, favourite: of the N real tokens; int64 [N] the last, the model's likeliest.
+            real: bool [B, T], where they are.
+        """
+        state = self.observe(queries)
+        seen = observed(neighbours.scores, neighbours.values, state, favourite)
+        positions = (real.long().cumsum(dim=1) - 1)[real]
+        return Course.of(state, along_sentences(seen, positions), positions + 1)
+
+    def weight(self, neighbours: Neighbours, model: ModelView, course: Course | None) -> Tensor:
+        """Compute the interpolation weight of N tokens, fp32 [N], by policy and guard."""
+        weight = token_weight(self.policy, neighbours, model, self.settings)
+        if not self.settings.guard or self.domain is None or course is None:
+            return weight
+        return weight * self.domain.familiarity(course.running_distance)
+
+    def vote(self, neighbours: Neighbours, retrieved: Tensor, model: ModelView, course: Course | None = None) -> Vote:
+        """Weigh what `retrieve` gave for N tokens against the model.
+
+        Args:
+            course: of the hypotheses, where the memory `observes`.
+        """
+        evidence = None
+        if self.trusted and course is not None:
+            evidence = TokenEvidence(neighbours.scores, neighbours.values, retrieved, model.neighbours, course)
+        return Vote(neighbours.values, retrieved, self.weight(neighbours, model, course), evidence=evidence)
 
     def signature(self) -> str:
         """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
@@ -119,7 +175,8 @@ class TokenBatch:
     sentences: int  # B
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
-    _retrieved: list[tuple[Neighbours, Tensor]] = field(default_factory=list)
+    _retrieved: list[tuple[Neighbours, Tensor, Tensor | None]] = field(default_factory=list)
+    _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -138,7 +195,8 @@ class TokenBatch:
             if copies > 1:
                 neighbours = Neighbours(*(part.repeat_interleave(copies, dim=0) for part in neighbours))
                 retrieved = retrieved.repeat_interleave(copies, dim=0)
-        self._retrieved.append((neighbours, retrieved))
+            state = self.memory.observe(queries) if self.memory.observes else None
+        self._retrieved.append((neighbours, retrieved, state))
 
     @contextmanager
     def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
@@ -154,8 +212,14 @@ class TokenBatch:
 
     def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
         """Vote for the next token of each hypothesis."""
-        return self.memory.vote(*self._retrieved.pop(), log_probs)
+        neighbours, retrieved, state = self._retrieved.pop()
+        model, course = DistributionView(log_probs, neighbours.values), None
+        if state is not None:
+            seen = observed(neighbours.scores, neighbours.values, state, model.favourite)
+            self._sums = seen if self._sums is None else self._sums + seen
+            course = Course.of(state, self._sums, tokens.size(1))
+        return self.memory.vote(neighbours, retrieved, model, course)
 
     def reorder(self, order: Tensor) -> TokenBatch:
-        """Nothing is kept of a hypothesis: the batch itself."""
-        return self
+        """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
+        return self if self._sums is None else replace(self, _sums=self._sums.index_select(0, order))

@@ -49,12 +49,18 @@ def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
     return task, models
 
 
-def batches(cfg: Any, task: Any, models: list[Any]) -> Any:
-    """Iterate over the subset in fairseq's batches, on the models' device, without sentences longer than they take."""
+def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:
+    """Iterate over the subset in fairseq's batches, on the models' device, without sentences longer than they take.
+
+    Args:
+        at_least: batches, if need be of fewer sentences than the options say.
+    """
+    dataset = task.dataset(cfg.dataset.gen_subset)
+    most = -(-len(dataset) // at_least)
     iterator = task.get_batch_iterator(
-        dataset=task.dataset(cfg.dataset.gen_subset),
+        dataset=dataset,
         max_tokens=cfg.dataset.max_tokens,
-        max_sentences=cfg.dataset.batch_size,
+        max_sentences=min(cfg.dataset.batch_size or most, most),
         max_positions=utils.resolve_max_positions(task.max_positions(), *[m.max_positions() for m in models]),
         ignore_invalid_inputs=True,
     ).next_epoch_itr(shuffle=False)
@@ -63,23 +69,26 @@ def batches(cfg: Any, task: Any, models: list[Any]) -> Any:
         yield utils.move_to_cuda(sample) if on_gpu else sample
 
 
-def decode(cfg: Any, task: Any, models: list[Any], generators: dict[str, Any]) -> Decodings:
-    """Decode the subset with every generator.
+def decode(
+    cfg: Any, task: Any, models: list[Any], generators: dict[str, Any], samples: list[Any] | None = None
+) -> Decodings:
+    """Decode the subset, or some batches of it, with every generator.
 
     They take turns batch by batch, so that whatever else the machine is doing falls on all alike.
 
     Args:
         cfg: the configuration of a fairseq-generate.
         generators: by name of the system.
+        samples: batches; none: all, after one to warm up.
     """
     decodings = Decodings({name: SystemOutput() for name in generators})
     to_text = inference.detokeniser(cfg, task)
-    for number, sample in enumerate(batches(cfg, task, models)):
+    for number, sample in enumerate(batches(cfg, task, models) if samples is None else tqdm(samples, unit="batch")):
         ids = sample["id"].tolist()
         for row, i in enumerate(ids):
             decodings.sources[i] = to_text(task.source_dictionary, sample["net_input"]["src_tokens"][row])
             decodings.references[i] = to_text(task.target_dictionary, sample["target"][row], True)
-        if number == 0:  # warm up
+        if number == 0 and samples is None:  # warm up
             for generator in generators.values():
                 task.inference_step(generator, models, sample)
         for name, generator in generators.items():

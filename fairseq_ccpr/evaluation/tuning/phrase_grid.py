@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import interpolate_references, limit_weights
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_continuation import PhraseTable, Proposals
 from fairseq_ccpr.decoding.phrase_memory import phrase_weight
+from fairseq_ccpr.evaluation.tuning.held_out import PhraseCache
 
 PHRASES = (4, 8, 16)
 TEMPERATURES = (0.02, 0.05, 0.1)
 ENTERING = (0.2, 0.5, 1.0)
 LAMBDAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-TOKENS = 8000  # of the references, about: there are hundreds of phrases to weigh at each, for every point of the grid
-
-
-@dataclass
-class PhraseCache:
-    """What a teacher-forced pass leaves behind: of some batches their phrases, and what each proposes at every token."""
-
-    batches: list[tuple[PhraseTable, Proposals, Tensor, Tensor]] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-
-    def add(self, table: PhraseTable, proposals: Proposals, sentences: Tensor, targets: Tensor, first: int) -> None:
-        """Add n tokens: their sentences in the table and the reference tokens, int64 [n] each; how many came before."""
-        self.batches.append((table, proposals, sentences, targets))
-        self.rows.append(torch.arange(first, first + len(targets)))
-
-    def continuation(self, settings: PhraseSettings) -> tuple[Tensor, Tensor]:
-        """Compute log p_phr of the n reference tokens kept, and the mass Z, fp32 [n] each; independent of lambda."""
-        parts = []
-        for table, proposals, sentences, targets in self.batches:
-            weights = table.weights(settings.k, settings.temperature, settings.min_similarity)
-            values, log_probs, mass = proposals.continuation(table, sentences, weights, settings.enter, settings.k)
-            others = values != targets.unsqueeze(1)
-            parts.append((log_probs.masked_fill(others, float("-inf")).amax(dim=1), mass))
-        retrieved, mass = (torch.cat(column) for column in zip(*parts))
-        return retrieved, mass
 
 
 @dataclass(frozen=True)
@@ -75,7 +49,7 @@ def score_phrase_grid(
 ) -> dict[PhraseSettings, float]:
     """Mean log-likelihood of the references at every point of the grid."""
     grid = {}
-    references = references.at(torch.cat(cache.rows))
+    references = references.at(cache.rows)
     for point in grid_of(settings):
         retrieved, mass = cache.continuation(point)
         for lambda_ in LAMBDAS:

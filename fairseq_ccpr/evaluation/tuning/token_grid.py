@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import interpolate_references, target_log_probabilities
-from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.interpolation import interpolate_references
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import WeightPolicy, token_weight
+from fairseq_ccpr.evaluation.tuning.held_out import TokenCache
 
 NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
 FEW = 16
@@ -22,62 +20,28 @@ TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
 UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
-class CachedView(NamedTuple):
-    """A `ModelView` of N reference tokens, kept from the teacher-forced pass."""
-
-    neighbours: Tensor  # fp32 [N, K], log p_NMT of the neighbours' tokens
-    best: Tensor  # fp32 [N], of the likeliest token
-
-
-@dataclass
-class TokenCache:
-    """What a teacher-forced pass leaves behind, enough to score any setting: a row for each of N reference tokens.
-
-    Args:
-        policy: how much the neighbours weigh, the decoder's own.
-        targets: int64 [N], the reference tokens.
-        log_probs: fp32 [N], log p_NMT of them.
-        neighbours: [N, K], nearest first.
-        model: what the model says of them.
-    """
-
-    policy: WeightPolicy
-    targets: Tensor
-    log_probs: Tensor
-    neighbours: Neighbours
-    model: CachedView
-
-    def first(self, k: int) -> TokenCache:
-        """Keep the k nearest neighbours only."""
-        neighbours = Neighbours(*(part[:, :k] for part in self.neighbours))
-        return replace(self, neighbours=neighbours, model=CachedView(self.model.neighbours[:, :k], self.model.best))
-
-    def retrieved(self, temperature: float) -> Tensor:
-        """Compute log p_tok of the reference tokens, fp32 [N]."""
-        matches = (self.neighbours.values == self.targets.unsqueeze(1)) & (self.neighbours.ids >= 0)
-        return target_log_probabilities(self.neighbours.scores, matches, temperature)
-
-    def weight(self, settings: TokenRetrievalSettings) -> Tensor:
-        """lambda_tok* at the reference tokens, fp32 [N], as the decoder weighs them."""
-        return token_weight(self.policy, self.neighbours, self.model, settings)
-
-
 def score_grid(
-    cache: TokenCache, temperatures: tuple[float, ...], confidences: tuple[bool, ...], given: TokenRetrievalSettings
+    cache: TokenCache,
+    log_probs: Tensor,
+    neighbours: tuple[int, ...],
+    temperatures: tuple[float, ...],
+    confidences: tuple[bool, ...],
+    given: TokenRetrievalSettings,
 ) -> dict[TokenRetrievalSettings, float]:
     """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*.
 
     Args:
+        log_probs: fp32 [N], log p_NMT of the reference tokens.
         given: whatever has no grid is as in it.
     """
     grid = {}
-    for k in NEIGHBOURS:
+    for k in neighbours:
         nearest = cache.first(k)
         for temperature in temperatures:
             retrieved = nearest.retrieved(temperature)
             for confidence, lambda_ in product(confidences, LAMBDAS):
                 settings = _point(given, k, lambda_, temperature, confidence)
-                mixed = interpolate_references(cache.log_probs, (retrieved, nearest.weight(settings)))
+                mixed = interpolate_references(log_probs, (retrieved, nearest.weight(settings)))
                 grid[settings] = float(mixed.mean())
     return grid
 
@@ -88,7 +52,7 @@ def _point(
     """Settings of the grid; what is for lambda* alone is as given there, and off elsewhere."""
     if confidence:
         return replace(given, k=k, lambda_=lambda_, temperature=temperature, confidence=True)
-    return TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
+    return TokenRetrievalSettings(k, lambda_, temperature, confidence=False, guard=given.guard)
 
 
 def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:

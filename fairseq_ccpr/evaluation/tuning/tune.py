@@ -1,80 +1,112 @@
-"""Choosing the settings of retrieval on a held-out subset: large grids by likelihood, their best few by BLEU."""
+"""Choosing how retrieval counts on a held-out subset: settings by likelihood, trust learned, the best few by BLEU."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
-from fairseq_ccpr.decoding.token_memory import DistributionView
+from fairseq_ccpr.decoding.trust import HIDDEN, KINDS, LearnedTrust, Trust
+from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
-from fairseq_ccpr.evaluation.tuning.phrase_grid import (
-    PHRASES,
-    TOKENS,
-    PhraseCache,
-    References,
-    phrase_candidates,
-    score_phrase_grid,
-)
+from fairseq_ccpr.evaluation.tuning.held_out import HeldOut, force_decode_text
+from fairseq_ccpr.evaluation.tuning.other_text import OtherText
+from fairseq_ccpr.evaluation.tuning.phrase_grid import PHRASES, References, phrase_candidates, score_phrase_grid
 from fairseq_ccpr.evaluation.tuning.token_grid import (
     NEIGHBOURS,
     TEMPERATURES,
     UNIT_TEMPERATURES,
-    CachedView,
-    TokenCache,
     candidates,
     score_grid,
 )
+from fairseq_ccpr.evaluation.tuning.trust_training import Worth, learn, training_text, worth
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
 # Fields that the grids have: written into FILE even where they are at their default.
 TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
 TUNED_OF_PHRASES = ("k", "lambda_", "temperature", "min_similarity", "enter")
+TRUSTED_NEIGHBOURS = (8, 32)  # k that trust is learned with: the more, the better and the slower
+LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
+SAMPLED = 3  # one batch in so many is decoded
+BATCHES = 12  # at least, so that those are of all lengths
+
+
+@dataclass
+class Candidate:
+    """Settings, with trust or without."""
+
+    ensemble: RetrievalEnsemble
+    texts: dict[str, Worth] = field(default_factory=dict)  # of trust, by text
+
+    @property
+    def name(self) -> str:
+        """Its options, and what kind of trust it has."""
+        trust = f" trust:{self.ensemble.trust.KIND}" if self.ensemble.trust is not None else ""
+        return f"{options_of(self.ensemble)}{trust}"
 
 
 @dataclass
 class Tuned:
     """What came of tuning."""
 
-    best: RetrievalEnsemble  # with the best settings
-    options: str  # of fairseq-generate, for these
-    helps: bool  # whether they are better than the model alone; if not, the interpolation weights are 0
-    scores: dict[str, TranslationScores]  # by name of the system, the base among them
+    best: Candidate
+    helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
+    scores: dict[str, TranslationScores]  # by name of the system, the base among them; of a sample of the subset
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
     phrase_grid: dict[PhraseSettings, float]  # beside the best of the token grid; empty without a phrase memory
-    grid_seconds: float  # the teacher-forced pass included
-    base_seconds: float  # of decoding the same sentences without retrieval
+    seconds: float  # of everything
+    base_seconds: float  # of decoding the whole subset without retrieval
+    decoded: float  # how often the subset was decoded, all systems together
+    linear: bool  # whether there were too few tokens for a hidden layer
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """The best settings, as `datastore.tuned` keeps them."""
-        memories = (self.best.tokens, self.best.phrases)
-        kept = [memory.settings for memory in memories if memory is not None]
-        return {one.PREFIX: automatic_values(one) for one in (*kept, self.best.settings)}
+        ensemble = self.best.ensemble
+        kept = [memory.settings for memory in (ensemble.tokens, ensemble.phrases) if memory is not None]
+        return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.settings)}
+
+    @property
+    def options(self) -> str:
+        """Options of fairseq-generate for them, but for trust."""
+        return options_of(self.best.ensemble)
+
+    def description(self, parts: Any) -> TrustDescription:
+        """Describe the trust of the best, for the parts of the datastore."""
+        trust = self.best.ensemble.trust
+        assert trust is not None
+        keys = {name: part.keys_fingerprint for name, part in parts.items()}
+        texts = {name: one._asdict() for name, one in self.best.texts.items()}
+        return TrustDescription(trust.KIND, trust.arguments(), needs_of(parts), keys, self.settings, texts)
 
 
-def tune(system: System, count: int) -> Tuned:
-    """Choose by likelihood which `count` settings to decode with, and by BLEU which of those to keep.
+def tune(system: System, also: list[OtherText], kind: str | None, count: int) -> Tuned:
+    """Choose by likelihood what to decode with, and by BLEU what of that to keep.
 
-    1. One teacher-forced pass keeps what model, neighbours and phrases say of each reference token.
+    1. A teacher-forced pass over each text keeps what model, neighbours and phrases say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
-    3. The best settings of the one with the best of the other are decoded with. The best by BLEU is chosen; where no
-       settings are better than the model alone, their interpolation weights become 0.
+    3. Trust is learned on top of the likeliest settings for few neighbours, and for many.
+    4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen; where
+       none is better than the model alone, the interpolation weights become 0.
+
+    Args:
+        system: with the subset that is held out as `--gen-subset`.
+        also: text of other domains, which is to suffer no harm.
+        kind: of trust, see `KINDS`; None: settings alone.
+        count: of candidates, without trust.
 
     Raises:
         ConfigurationError: no datastore, or a reward, which the grid does not have.
     """
-    cfg, task, models, ensemble = system.cfg, system.task, system.models, system.ensemble
+    cfg, task, ensemble = system.cfg, system.task, system.ensemble
     if ensemble is None:
         raise ConfigurationError("there is nothing to tune without a datastore: give --datastore DIR")
     if cfg.task.phrase_reward:
@@ -82,99 +114,117 @@ def tune(system: System, count: int) -> Tuned:
             "--phrase-reward is not tuned: leave it out here, or compare some with fairseq-ccpr compare"
         )
     task.load_dataset(cfg.dataset.gen_subset)
-    generators = {BASE: system.generator(retrieve=False)}
+    samples = list(batches(cfg, task, system.models, at_least=BATCHES))
+    start = time.perf_counter()
     if ensemble.phrases is not None:  # one search serves all settings
         ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(max(PHRASES)))
-    start = time.perf_counter()
-    tokens, phrases, log_probs = fill_caches(cfg, task, models, ensemble, max(NEIGHBOURS))
-    token_grid = _score_tokens(cfg, ensemble, tokens)
-    best_tokens: list[TokenRetrievalSettings | None] = [*candidates(token_grid, count)] or [None]
-    references = _references(tokens, best_tokens[0], log_probs, ensemble.settings.lambda_max)
-    phrase_grid = {}
-    best_phrases: list[PhraseSettings | None] = [None]
-    if ensemble.phrases is not None:
-        phrase_grid = score_phrase_grid(phrases, references, ensemble.phrases.settings)
-        best_phrases = [*phrase_candidates(phrase_grid, count)]
-    grid_seconds = time.perf_counter() - start
-    settings = _crossed(best_tokens, best_phrases, count)
-    tried = {_options_of(one): one for one in (_with_settings(ensemble, *pair) for pair in settings)}
-    for name, one in tried.items():
-        generators[name] = system.generator(retrieve=False)
-        generators[name].model = one
-    decodings = decode(cfg, task, models, generators)
-    scores = {name: decodings.scores(name) for name in generators}
-    winner = max(tried, key=lambda name: scores[name].bleu)
-    helps = scores[winner].bleu > scores[BASE].bleu
-    best = tried[winner] if helps else _silenced(tried[winner])
-    base_seconds = decodings.systems[BASE].seconds
-    return Tuned(best, _options_of(best), helps, scores, token_grid, phrase_grid, grid_seconds, base_seconds)
+    home = force_decode_text(cfg.dataset.gen_subset, samples, ensemble, max(NEIGHBOURS))
+    grids = _Grids.of(cfg, ensemble, home)
+    if kind is None:
+        tried = [Candidate(_with_settings(ensemble, *pair)) for pair in grids.best_pairs(count)]
+    else:
+        texts = [home, *(force_decode_text(one.name, one.samples(system), ensemble, max(NEIGHBOURS)) for one in also)]
+        pairs = grids.pairs_for_trust()
+        tried = [_with_trust(kind, _with_settings(ensemble, *pair), texts) for pair in pairs]
+    sample = samples[::SAMPLED]
+    scores, base_seconds = _decode(system, tried, sample)
+    winner = max(tried, key=lambda one: scores[one.name].bleu)
+    helps = scores[winner.name].bleu > scores[BASE].bleu
+    tokens, of_sample = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
+    return Tuned(
+        winner if helps else Candidate(_silenced(winner.ensemble)), helps, scores, grids.tokens, grids.phrases,
+        time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
+        linear=kind == LearnedTrust.KIND and _is_small(home),
+    )  # fmt: skip
 
 
-@torch.inference_mode()
-def fill_caches(
-    cfg: Any, task: Any, models: list[Any], ensemble: RetrievalEnsemble, k: int
-) -> tuple[TokenCache | None, PhraseCache, Tensor]:
-    """Force-decode the subset once, keeping the reference's probabilities, the k nearest neighbours, and the phrases.
-
-    Returns:
-        What the token memory said, None without one; what the phrases said, at some of the tokens; log p_NMT of the N
-        reference tokens.
-    """
-    rows: list[tuple[Tensor, ...]] = []
-    phrases = PhraseCache()
-    of_model: list[Tensor] = []
-    every = max(1, int(task.dataset(cfg.dataset.gen_subset).tgt_sizes.sum()) // TOKENS)
-    for number, sample in enumerate(batches(cfg, task, models)):
-        real = sample["target"].ne(task.target_dictionary.pad())
-        targets = sample["target"][real]
-        log_probs, queries, attention = ensemble.force_decode_models(sample)
-        of_tokens = log_probs[real]  # [n, V]
-        first = sum(map(len, of_model))
-        of_model.append(of_tokens.gather(1, targets.unsqueeze(1)).squeeze(1).cpu())
-        if ensemble.tokens is not None:
-            neighbours = ensemble.tokens.search(queries[real], k)
-            says = DistributionView(of_tokens, neighbours.values)
-            rows.append(tuple(part.cpu() for part in (targets, *neighbours, says.neighbours, says.best)))
-        if ensemble.phrases is not None and number % every == 0:
-            batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
-            previous = sample["net_input"]["prev_output_tokens"]
-            phrases.add(batch.table, *batch.force_proposals(previous, log_probs, attention, real), targets, first)
-    tokens = None
-    if ensemble.tokens is not None:
-        targets, ids, scores, values, of_neighbours, best = (torch.cat(column) for column in zip(*rows))
-        view = CachedView(of_neighbours, best)
-        neighbours = Neighbours(ids, scores, values)
-        tokens = TokenCache(ensemble.tokens.policy, targets, torch.cat(of_model), neighbours, view)
-    return tokens, phrases, torch.cat(of_model)
+def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple[dict[str, TranslationScores], float]:
+    """Decode batches with candidates and the model alone: scores by name, and the seconds of the latter."""
+    generators = {BASE: system.generator(retrieve=False)}
+    for candidate in tried:
+        generators[candidate.name] = system.generator(retrieve=False)
+        generators[candidate.name].model = candidate.ensemble
+    decodings = decode(system.cfg, system.task, system.models, generators, samples)
+    return {name: decodings.scores(name) for name in generators}, decodings.systems[BASE].seconds
 
 
-def _score_tokens(
-    cfg: Any, ensemble: RetrievalEnsemble, cache: TokenCache | None
-) -> dict[TokenRetrievalSettings, float]:
-    if ensemble.tokens is None or cache is None:
+def _with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
+    """Learn trust on top of an ensemble's settings; the first text is the datastore's domain."""
+    known = {"tokens": ensemble.tokens is not None, "phrases": ensemble.phrases is not None}
+    if kind == LearnedTrust.KIND:
+        trust: Trust = LearnedTrust(**known, hidden=0 if _is_small(texts[0]) else HIDDEN)
+    else:
+        trust = KINDS[kind](**known)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        rows = [training_text(trust, text, number > 0, ensemble) for number, text in enumerate(texts)]
+        learn(trust, rows)
+    learned = ensemble.with_memories(ensemble.tokens, ensemble.phrases, trust.requires_grad_(False))
+    return Candidate(learned, {text.name: worth(trust, text) for text in rows})
+
+
+def _is_small(text: HeldOut) -> bool:
+    return len(text.targets) < LEAST_TOKENS
+
+
+@dataclass
+class _Grids:
+    """Mean log-likelihoods of the held-out references by settings."""
+
+    tokens: dict[TokenRetrievalSettings, float]
+    phrases: dict[PhraseSettings, float]
+
+    @classmethod
+    def of(cls, cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> _Grids:
+        tokens = _score_tokens(cfg, ensemble, text)
+        if ensemble.phrases is None:
+            return cls(tokens, {})
+        best = max(tokens, key=lambda one: tokens[one]) if tokens else None
+        references = _references(text, best, ensemble.settings.lambda_max)
+        return cls(tokens, score_phrase_grid(text.phrases, references, ensemble.phrases.settings))
+
+    def best_pairs(self, count: int) -> list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]]:
+        """Pick settings of tokens and phrases to decode with, the most promising first."""
+        of_tokens: list[Any] = [*candidates(self.tokens, count)] or [None]
+        of_phrases: list[Any] = [*phrase_candidates(self.phrases, count)] or [None]
+        pairs = [(i + j, i, j) for i in range(len(of_tokens)) for j in range(len(of_phrases))]
+        return [(of_tokens[i], of_phrases[j]) for _, i, j in sorted(pairs)[:count]]
+
+    def pairs_for_trust(self) -> list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]]:
+        """Pick the likeliest settings of tokens for few neighbours and for many, each with the likeliest of phrases."""
+        phrases = max(self.phrases, key=lambda one: self.phrases[one], default=None)
+        if not self.tokens:
+            return [(None, phrases)]
+        pairs: list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]] = []
+        for k in TRUSTED_NEIGHBOURS:
+            of_k = [one for one in self.tokens if one.k == k]
+            if of_k:
+                pairs.append((max(of_k, key=lambda one: self.tokens[one]), phrases))
+        return pairs or [(max(self.tokens, key=lambda one: self.tokens[one]), phrases)]
+
+
+def _score_tokens(cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> dict[TokenRetrievalSettings, float]:
+    if ensemble.tokens is None or text.tokens is None:
         return {}
     given = ensemble.tokens.settings
     unit = ensemble.tokens.retriever.datastore.section.projection is not None
     kinds = (True, False) if unit and not cfg.task.knn_confidence else (given.confidence,)
     if cfg.task.no_knn_confidence:
         kinds = (False,)
-    return score_grid(cache, UNIT_TEMPERATURES if unit else TEMPERATURES, kinds, given)
+    neighbours = NEIGHBOURS if cfg.task.knn_k is None else (given.k,)
+    temperatures: tuple[float, ...] = UNIT_TEMPERATURES if unit else TEMPERATURES
+    if cfg.task.knn_temperature is not None:
+        temperatures = (given.temperature,)
+    return score_grid(text.tokens, text.log_probs, neighbours, temperatures, kinds, given)
 
 
-def _references(
-    cache: TokenCache | None, settings: TokenRetrievalSettings | None, log_probs: Tensor, weight_max: float
-) -> References:
+def _references(text: HeldOut, settings: TokenRetrievalSettings | None, weight_max: float) -> References:
     """Describe the reference tokens with the token memory at these settings."""
-    if cache is None or settings is None:
-        return References(log_probs, torch.full_like(log_probs, float("-inf")), torch.zeros_like(log_probs), weight_max)
-    nearest = cache.first(settings.k)
-    return References(log_probs, nearest.retrieved(settings.temperature), nearest.weight(settings), weight_max)
-
-
-def _crossed(tokens: list[Any], phrases: list[Any], count: int) -> list[tuple[Any, Any]]:
-    """`count` pairs, those first whose places in their lists are the best together."""
-    pairs = [(i + j, i, j) for i in range(len(tokens)) for j in range(len(phrases))]
-    return [(tokens[i], phrases[j]) for _, i, j in sorted(pairs)[:count]]
+    if text.tokens is None or settings is None:
+        nothing = torch.full_like(text.log_probs, float("-inf"))
+        return References(text.log_probs, nothing, torch.zeros_like(text.log_probs), weight_max)
+    nearest = text.tokens.first(settings.k)
+    return References(text.log_probs, nearest.retrieved(settings.temperature), nearest.weight(settings), weight_max)
 
 
 def _with_settings(
@@ -195,7 +245,7 @@ def _silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
     return _with_settings(ensemble, tokens, phrases)
 
 
-def _options_of(ensemble: RetrievalEnsemble) -> str:
+def options_of(ensemble: RetrievalEnsemble) -> str:
     """Write the options of fairseq-generate that give an ensemble's settings."""
     options = []
     if ensemble.tokens is not None:

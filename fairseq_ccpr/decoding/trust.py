@@ -1,0 +1,154 @@
+"""Learned trust: how much the model, the token memory and the phrase memory are each worth, token by token.
+
+A small network looks at features of the step (`trust_features`) and moves the interpolation weights that the settings give:
+
+    w_m = f_m exp(a_m) / (1 + sum of f_m (exp(a_m) - 1)),    a = clamp(W2 tanh(W1 z + b1) + b2, -6, 6)
+
+with f_m the weight of memory m by its settings, z the features, normalised. With W2 = b2 = 0 the weights are f to the bit,
+and a memory with nothing to say (f_m = 0) gets nothing. Letters: N tokens, M memories, F features, k neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_ccpr.decoding.trust_features import (
+    ModelEvidence,
+    PhraseEvidence,
+    TokenEvidence,
+    feature_names,
+    trust_features,
+)
+from fairseq_ccpr.storage.fingerprint import of_parameters, short
+
+HIDDEN = 32
+MOST = 6.0  # of a, either way: a factor of 400
+FARTHEST = 4.0  # of a feature from its mean, in standard deviations
+
+
+class Step(NamedTuple):
+    """What is known at N tokens when the interpolation weights are decided."""
+
+    model: ModelEvidence
+    tokens: TokenEvidence | None
+    phrases: PhraseEvidence | None
+    weights: Tensor  # fp32 [N, M], f: of the token memory, of the phrase memory
+
+
+class Decision(NamedTuple):
+    """What trust makes of N tokens."""
+
+    weights: Tensor  # fp32 [N, M]
+    spread: Tensor | None = None  # fp32 [N, k], of p_tok over the neighbours; None: as the temperature has it
+
+
+class Trust(nn.Module):
+    """A way to decide interpolation weights that is learned from held-out sentences.
+
+    Decoding calls `decide(inputs(step), step.weights)`; training computes the inputs once.
+
+    Args:
+        tokens, phrases: the memories it weighs, at least one.
+    """
+
+    KIND: ClassVar[str]
+    SPREADS: ClassVar[bool] = False  # whether it decides over the distribution of the neighbours as well
+
+    def __init__(self, tokens: bool, phrases: bool) -> None:
+        super().__init__()
+        self.tokens, self.phrases = tokens, phrases
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what makes another of the same shape."""
+        return {"tokens": self.tokens, "phrases": self.phrases}
+
+    def inputs(self, step: Step) -> Tensor:
+        """Collect all that the decision looks at, fp32 [N, I]; nothing that is learned is part of it."""
+        raise NotImplementedError
+
+    def prepare(self, inputs: Tensor) -> None:
+        """Fit what is computed rather than learned to the inputs [N, I] of the training texts."""
+
+    def perturbed(self, inputs: Tensor, matches: Tensor, noise: float) -> Tensor:
+        """Return inputs [N, I] as they may be in other text, for training; as they are, if nothing is known of that.
+
+        Args:
+            matches: bool [N, k], neighbours that name the reference token.
+            noise: how much, from 1 at the beginning of training to 0 at its end.
+        """
+        return inputs
+
+    def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
+        """Decide for N tokens, by their inputs and the weights f that the settings give, fp32 [N, M]."""
+        raise NotImplementedError
+
+    def forward(self, step: Step) -> Decision:
+        """Decide for N tokens."""
+        return self.decide(self.inputs(step), step.weights)
+
+    def signature(self) -> str:
+        """Name all that decides the weights, in one word."""
+        return f"trust:{self.KIND}-{short(of_parameters(self.state_dict().items()))}"
+
+
+class LearnedTrust(Trust):
+    """The network described above.
+
+    Args:
+        hidden: units of the hidden layer; 0: a linear function of the features, which fewer tokens suffice for.
+    """
+
+    KIND = "learned"
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, tokens: bool, phrases: bool, hidden: int = HIDDEN) -> None:
+        super().__init__(tokens, phrases)
+        self.names = feature_names(tokens, phrases)
+        self.register_buffer("mean", torch.zeros(len(self.names)))
+        self.register_buffer("scale", torch.ones(len(self.names)))
+        self.hidden = nn.Linear(len(self.names), hidden) if hidden else None
+        self.output = nn.Linear(hidden or len(self.names), tokens + phrases)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what makes another of the same shape."""
+        return {**super().arguments(), "hidden": self.hidden.out_features if self.hidden is not None else 0}
+
+    def inputs(self, step: Step) -> Tensor:
+        """Compute the features, fp32 [N, F]."""
+        return trust_features(step.model, step.tokens, step.phrases)
+
+    def prepare(self, inputs: Tensor) -> None:
+        """Take mean and standard deviation of the features."""
+        self.mean.copy_(inputs.mean(dim=0))
+        self.scale.copy_(inputs.std(dim=0).clamp_min(1e-3))
+
+    def log_odds(self, features: Tensor) -> Tensor:
+        """Compute a, fp32 [N, M], of features fp32 [N, F]."""
+        z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
+        if self.hidden is not None:
+            z = self.hidden(z).tanh()
+        a: Tensor = self.output(z)
+        return a.clamp(-MOST, MOST)
+
+    def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
+        """Move the weights of N tokens."""
+        return Decision(reweigh(weights, self.log_odds(inputs)))
+
+
+def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:
+    """Multiply the odds of each memory against the model by exp(a), fp32 [N, M]; a = 0 leaves weights as they are.
+
+    >>> reweigh(torch.tensor([[0.5, 0.0]]), torch.tensor([[1.0986, 6.0]]))
+    tensor([[0.7500, 0.0000]])
+    """
+    factors = log_odds.exp()
+    return weights * factors / (1 + (weights * (factors - 1)).sum(dim=1, keepdim=True))
+
+
+KINDS: dict[str, type[Trust]] = {kind.KIND: kind for kind in (LearnedTrust,)}

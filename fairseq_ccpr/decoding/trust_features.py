@@ -1,0 +1,191 @@
+"""What learned trust looks at: features of a step, a pure function of what model and memories say.
+
+Decoding, scoring, tuning and explaining call the same function. It gathers and counts: nothing is as wide as the
+vocabulary, and nothing goes back to the host. Letters: N tokens, k neighbours, A proposals of phrases.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+VERSION = 1  # of the features: trust that was learned on others is refused
+RANKS = (1, 2, 4, 8, 16, 32, 64)
+TYPICAL_RANK = 8  # whose score is followed along a hypothesis
+OF_STATE = ("state distance", "state cosine", "state norm")
+RUNNING = ("running score", "running distance", "running agreement")
+
+TOKEN_FEATURES = (
+    *(f"score {rank}" for rank in RANKS), "found",
+    *(f"distinct {rank}" for rank in RANKS[1:]),
+    "highest p_tok", "entropy of p_tok", "count of favourite",
+    "model of favourite", "agreement", "overlap",
+    *OF_STATE, *RUNNING, "position",
+)  # fmt: skip
+MODEL_FEATURES = ("highest p_NMT",)
+PHRASE_FEATURES = (
+    "mass", "going", "highest p_phr", "model of phrases' favourite", "phrases' agreement", "best similarity",
+)  # fmt: skip
+SHARED_FEATURES = ("memories agree", "p_tok of phrases' favourite")
+
+
+class Course(NamedTuple):
+    """How N hypotheses have gone so far, this token included."""
+
+    state: Tensor  # fp32 [N, 3], `OF_STATE`, of this token alone
+    running: Tensor  # fp32 [N, 3], `RUNNING`
+    position: Tensor  # fp32 [N], tokens before this one
+
+    @classmethod
+    def of(cls, state: Tensor, sums: Tensor, length: Tensor | int) -> Course:
+        """Make it of the sums of what was `observed` at each token, fp32 [N, 4], and their number."""
+        means = sums[:, :2] / sums[:, 2:3].clamp_min(1)
+        distance = sums[:, 3:] / torch.as_tensor(length, device=sums.device).view(-1, 1)
+        running = torch.stack([means[:, 0], distance[:, 0], means[:, 1]], dim=1)
+        return cls(state, running, torch.as_tensor(length - 1.0, device=sums.device).expand(len(sums)))
+
+    @property
+    def running_distance(self) -> Tensor:
+        """The mean of the log distance of the states to the datastore's text, fp32 [N]."""
+        return self.running[:, 1]
+
+
+class TokenEvidence(NamedTuple):
+    """What the token memory saw at N tokens."""
+
+    scores: Tensor  # fp32 [N, k], inner products or minus squared distances; -inf where a neighbour is missing
+    values: Tensor  # int64 [N, k]
+    log_probs: Tensor  # fp32 [N, k], log p_tok, duplicates merged
+    of_neighbours: Tensor  # fp32 [N, k], log p_NMT of `values`
+    course: Course
+
+
+class PhraseEvidence(NamedTuple):
+    """What the phrase memory saw at N tokens."""
+
+    values: Tensor  # int64 [N, A]
+    log_probs: Tensor  # fp32 [N, A], log p_phr
+    of_proposals: Tensor  # fp32 [N, A], log p_NMT of `values`
+    mass: Tensor  # fp32 [N], Z
+    going: Tensor  # fp32 [N], the part of Z of phrases that continue
+    similarity: Tensor  # fp32 [N], the best c_q of the sentence
+
+
+class ModelEvidence(NamedTuple):
+    """What the model says at N tokens."""
+
+    best: Tensor  # fp32 [N], log p_NMT of its favourite
+    favourite: Tensor  # int64 [N]
+
+
+def feature_names(tokens: bool, phrases: bool) -> tuple[str, ...]:
+    """Name the features where there is a token memory, a phrase memory, or both."""
+    return (
+        *MODEL_FEATURES,
+        *(TOKEN_FEATURES if tokens else ()),
+        *(PHRASE_FEATURES if phrases else ()),
+        *(SHARED_FEATURES if tokens and phrases else ()),
+    )
+
+
+def trust_features(model: ModelEvidence, tokens: TokenEvidence | None, phrases: PhraseEvidence | None) -> Tensor:
+    """Compute the features of N tokens, fp32 [N, F], in the order of `feature_names`."""
+    columns = [model.best.unsqueeze(1)]
+    if tokens is not None:
+        columns += _token_features(model, tokens)
+    if phrases is not None:
+        columns += _phrase_features(model, phrases)
+    if tokens is not None and phrases is not None:
+        columns += _shared_features(tokens, phrases)
+    return torch.cat(columns, dim=1)
+
+
+def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
+    """What of N tokens is followed along their hypotheses, fp32 [N, 4]; tokens without neighbours count for the last alone.
+
+    Columns: the similarity of a neighbour of typical rank; whether the nearest one names the model's favourite; whether there
+    are neighbours; the distance of the state to the datastore's text.
+
+    Args:
+        scores, values: fp32 and int64 [N, k].
+        state: fp32 [N, 3], `OF_STATE`.
+        favourite: int64 [N], the model's likeliest token.
+    """
+    some = (scores.amax(dim=1) > float("-inf")).float()
+    typical = similarities(scores[:, :TYPICAL_RANK]).masked_fill(
+        scores[:, :TYPICAL_RANK] == float("-inf"), float("inf")
+    )
+    typical = typical.amin(dim=1).nan_to_num(posinf=0.0)
+    agrees = (values[:, 0] == favourite) & (scores[:, 0] > float("-inf"))
+    return torch.stack([typical, agrees.float(), some, state[:, 0]], dim=1)
+
+
+def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
+    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token.
+
+    Args:
+        positions: int64 [N], of the tokens of sentence after sentence, from 0.
+    """
+    sums = seen.double().cumsum(dim=0)
+    start = torch.arange(len(positions), device=positions.device) - positions
+    before = torch.cat([sums.new_zeros(1, sums.size(1)), sums])[start]
+    return (sums - before).to(seen.dtype)
+
+
+def similarities(scores: Tensor) -> Tensor:
+    """Bring scores to one scale, fp32 [N, k]: inner products as they are, squared distances as minus their logarithm.
+
+    Scores of a metric have one sign but for inner products below 0, which say as much as 0; missing ones are -inf.
+    """
+    return torch.where(scores < 0, -torch.log1p(-scores), scores)
+
+
+def first_occurrences(values: Tensor) -> Tensor:
+    """Tell which of k values of each row no earlier one equals, bool [N, k]."""
+    ordered, order = values.sort(dim=1, stable=True)
+    new = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+    return torch.empty_like(new).scatter_(1, order, new)
+
+
+def _token_features(model: ModelEvidence, tokens: TokenEvidence) -> list[Tensor]:
+    found = tokens.scores > float("-inf")
+    count = found.sum(dim=1, keepdim=True)
+    ranks = torch.tensor(RANKS, device=count.device)
+    # A rank that was not found has the score of the last one that was.
+    at = torch.minimum(ranks, count).clamp_min(1) - 1
+    ordered = similarities(tokens.scores).sort(dim=1, descending=True).values
+    scores = ordered.gather(1, at).nan_to_num(neginf=0.0)
+    first = first_occurrences(tokens.values.masked_fill(~found, -1)) & found
+    distinct = first.cumsum(dim=1).gather(1, at) / (at + 1)
+    probabilities = tokens.log_probs.exp() * first
+    highest, place = tokens.log_probs.max(dim=1, keepdim=True)
+    favourite = tokens.values.gather(1, place)
+    entropy = -(probabilities * tokens.log_probs.clamp_min(-50)).sum(dim=1, keepdim=True)
+    same = ((tokens.values == favourite) & found).sum(dim=1, keepdim=True) / count.clamp_min(1)
+    of_favourite = (model.best.unsqueeze(1) - tokens.of_neighbours.gather(1, place)) * (count > 0)
+    agreement = (favourite == model.favourite.unsqueeze(1)) & (count > 0)
+    overlap = (probabilities * tokens.of_neighbours.exp()).sum(dim=1, keepdim=True)
+    return [
+        scores, count / tokens.scores.size(1), distinct[:, 1:], highest.exp(), entropy, same, of_favourite,
+        agreement.float(), overlap, tokens.course.state, tokens.course.running,
+        torch.log1p(tokens.course.position).unsqueeze(1),
+    ]  # fmt: skip
+
+
+def _phrase_features(model: ModelEvidence, phrases: PhraseEvidence) -> list[Tensor]:
+    highest, place = phrases.log_probs.max(dim=1, keepdim=True)
+    some = phrases.mass.unsqueeze(1) > 0
+    of_favourite = (model.best.unsqueeze(1) - phrases.of_proposals.gather(1, place)) * some
+    agreement = (phrases.values.gather(1, place) == model.favourite.unsqueeze(1)) & some
+    columns = torch.stack([phrases.mass.clamp_max(1), phrases.going], dim=1)
+    return [columns, highest.exp() * some, of_favourite, agreement.float(), phrases.similarity.unsqueeze(1)]
+
+
+def _shared_features(tokens: TokenEvidence, phrases: PhraseEvidence) -> list[Tensor]:
+    favourite = phrases.values.gather(1, phrases.log_probs.argmax(dim=1, keepdim=True))
+    named = tokens.log_probs.masked_fill(tokens.values != favourite, float("-inf")).amax(dim=1, keepdim=True).exp()
+    both = (phrases.mass.unsqueeze(1) > 0) & (tokens.log_probs.amax(dim=1, keepdim=True) > float("-inf"))
+    of_tokens = tokens.values.gather(1, tokens.log_probs.argmax(dim=1, keepdim=True))
+    return [((of_tokens == favourite) & both).float(), named * both]

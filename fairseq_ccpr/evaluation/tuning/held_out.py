@@ -1,0 +1,188 @@
+"""What a teacher-forced pass over held-out sentences leaves behind: enough to score any setting, and to learn trust."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.interpolation import Vote, neighbour_log_probabilities, target_log_probabilities
+from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
+from fairseq_ccpr.decoding.phrase_continuation import Proposals
+from fairseq_ccpr.decoding.phrase_memory import PhraseBatch
+from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
+
+TOKENS = 24_000  # of a text, about: more teach little, and cost as long as they are decoded
+PHRASE_TOKENS = 8_000  # of these, with phrases: there are hundreds to weigh at each, for every point of a grid
+
+
+class CachedView(NamedTuple):
+    """A `ModelView` of N reference tokens, kept from the teacher-forced pass."""
+
+    neighbours: Tensor  # fp32 [N, K], log p_NMT of the neighbours' tokens
+    best: Tensor  # fp32 [N], of the likeliest token
+    favourite: Tensor  # int64 [N], that token
+
+
+@dataclass
+class TokenCache:
+    """What the token memory found: a row for each of N reference tokens.
+
+    Args:
+        memory: it; its settings do not count.
+        targets: int64 [N], the reference tokens.
+        neighbours: [N, K], nearest first.
+        model: what the model says of them.
+        course: how the references go, up to each token.
+    """
+
+    memory: TokenMemory
+    targets: Tensor
+    neighbours: Neighbours
+    model: CachedView
+    course: Course
+
+    def first(self, k: int) -> TokenCache:
+        """Keep the k nearest neighbours only."""
+        neighbours = Neighbours(*(part[:, :k] for part in self.neighbours))
+        model = self.model._replace(neighbours=self.model.neighbours[:, :k])
+        return replace(self, neighbours=neighbours, model=model)
+
+    def at(self, rows: Tensor) -> TokenCache:
+        """Keep some of the tokens only."""
+        neighbours = Neighbours(*(part[rows] for part in self.neighbours))
+        model, course = CachedView(*(part[rows] for part in self.model)), Course(*(part[rows] for part in self.course))
+        return replace(self, targets=self.targets[rows], neighbours=neighbours, model=model, course=course)
+
+    def retrieved(self, temperature: float) -> Tensor:
+        """Compute log p_tok of the reference tokens, fp32 [N]."""
+        return target_log_probabilities(self.neighbours.scores, self.matches(), temperature)
+
+    def matches(self) -> Tensor:
+        """Tell which neighbours there are and name the reference token, bool [N, K]."""
+        return (self.neighbours.values == self.targets.unsqueeze(1)) & (self.neighbours.ids >= 0)
+
+    def weight(self, settings: TokenRetrievalSettings) -> Tensor:
+        """Compute the weight by policy and guard at the reference tokens, fp32 [N], as the decoder does."""
+        return replace(self.memory, settings=settings).weight(self.neighbours, self.model, self.course)
+
+    def vote(self, settings: TokenRetrievalSettings) -> Vote:
+        """Vote as the decoder does, with the evidence for trust; the cache must have `settings.k` neighbours."""
+        memory = replace(self.memory, settings=settings, trusted=True)
+        scores, values = self.neighbours.scores, self.neighbours.values
+        retrieved = neighbour_log_probabilities(scores, values, settings.temperature)
+        return memory.vote(self.neighbours, retrieved, self.model, self.course)
+
+
+class PhraseRows(NamedTuple):
+    """A batch of the pass: its phrases, and what each proposes at n reference tokens."""
+
+    batch: PhraseBatch
+    proposals: Proposals  # [n, A]
+    sentences: Tensor  # int64 [n], of each token in the batch
+    targets: Tensor  # int64 [n]
+    rows: Tensor  # int64 [n], of all N tokens of the text
+    model: CachedView  # of the proposals' tokens
+
+    def vote(self, settings: PhraseSettings) -> Vote:
+        """Vote as the decoder does, with the evidence for trust."""
+        return self.batch.with_settings(settings, trusted=True).weigh(self.proposals, self.sentences, self.model)
+
+
+@dataclass
+class PhraseCache:
+    """What the phrase memory proposed in some batches of the pass."""
+
+    batches: list[PhraseRows] = field(default_factory=list)
+
+    @property
+    def rows(self) -> Tensor:
+        """Which of the text's N tokens they have, int64 [n]."""
+        return torch.cat([batch.rows for batch in self.batches])
+
+    def continuation(self, settings: PhraseSettings) -> tuple[Tensor, Tensor]:
+        """Compute log p_phr of the n reference tokens kept, and the mass Z, fp32 [n] each; independent of lambda."""
+        parts = []
+        for batch in self.batches:
+            weighed, table = batch.batch.with_settings(settings, trusted=False), batch.batch.table
+            of_phrases = batch.proposals.continuation(
+                table, batch.sentences, weighed.weights, settings.enter, settings.k
+            )
+            others = of_phrases.values != batch.targets.unsqueeze(1)
+            retrieved = of_phrases.log_probs.masked_fill(others, float("-inf")).amax(dim=1)
+            parts.append((retrieved, of_phrases.mass))
+        retrieved, mass = (torch.cat(column) for column in zip(*parts))
+        return retrieved, mass
+
+
+@dataclass
+class HeldOut:
+    """N reference tokens of a text as model and memories see them."""
+
+    name: str
+    sentences: Tensor  # int64 [N], numbered from 0
+    targets: Tensor  # int64 [N]
+    log_probs: Tensor  # fp32 [N], log p_NMT of them
+    model: ModelEvidence
+    tokens: TokenCache | None
+    phrases: PhraseCache
+
+
+@torch.inference_mode()
+def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble, k: int) -> HeldOut:
+    """Force-decode batches of held-out sentences, keeping what model, k nearest neighbours and phrases say.
+
+    Args:
+        name: of the text.
+        samples: fairseq's batches, spread over all lengths; of many, some are left out.
+    """
+    sizes = [int(sample["ntokens"]) for sample in samples]
+    samples = spread(samples, sum(sizes), TOKENS)
+    phrase_samples = {id(one) for one in spread(samples, min(sum(sizes), TOKENS), PHRASE_TOKENS)}
+    columns: list[tuple[Tensor, ...]] = []
+    phrases = PhraseCache()
+    total = sentences = 0
+    for sample in tqdm(samples, desc=name, unit="batch"):
+        real = sample["target"].ne(ensemble.pad)
+        log_probs, queries, attention = ensemble.force_decode_models(sample)
+        targets, of_tokens = sample["target"][real], log_probs[real]
+        numbers = real.nonzero()[:, 0]
+        view = DistributionView(of_tokens, targets.unsqueeze(1))
+        of_model = [targets, view.neighbours.squeeze(1), view.best, view.favourite, numbers + sentences]
+        of_memory = (
+            _of_tokens(ensemble.tokens, queries[real], of_tokens, real, k) if ensemble.tokens is not None else []
+        )
+        columns.append(tuple(part.cpu() for part in (*of_model, *of_memory)))
+        if ensemble.phrases is not None and id(sample) in phrase_samples:
+            batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
+            previous = sample["net_input"]["prev_output_tokens"]
+            proposals, places = batch.force_proposals(previous, log_probs, attention, real)
+            kept = CachedView(of_tokens.gather(1, proposals.values), view.best, view.favourite)
+            rows = torch.arange(total, total + len(targets))
+            phrases.batches.append(PhraseRows(batch, proposals, places, targets, rows, kept))
+        total, sentences = total + len(targets), sentences + len(real)
+    targets, log_probs, best, favourite, numbers, *of_memory = (torch.cat(column) for column in zip(*columns))
+    tokens = None
+    if ensemble.tokens is not None:
+        ids, scores, values, of_neighbours, state, running, position = of_memory
+        view_of_all = CachedView(of_neighbours, best, favourite)
+        course = Course(state, running, position)
+        tokens = TokenCache(ensemble.tokens, targets, Neighbours(ids, scores, values), view_of_all, course)
+    return HeldOut(name, numbers, targets, log_probs, ModelEvidence(best, favourite), tokens, phrases)
+
+
+def _of_tokens(memory: TokenMemory, queries: Tensor, log_probs: Tensor, real: Tensor, k: int) -> list[Tensor]:
+    neighbours = memory.search(queries, k)
+    view = DistributionView(log_probs, neighbours.values)
+    return [*neighbours, view.neighbours, *memory.force_course(queries, neighbours, view.favourite, real)]
+
+
+def spread(samples: list[Any], size: int, most: int) -> list[Any]:
+    """Keep every n-th batch, so many that `size` tokens become about `most`."""
+    return samples[:: max(1, round(size / most))]
