@@ -11,7 +11,8 @@ from fairseq_ccpr.cli.command import check_folder, command
 from fairseq_ccpr.common_options import count_option, data_bin_option
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
-from fairseq_ccpr.decoding.trust import KINDS, LearnedTrust
+from fairseq_ccpr.decoding.combiners import KINDS
+from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.decoding.trust_file import save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE

@@ -9,10 +9,12 @@ import torch
 from fairseq.data.data_utils import collate_tokens
 from torch import Tensor
 
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.ensemble import Forced, RetrievalEnsemble, step_of
 from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
+from fairseq_ccpr.decoding.trust import LearnedTrust
+from fairseq_ccpr.decoding.trust_features import ModelEvidence
 
 
 @dataclass
@@ -22,6 +24,16 @@ class PhraseBreakdown:
     vote: Vote  # [N, A]
     votes: Tensor  # fp32 [N, A], what each candidate gave to the token it proposed, `vote.values`
     active: Tensor  # bool [N, A], it continued; or else it would have begun there
+
+
+@dataclass
+class TrustBreakdown:
+    """What trust saw and decided at N tokens."""
+
+    before: Tensor  # fp32 [N, M], the weights that the settings give
+    names: tuple[str, ...]  # of the F features; none where the kind of trust has no features
+    features: Tensor  # fp32 [N, F]
+    attributions: Tensor  # fp32 [N, M, F], see `LearnedTrust.attributions`
 
 
 @dataclass
@@ -43,6 +55,7 @@ class Breakdown:
     phrase_memory: Tensor  # fp32 [N], log p_phr of the token
     phrases: list[SentencePhrases]  # of each sentence of the batch; empty without a phrase memory
     phrase_breakdown: PhraseBreakdown | None
+    trust: TrustBreakdown | None
 
 
 @torch.no_grad()
@@ -70,6 +83,7 @@ def break_down(
     phrase_weight, phrase_memory = each[-1] if forced.phrase_vote is not None else silent
     argmax_model, argmax = of_model.max(dim=1)
     model = of_model.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    trust = _of_trust(ensemble, forced, ModelEvidence(argmax_model, argmax))
     mixed = ensemble.mix(of_model, forced.votes).gather(1, tokens.unsqueeze(1)).squeeze(1)
     phrases = None
     if forced.phrases is not None and forced.proposals is not None and forced.phrase_vote is not None:
@@ -79,5 +93,18 @@ def break_down(
     return Breakdown(
         sentences, positions, tokens, model, argmax, argmax_model, mixed, token_weight, token_memory, forced.neighbours,
         forced.token_vote, phrase_weight, phrase_memory, forced.phrases.phrases if forced.phrases is not None else [],
-        phrases,
+        phrases, trust,
     )  # fmt: skip
+
+
+def _of_trust(ensemble: RetrievalEnsemble, forced: Forced, model: ModelEvidence) -> TrustBreakdown | None:
+    if ensemble.trust is None:
+        return None
+    step = step_of(
+        model, forced.token_vote, forced.phrase_vote, ensemble.limited(forced.token_vote, forced.phrase_vote)
+    )
+    if not isinstance(ensemble.trust, LearnedTrust):
+        nothing = step.weights.new_zeros(len(step.weights), 0)
+        return TrustBreakdown(step.weights, (), nothing, nothing.unsqueeze(1).expand(-1, step.weights.size(1), -1))
+    features = ensemble.trust.inputs(step)
+    return TrustBreakdown(step.weights, ensemble.trust.names, features, ensemble.trust.attributions(features))

@@ -90,6 +90,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     ) -> None:
         super().__init__(models)
         self.pad, self.settings, self.trust = pad, settings, trust
+        self.temperature = 1.0  # of beam search, for what is force-decoded after it
         self.tokens = replace(tokens, trusted=trust is not None) if tokens is not None else None
         self.phrases = replace(phrases, trusted=trust is not None) if phrases is not None else None
 
@@ -97,7 +98,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         self, tokens: TokenMemory | None, phrases: PhraseMemory | None, trust: Trust | None = None
     ) -> RetrievalEnsemble:
         """Return the same models with other memories, and trust in them."""
-        return RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings, trust)
+        other = RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings, trust)
+        other.temperature = self.temperature
+        return other
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
         """Encode the sources, and retrieve the phrases of their sentences.
@@ -176,9 +179,13 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         limited = [token_vote._replace(weight=token_weight)] if token_vote is not None else []
         return [*limited, phrase_vote._replace(weight=weight)]
 
-    def force_decode(self, sample: dict[str, Any]) -> Forced:
-        """Collect what models and memories say of every token of given targets, as in beam search after the same prefix."""
-        log_probs, queries, attention = self.force_decode_models(sample)
+    def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> Forced:
+        """Collect what models and memories say of every token of given targets, as in beam search after the same prefix.
+
+        Args:
+            temperature: of the models' distributions; None: that of beam search.
+        """
+        log_probs, queries, attention = self.force_decode_models(sample, temperature)
         real = sample["target"].ne(self.pad)
         of_real = log_probs[real]
         forced = Forced(real, log_probs, attention)
@@ -198,12 +205,17 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         forced.votes = self.decided(of_real, forced.token_vote, forced.phrase_vote)
         return forced
 
-    def force_decode_models(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def force_decode_models(
+        self, sample: dict[str, Any], temperature: float | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Force-decode without retrieval: log p_NMT fp32 [B, T, V], queries [B, T, d], mean attention [B, T, S].
 
         Without a token memory d is 0.
         """
         outputs = [model(**sample["net_input"]) for model in self.models]
+        heat = self.temperature if temperature is None else temperature
+        if heat != 1:
+            outputs = [(logits / heat, *others) for logits, *others in outputs]
         each = [m.get_normalized_probs(o, log_probs=True, sample=sample) for m, o in zip(self.models, outputs)]
         log_probs = torch.stack(each).float().logsumexp(dim=0) - math.log(len(each))
         attention = [o[1]["attn"][0] for o in outputs if o[1]["attn"][0] is not None]
@@ -229,7 +241,7 @@ class _ScoredModel:
         self.ensemble.eval()
 
     def __call__(self, **net_input: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        forced = self.ensemble.force_decode(self.sample)
+        forced = self.ensemble.force_decode(self.sample, temperature=1.0)  # fairseq's scorer has none
         log_probs, real = forced.log_probs, forced.real
         log_probs[real] = self.ensemble.mix(log_probs[real], forced.votes)
         return log_probs, {"attn": [forced.attention]} if forced.attention is not None else {}

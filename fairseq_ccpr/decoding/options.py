@@ -62,7 +62,7 @@ class TokenRetrievalSettings:
 
     guard: bool = option(
         False,
-        "lower the weight as far as a hypothesis is unlike the datastore's own text, down to 0 where 99 in 100 of its positions are less "
+        "lower the weight as far as a hypothesis is unlike the datastore's own text, to 0 where 99 in 100 of that are less "
         "unlike; on for an adapter's keys",
         automatic=True,
     )  # fmt: skip
@@ -245,7 +245,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
         "lambda_": 1.0 if confident else 0.5,
         "temperature": 0.05 if unit else 10.0,
         "confidence": unit,
-        "guard": unit and datastore.open_domain() is not None,
+        "guard": unit and datastore.section.domain,
     }
 
 
@@ -268,7 +268,7 @@ def token_settings(
             f"--knn-confidence needs keys of length 1, but those of {datastore.directory} are the decoder's own states: "
             "build the datastore with --adapter clknn"
         )
-    if settings.guard and datastore.open_domain() is None:
+    if settings.guard and not datastore.section.domain:
         raise ConfigurationError(
             f"--knn-guard needs to know the text of {datastore.directory}, which was built before datastores told: build it "
             "again"

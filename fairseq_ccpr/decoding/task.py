@@ -109,6 +109,7 @@ class TranslationRetrievalTask(TranslationTask):
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
         ensemble = self.build_ensemble(models)
+        ensemble.temperature = getattr(args, "temperature", 1.0)
         logger.info("retrieval signature: %s", ensemble.signature())
         if scoring:
             return RetrievalScorer(

@@ -72,14 +72,15 @@ class Trust(nn.Module):
     def prepare(self, inputs: Tensor) -> None:
         """Fit what is computed rather than learned to the inputs [N, I] of the training texts."""
 
-    def perturbed(self, inputs: Tensor, matches: Tensor, noise: float) -> Tensor:
-        """Return inputs [N, I] as they may be in other text, for training; as they are, if nothing is known of that.
+    def perturbed(self, inputs: Tensor, matches: Tensor, of_target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """Return inputs [N, I] and matches as they may be in other text, for training; here as they are.
 
         Args:
             matches: bool [N, k], neighbours that name the reference token.
+            of_target: fp32 [N], log p_NMT of that.
             noise: how much, from 1 at the beginning of training to 0 at its end.
         """
-        return inputs
+        return inputs, matches
 
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
         """Decide for N tokens, by their inputs and the weights f that the settings give, fp32 [N, M]."""
@@ -136,6 +137,14 @@ class LearnedTrust(Trust):
         a: Tensor = self.output(z)
         return a.clamp(-MOST, MOST)
 
+    @torch.enable_grad()
+    def attributions(self, features: Tensor) -> Tensor:
+        """Tell how far each feature moves each memory's a at N tokens, fp32 [N, M, F]: feature times gradient."""
+        z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).requires_grad_()
+        a = self.output(self.hidden(z).tanh() if self.hidden is not None else z)
+        gradients = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in a.unbind(dim=1)]
+        return (torch.stack(gradients, dim=1) * z.unsqueeze(1)).detach()
+
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
         """Move the weights of N tokens."""
         return Decision(reweigh(weights, self.log_odds(inputs)))
@@ -149,6 +158,3 @@ def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:
     """
     factors = log_odds.exp()
     return weights * factors / (1 + (weights * (factors - 1)).sum(dim=1, keepdim=True))
-
-
-KINDS: dict[str, type[Trust]] = {kind.KIND: kind for kind in (LearnedTrust,)}

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TOKEN, TokenDatastore
-from fairseq_ccpr.decoding.trust import KINDS, Trust
+from fairseq_ccpr.decoding.combiners import KINDS
+from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import VERSION
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage import fingerprint

@@ -54,6 +54,8 @@ class System:
         precision = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else precision
         self.task, self.models = load(cfg, self.device, precision)
         self.ensemble: RetrievalEnsemble | None = self.task.build_ensemble(self.models) if cfg.task.datastore else None
+        if self.ensemble is not None:
+            self.ensemble.temperature = cfg.generation.temperature
         if precision == BF16:  # now that the models were told by their parameters, which bf16 cuts short
             for model in self.models:
                 model.bfloat16()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +38,10 @@ class KeyCapture:
             model.decoder.output_projection = nn.Identity()
             module = key_module(model, layer)
         self._of_thread = threading.local()
-        module.register_forward_pre_hook(self._keep)
+        # The model outlives what listens to it, and must not keep it alive, nor its last states.
+        keep = weakref.WeakMethod(self._keep)
+        handle = module.register_forward_pre_hook(lambda module, inputs: (kept := keep()) and kept(module, inputs))
+        weakref.finalize(self, handle.remove)
 
     def _keep(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._of_thread.captured = inputs[0]

@@ -79,22 +79,8 @@ def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable
             assert abs(best["positional_scores"][t].item() - wanted) < 5e-3
 
 
-def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(world: World, decode: Callable, tmp_path: Path) -> None:
-    """`--score-reference` force-decodes what beam search built step by step."""
-    settings = ["--knn-lambda", 0.6]
-    found = decode(*settings)
-    symbols = TokenDatastore(world.datastore).read_symbols()
-    hypotheses = [" ".join(symbols[t] for t in found[i][0]["tokens"].tolist()[:-1]) for i in sorted(found)]
-    (tmp_path / "test.en").write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
-    (tmp_path / "test.de").write_bytes((world.data_bin / "text" / "test.de").read_bytes())
-    dictionary = world.data_bin / "dict.en.txt"
-    run("fairseq-preprocess", "-s", "de", "-t", "en", "--srcdict", dictionary, "--tgtdict", dictionary,
-        "--testpref", tmp_path / "test", "--destdir", tmp_path / "bin")  # fmt: skip
-    words = [str(tmp_path / "bin"), *world.options(*settings, "--score-reference")[1:]]
-    shown = call("fairseq-generate", *words).stdout
-    scores = {int(i): float(s) for i, s in re.findall(r"^H-(\d+)\t(\S+)\t", shown, flags=re.MULTILINE)}
-    for i, hypotheses_of_sentence in found.items():
-        assert abs(scores[i] - hypotheses_of_sentence[0]["score"].item() / np.log(2)) < 5e-3
+def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(check_rescoring: Callable) -> None:
+    check_rescoring("--knn-lambda", 0.6)
 
 
 def test_ensembles_mix_with_the_member_the_datastore_belongs_to(world: World, decode: Callable) -> None:

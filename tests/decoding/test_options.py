@@ -34,6 +34,7 @@ from tests.small_models import World
 # Of each field the options that change it.
 TOKENS: dict[str, list[object]] = {
     "k": ["--knn-k", 3], "lambda_": ["--knn-lambda", 0.9], "temperature": ["--knn-temperature", 50],
+    "guard": ["--knn-guard"],
 }  # fmt: skip
 OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity")
 PHRASES: dict[str, list[object]] = {
@@ -102,8 +103,9 @@ def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("unit", "words", "wanted"),
     [
-        (False, "", {"lambda_": 0.5, "temperature": 10.0, "confidence": False}),
-        (True, "", {"lambda_": 1.0, "temperature": 0.05, "confidence": True}),
+        (False, "", {"lambda_": 0.5, "temperature": 10.0, "confidence": False, "guard": False}),
+        (True, "", {"lambda_": 1.0, "temperature": 0.05, "confidence": True, "guard": True}),
+        (True, "--no-knn-guard", {"guard": False}),
         (True, "--knn-confidence", {"lambda_": 1.0, "confidence": True}),
         (True, "--no-knn-confidence", {"lambda_": 0.5, "temperature": 0.05, "confidence": False}),
         (True, "--knn-lambda 0.5", {"lambda_": 0.5, "confidence": True}),
@@ -115,7 +117,9 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     parser = argparse.ArgumentParser()
     gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
     index = SimpleNamespace(metric="ip" if unit else "l2")
-    datastore: Any = SimpleNamespace(section=SimpleNamespace(projection="clknn" if unit else None, index=index))
+    datastore: Any = SimpleNamespace(
+        section=SimpleNamespace(projection="clknn" if unit else None, index=index, domain=True)
+    )
     settings = token_settings(parser.parse_args(["data", *words.split()]), datastore)
     assert {name: getattr(settings, name) for name in wanted} == wanted
     written = as_options(settings, automatic=automatic_token_settings(datastore, settings.confidence))

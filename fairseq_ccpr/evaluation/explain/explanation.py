@@ -24,6 +24,7 @@ from fairseq_ccpr.storage.files import write_text
 
 MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
 MOST_VOTES = 16  # phrases that proposed a token, likewise
+MOST_FEATURES = 8  # that trust looked at, likewise
 DIGITS = 6  # significant, of a number that is kept
 
 
@@ -58,6 +59,15 @@ class PhraseVote:
 
 
 @dataclass
+class SeenFeature:
+    """A feature that trust looked at."""
+
+    name: str
+    value: float
+    moved: list[float]  # how far it moved the log-odds of each memory that there is
+
+
+@dataclass
 class TokenExplanation:
     """p = sum of weight times probability; lists of three are of the model, the token memory, the phrase memory."""
 
@@ -75,6 +85,8 @@ class TokenExplanation:
     neighbours_found: int = 0
     votes: list[PhraseVote] = field(default_factory=list)
     votes_found: int = 0
+    settings_weights: list[float] = field(default_factory=list)  # of each, before trust; empty without it
+    trust_saw: list[SeenFeature] = field(default_factory=list)  # what moved the weights most
 
 
 @dataclass
@@ -223,7 +235,26 @@ class Explainer:
         )
         self._add_neighbours(explained, breakdown, row)
         self._add_votes(explained, breakdown, row)
+        self._add_trust(explained, breakdown, row)
         return explained
+
+    def _add_trust(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
+        trust = breakdown.trust
+        if trust is None:
+            return
+        before = trust.before[row].tolist()
+        tokens, phrases = breakdown.token_vote is not None, breakdown.phrase_breakdown is not None
+        explained.settings_weights = [
+            _short(weight) for weight in (1 - sum(before), before[0] if tokens else 0.0, before[-1] if phrases else 0.0)
+        ]
+        moved = trust.attributions[row]  # [M, F]
+        order = moved.abs().amax(dim=0).argsort(descending=True)[:MOST_FEATURES].tolist() if trust.names else []
+        explained.trust_saw = [
+            SeenFeature(
+                trust.names[i], _short(float(trust.features[row, i])), [_short(x) for x in moved[:, i].tolist()]
+            )
+            for i in order
+        ]
 
     def _add_neighbours(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
         neighbours, vote = breakdown.neighbours, breakdown.token_vote

@@ -85,8 +85,26 @@ function details(sentence, at, card) {
 
 function columns(sentence, token) {
   const phrases = data.phrase_memory ? votes(sentence, token) : null;
-  if (!data.token_memory) return [sum(token), phrases];
-  return [make("div", {}, sum(token), phrases), neighbours(token)];
+  if (!data.token_memory) return [make("div", {}, sum(token), trust(token)), phrases];
+  return [make("div", {}, sum(token), trust(token), phrases), neighbours(token)];
+}
+
+// What learned trust made of the weights that the settings give, and which features moved it most.
+function trust(token) {
+  if (!token.settings_weights.length) return null;
+  const memories = there.filter((part) => part > 0);
+  const signed = (number) => `${number < 0 ? "−" : "+"}${Math.abs(number).toFixed(2)}`;
+  const weights = there.map((part) => make("tr", {},
+    make("th", { scope: "row" }, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name),
+    ...[token.settings_weights[part], token.weights[part]].map((number) => make("td", {}, percent(number)))));
+  const seenFeatures = token.trust_saw.map((feature) => make("tr", {},
+    make("th", { scope: "row" }, feature.name), make("td", {}, feature.value.toPrecision(3)),
+    ...feature.moved.map((number) => make("td", {}, signed(number)))));
+  const head = (...names) => make("thead", {}, make("tr", {}, make("td"), ...names.map((name) => make("th", { scope: "col" }, name))));
+  return make("details", {}, make("summary", {}, "What trust saw and decided"),
+    make("table", {}, head("weight by settings", "by trust"), make("tbody", {}, ...weights)),
+    seenFeatures.length ? make("table", {},
+      head("value", ...memories.map((part) => `moves ${PARTS[part].name}`)), make("tbody", {}, ...seenFeatures)) : null);
 }
 
 function alone(token, text) {

@@ -12,7 +12,6 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.tuning.held_out import TokenCache
 
 NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
-FEW = 16
 LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
 # In squared distances, of which the decoder's states lie some tens to hundreds apart.
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
@@ -56,11 +55,15 @@ def _point(
 
 
 def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
-    """Pick the best points of the grid that differ in lambda, its kind, or in whether they take few neighbours or many.
+    """Pick the likeliest points of the grid that have a k, a T or a lambda that none before has, for each kind of lambda.
 
-    On lambda, likelihood and BLEU disagree the most; and few neighbours are faster, if they do as well.
+    Likelihood and BLEU disagree on all three, and likelihood wants ever more neighbours.
     """
-    best: dict[tuple[float, bool, bool], TokenRetrievalSettings] = {}
+    chosen: list[TokenRetrievalSettings] = []
+    seen: set[tuple[object, ...]] = set()
     for settings in sorted(grid, key=lambda s: -grid[s]):
-        best.setdefault((settings.lambda_, settings.confidence, settings.k <= FEW), settings)
-    return list(best.values())[:count]
+        values = {(settings.confidence, name, getattr(settings, name)) for name in ("k", "temperature", "lambda_")}
+        if not values <= seen:
+            seen |= values
+            chosen.append(settings)
+    return chosen[:count]

@@ -20,7 +20,7 @@ UPDATES, BATCH = 400, 8192  # tokens of each text in an update
 LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
 EVERY = 20  # updates, after which the sentences held out are scored
 HELD_OUT = 5  # one sentence in so many is not trained on, but chooses when to stop
-HARM = 1.0  # weight of what a text of another domain loses, beside its likelihood
+HARM = 0.5  # weight of what a token of another domain loses, beside the likelihood of its text
 
 
 class Rows(NamedTuple):
@@ -97,11 +97,13 @@ def log_likelihood(trust: Trust | None, rows: Rows, noise: float = 0.0) -> Tenso
     """
     if trust is None:
         return _mixture(rows.model, rows.weights, rows.retrieved)
-    inputs = trust.perturbed(rows.inputs, rows.matches, noise) if noise else rows.inputs
+    inputs, matches = rows.inputs, rows.matches
+    if noise:
+        inputs, matches = trust.perturbed(inputs, matches, rows.model, noise)
     weights, spread = trust.decide(inputs, rows.weights)
     if spread is None:
         return _mixture(rows.model, weights, rows.retrieved)
-    named = (spread * rows.matches).sum(dim=1).clamp_min(1e-30).log()
+    named = (spread * matches).sum(dim=1).clamp_min(1e-30).log()
     return _mixture(rows.model, weights, torch.cat([named.unsqueeze(1), rows.retrieved[:, 1:]], dim=1))
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
-from fairseq_ccpr.decoding.trust import HIDDEN, KINDS, LearnedTrust, Trust
+from fairseq_ccpr.decoding.trust import HIDDEN, LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
@@ -150,11 +151,13 @@ def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple
 
 def _with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
     """Learn trust on top of an ensemble's settings; the first text is the datastore's domain."""
-    known = {"tokens": ensemble.tokens is not None, "phrases": ensemble.phrases is not None}
+    known: dict[str, Any] = {"tokens": ensemble.tokens is not None, "phrases": ensemble.phrases is not None}
     if kind == LearnedTrust.KIND:
-        trust: Trust = LearnedTrust(**known, hidden=0 if _is_small(texts[0]) else HIDDEN)
-    else:
-        trust = KINDS[kind](**known)
+        known["hidden"] = 0 if _is_small(texts[0]) else HIDDEN
+    elif ensemble.tokens is not None:
+        settings = ensemble.tokens.settings
+        known |= {"neighbours": settings.k, "temperature": settings.temperature}
+    trust: Trust = KINDS[kind](**known)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         rows = [training_text(trust, text, number > 0, ensemble) for number, text in enumerate(texts)]

@@ -1,0 +1,298 @@
+"""Learned trust inside the decoder: what it can never break, and which files of it are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.combiners import KINDS
+from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, merge_equal, neighbour_log_probabilities
+from fairseq_ccpr.decoding.task import find_parts
+from fairseq_ccpr.decoding.trust import LearnedTrust, Step, Trust, reweigh
+from fairseq_ccpr.decoding.trust_features import (
+    Course,
+    ModelEvidence,
+    PhraseEvidence,
+    TokenEvidence,
+    along_sentences,
+    feature_names,
+    first_occurrences,
+    observed,
+    trust_features,
+)
+from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
+from tests.decoding.test_decoding import SEARCHES
+from tests.helpers import call, equal, refused, run
+from tests.small_models import World, build
+
+SEED = 20261123
+
+
+def parts_of(folder: Path) -> dict[str, TokenDatastore | PhraseDatastore]:
+    kinds = {"token": TokenDatastore, "phrase": PhraseDatastore}
+    return {name: kinds[name](found) for name, found in find_parts(str(folder)).items()}
+
+
+def randomised(trust: Trust, scale: float = 0.5) -> Trust:
+    torch.manual_seed(SEED)
+    for parameter in trust.parameters():
+        torch.nn.init.normal_(parameter, std=scale)
+    return trust
+
+
+def write(trust: Trust, folder: Path, path: Path, settings: dict | None = None, **changes: object) -> Path:
+    parts = parts_of(folder)
+    described = TrustDescription(
+        trust.KIND, trust.arguments(), needs_of(parts), {name: part.keys_fingerprint for name, part in parts.items()},
+        settings or {},
+    )  # fmt: skip
+    for name, value in changes.items():
+        object.__setattr__(described, name, value)
+    save_trust(trust, described, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def random_trust(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trust in the tokens that was drawn at random."""
+    trust = LearnedTrust(tokens=True, phrases=False)
+    randomised(trust)
+    return write(trust, world.datastore, tmp_path_factory.mktemp("trust") / "random.trust")
+
+
+@pytest.fixture(scope="module")
+def joint_trust(both: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in tokens and phrases."""
+    trust = randomised(LearnedTrust(tokens=True, phrases=True))
+    return write(trust, both, tmp_path_factory.mktemp("trust") / "joint.trust")
+
+
+def test_a_network_of_zeros_changes_nothing_to_the_bit(
+    world: World, both: Path, decode: Callable, joint: list, tmp_path: Path
+) -> None:
+    zero = write(LearnedTrust(tokens=True, phrases=False), world.datastore, tmp_path / "zero.trust")
+    assert equal(decode("--knn-lambda", 0.6, "--trust", zero), decode("--knn-lambda", 0.6))
+    zero = write(LearnedTrust(tokens=True, phrases=True), both, tmp_path / "joint.trust")
+    assert equal(decode(*joint, "--trust", zero), decode(*joint))
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=str)
+def test_no_weight_stays_none_to_the_bit(decode: Callable, random_trust: Path, search: list) -> None:
+    assert equal(decode(*search, "--knn-lambda", 0, "--trust", random_trust), decode(*search, base=True))
+    changed = decode(*search, "--knn-lambda", 0.6, "--trust", random_trust)
+    assert not equal(changed, decode(*search, "--knn-lambda", 0.6), tolerance=1e-2)
+
+
+def test_trust_does_not_depend_on_the_batch(
+    decode: Callable, joint: list, random_trust: Path, joint_trust: Path
+) -> None:
+    for words in (["--knn-lambda", 0.6, "--trust", random_trust], [*joint, "--trust", joint_trust]):
+        assert equal(decode(*words, "--batch-size", 3), decode(*words), tolerance=2e-3)
+
+
+def test_scoring_a_hypothesis_gives_the_score_beam_search_gave(check_rescoring: Callable, random_trust: Path) -> None:
+    """Running means are carried along the beam, and computed at once over given targets."""
+    check_rescoring("--knn-lambda", 0.6, "--trust", random_trust)
+
+
+def test_the_same_with_phrases(check_rescoring: Callable, joint: list, joint_trust: Path) -> None:
+    check_rescoring(*joint, "--trust", joint_trust)
+
+
+def test_ensembles_and_half_precision_work(world: World, decode: Callable, random_trust: Path) -> None:
+    words = ["--knn-lambda", 0.6, "--trust", random_trust, "--beam", 2]
+    path = ["--path", f"{world.other_model}:{world.model}"]
+    assert not equal(decode(*words, *path), decode(*path, "--beam", 2, base=True), tolerance=1e-2)
+
+
+def evidence(count: int, k: int, phrases: int = 0) -> Step:
+    """Random evidence, some neighbours missing and values repeated; the last row found nothing."""
+    torch.manual_seed(SEED)
+    print("seed", SEED)
+    scores = torch.rand(count, k).sort(dim=1, descending=True).values
+    scores[torch.rand(count, k) < 0.2] = float("-inf")
+    scores[-1] = float("-inf")
+    values = torch.randint(4, 9, (count, k))
+    log_probs = neighbour_log_probabilities(scores, values, 0.1)
+    distribution = torch.randn(count, 12).log_softmax(dim=1)
+    course = Course(torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float())
+    tokens = TokenEvidence(scores, values, log_probs, distribution.gather(1, values), course)
+    weights = (torch.rand(count, 1) * (scores.amax(dim=1, keepdim=True) > float("-inf"))).float()
+    of_phrases = None
+    if phrases:
+        proposed = torch.randint(4, 12, (count, phrases))
+        merged = merge_equal(torch.rand(count, phrases).softmax(dim=1), proposed).log()
+        mass = torch.rand(count) * (torch.arange(count) % 3 > 0)
+        of_phrases = PhraseEvidence(
+            proposed, merged, distribution.gather(1, proposed), mass, torch.rand(count), torch.rand(count)
+        )
+        weights = torch.cat([weights * 0.5, 0.4 * mass.unsqueeze(1)], dim=1)
+    return Step(ModelEvidence(*distribution.max(dim=1)), tokens, of_phrases, weights)
+
+
+def rename(step: Step, names: torch.Tensor) -> Step:
+    """The same evidence in a vocabulary whose tokens have other numbers."""
+    assert step.tokens is not None and step.phrases is not None
+    return step._replace(
+        model=step.model._replace(favourite=names[step.model.favourite]),
+        tokens=step.tokens._replace(values=names[step.tokens.values]),
+        phrases=step.phrases._replace(values=names[step.phrases.values]),
+    )
+
+
+def at(step: Step, order: torch.Tensor) -> Step:
+    assert step.tokens is not None and step.phrases is not None
+    course = Course(*(part[order] for part in step.tokens.course))
+    tokens = TokenEvidence(*(part[order] for part in step.tokens[:-1]), course)
+    phrases = PhraseEvidence(*(part[order] for part in step.phrases))
+    return Step(ModelEvidence(*(part[order] for part in step.model)), tokens, phrases, step.weights[order])
+
+
+def test_features_follow_the_hypotheses_and_do_not_name_tokens() -> None:
+    step = evidence(40, 8, phrases=6)
+    features = trust_features(step.model, step.tokens, step.phrases)
+    assert features.shape == (40, len(feature_names(True, True))) and bool(features.isfinite().all())
+    order = torch.randperm(40)
+    moved = at(step, order)
+    assert torch.equal(trust_features(moved.model, moved.tokens, moved.phrases), features[order])
+    renamed = rename(step, torch.randperm(12) + 100)
+    assert torch.allclose(trust_features(renamed.model, renamed.tokens, renamed.phrases), features)
+
+
+@pytest.mark.parametrize("k", [1, 5, 64])
+def test_features_equal_a_plain_computation(k: int) -> None:
+    step = evidence(30, k)
+    assert step.tokens is not None
+    names, features = feature_names(True, False), trust_features(step.model, step.tokens, None)
+    found = dict(zip(names, features.T.tolist()))
+    for row in range(30):
+        pairs = [(s, v) for s, v in zip(step.tokens.scores[row].tolist(), step.tokens.values[row].tolist()) if s > -9]
+        best_first = sorted((s for s, _ in pairs), reverse=True)
+        at = min(4, len(pairs)) - 1
+        assert found["score 4"][row] == pytest.approx(best_first[at] if pairs else 0, abs=1e-6)
+        if not pairs:
+            assert found["found"][row] == found["overlap"][row] == found["agreement"][row] == 0
+            continue
+        weights = torch.tensor([s for s, _ in pairs], dtype=torch.float64).div(0.1).softmax(dim=0).tolist()
+        of_token: dict[int, float] = {}
+        for weight, (_, value) in zip(weights, pairs):
+            of_token[value] = of_token.get(value, 0) + weight
+        assert found["highest p_tok"][row] == pytest.approx(max(of_token.values()), abs=1e-5)
+        entropy = -sum(p * torch.tensor(p).log().item() for p in of_token.values())
+        assert found["entropy of p_tok"][row] == pytest.approx(entropy, abs=1e-4)
+
+
+def test_first_occurrences_equal_a_plain_loop() -> None:
+    values = torch.randint(0, 6, (50, 20), generator=torch.Generator().manual_seed(SEED))
+    plain = [[value not in row[:i] for i, value in enumerate(row)] for row in values.tolist()]
+    assert first_occurrences(values).tolist() == plain
+
+
+def test_running_means_equal_a_plain_loop() -> None:
+    torch.manual_seed(SEED)
+    lengths = [4, 1, 7]
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    scores, values = torch.randn(12, 9).sort(dim=1, descending=True).values, torch.randint(0, 3, (12, 9))
+    scores[5] = float("-inf")
+    state, favourite = torch.randn(12, 3), torch.randint(0, 3, (12,))
+    seen = observed(scores, values, state, favourite)
+    course = Course.of(state, along_sentences(seen, positions), positions + 1)
+    start = 0
+    for length in lengths:
+        for t in range(length):
+            rows = range(start, start + t + 1)
+            some = [i for i in rows if scores[i, 0] > float("-inf")]
+            agreement = sum(float(values[i, 0] == favourite[i]) for i in some) / max(1, len(some))
+            distance = sum(float(state[i, 0]) for i in rows) / (t + 1)
+            assert course.running[start + t, 1:].tolist() == pytest.approx([distance, agreement], abs=1e-5)
+        start += length
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_trust_decides_is_a_distribution(kind: str) -> None:
+    step = evidence(60, 8, phrases=0 if kind != "learned" else 6)
+    arguments = {} if kind == "learned" else {"neighbours": 8, "temperature": 0.1}
+    trust = randomised(KINDS[kind](tokens=True, phrases=kind == "learned", **arguments))
+    trust.prepare(trust.inputs(step))
+    weights, spread = trust(step)
+    assert bool((weights >= 0).all()) and bool((weights.sum(dim=1) < 1 + 1e-6).all())
+    assert not weights[step.weights == 0].any()
+    if spread is not None:
+        found = step.weights[:, 0] > 0
+        assert torch.allclose(spread[found].sum(dim=1), torch.ones(int(found.sum())), atol=1e-5)
+        assert not spread[step.tokens.scores == float("-inf")].any()  # type: ignore[union-attr]
+
+
+def test_weights_equal_the_equation_in_float64() -> None:
+    torch.manual_seed(SEED)
+    weights, a = torch.rand(100, 2, dtype=torch.float64) / 2, torch.randn(100, 2, dtype=torch.float64) * 3
+    odds = torch.cat([1 - weights.sum(dim=1, keepdim=True), weights * a.exp()], dim=1)
+    assert torch.allclose(reweigh(weights, a), (odds / odds.sum(dim=1, keepdim=True))[:, 1:])
+    assert torch.equal(reweigh(weights, torch.zeros_like(a)), weights)
+
+
+def test_other_models_layers_metrics_and_features_are_refused(
+    world: World, both: Path, random_trust: Path, decode: Callable, tmp_path: Path
+) -> None:
+    trust = LearnedTrust(tokens=True, phrases=False)
+    needs = needs_of(parts_of(world.datastore))
+    for name, said in needs.items():
+        wrong = write(trust, world.datastore, tmp_path / "wrong.trust", needs=needs | {name: f"not {said}"})
+        refused(generate(world, wrong), f"wrong.trust was learned with another {name} .*--trust none")
+    newer = write(trust, world.datastore, tmp_path / "newer.trust", features=99)
+    refused(generate(world, newer), "another version of fairseq-ccpr .features 99")
+    joint = write(LearnedTrust(tokens=True, phrases=True), both, tmp_path / "joint.trust")
+    refused(generate(world, joint), "trust in token and phrase parts, but --datastore has token")
+
+
+def test_damaged_and_missing_files_are_refused(world: World, random_trust: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.trust"
+    cut.write_bytes(random_trust.read_bytes()[:-100])
+    refused(generate(world, cut), "cut.trust is damaged")
+    with safe_open(random_trust, framework="pt") as stream:
+        metadata = stream.metadata()
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - no mapping
+    tensors["output.bias"] += 1
+    save_file(tensors, tmp_path / "changed.trust", metadata=metadata)
+    refused(generate(world, tmp_path / "changed.trust"), "changed.trust is damaged.*checksum")
+    refused(generate(world, tmp_path / "none.trust"), "none.trust is missing")
+    refused(generate(world, world.spm), "damaged, or no file of trust")
+
+
+def generate(world: World, trust: Path) -> object:
+    return call("fairseq-generate", *world.options("--trust", trust), check=False)
+
+
+def test_trust_of_other_text_warns_and_its_settings_are_taken(world: World, tmp_path: Path) -> None:
+    build(world, tmp_path / "other", "--subset", "valid")
+    settings = {"knn": {"k": 3, "lambda_": 0.4, "temperature": 7.0}}
+    path = write(LearnedTrust(tokens=True, phrases=False), world.datastore, tmp_path / "a.trust", settings)
+    words = [word for word in world.options() if word not in ("--knn-temperature", "5")]
+    done = run("fairseq-generate", *words, "--datastore", tmp_path / "other", "--trust", path)
+    shown = done.stdout + done.stderr
+    assert "learned with other token keys" in shown and "|k:3|lambda:0.4|T:7.0|" in shown and "trust:learned-" in shown
+
+
+def test_a_file_says_what_it_is(random_trust: Path) -> None:
+    with safe_open(random_trust, framework="pt") as stream:
+        described = json.loads(stream.metadata()["trust"])
+    assert described["kind"] == "learned" and described["needs"]["metric"] == "l2"
+
+
+def test_mixture_with_a_spread_sums_to_one() -> None:
+    step = evidence(30, 8)
+    trust = randomised(KINDS["adaptive"](tokens=True, phrases=False, neighbours=8, temperature=0.1))
+    trust.prepare(trust.inputs(step))
+    weights, spread = trust(step)
+    assert spread is not None and step.tokens is not None
+    log_probs = torch.randn(30, 12).log_softmax(dim=1)
+    vote = Vote(step.tokens.values, merge_equal(spread, step.tokens.values).log(), weights[:, 0])
+    assert torch.allclose(interpolate_(log_probs, vote).exp().sum(dim=1), torch.ones(30), atol=1e-5)
