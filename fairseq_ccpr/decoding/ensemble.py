@@ -91,7 +91,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         super().__init__(models)
         self.pad, self.settings, self.trust = pad, settings, trust
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
-        self.tokens = replace(tokens, trusted=trust is not None) if tokens is not None else None
+        self.tokens = replace(tokens, trusted=trust is not None, skip=settings.skip) if tokens is not None else None
         self.phrases = replace(phrases, trusted=trust is not None) if phrases is not None else None
 
     def with_memories(
@@ -190,10 +190,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         of_real = log_probs[real]
         forced = Forced(real, log_probs, attention)
         if self.tokens is not None:
-            forced.neighbours, retrieved = self.tokens.retrieve(queries[real])
-            model, course = DistributionView(of_real, forced.neighbours.values), None
-            if self.tokens.observes:
-                course = self.tokens.force_course(queries[real], forced.neighbours, model.favourite, real)
+            forced.neighbours, course = self.tokens.force_search(queries[real], self.tokens.settings.k, of_real, real)
+            _, retrieved = self.tokens.weighed(forced.neighbours)
+            model = DistributionView(of_real, forced.neighbours.values)
             forced.token_vote = self.tokens.vote(forced.neighbours, retrieved, model, course)
         if self.phrases is not None:
             forced.phrases = self.phrases.start(sample["net_input"]["src_tokens"])()
@@ -227,6 +226,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         parts = [self.tokens.signature()] if self.tokens is not None else []
         if self.phrases is not None:
             parts += [self.phrases.signature(), *(f"{name}:{value}" for name, value in signed(self.settings).items())]
+        elif self.settings.skip < 1:
+            parts.append(f"skip:{self.settings.skip:g}")
         parts += [self.trust.signature()] if self.trust is not None else []
         return " ".join(parts)
 

@@ -197,6 +197,12 @@ class MixtureSettings:
         "alone, both are scaled down",
         within="[0, 1)", needs="a share from 0 up to, but not, 1", sign="Lambda_max", automatic=True,
     )  # fmt: skip
+    skip: float = option(
+        1.0,
+        "search for no neighbours where the model gives its likeliest token at least this probability, which saves time on a "
+        "CPU; 1: always search",
+        within="(0, 1]", needs="a probability above 0 and up to 1", metavar="P", automatic=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)

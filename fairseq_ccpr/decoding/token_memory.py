@@ -89,6 +89,7 @@ class TokenMemory:
         policy: how much the neighbours weigh.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         trusted: whether learned trust decides over the weight, which then wants evidence.
+        skip: a hypothesis is not searched for where the model gives its likeliest token this probability; 1: always.
     """
 
     capture: KeyCapture
@@ -98,6 +99,7 @@ class TokenMemory:
     policy: WeightPolicy = confidence_weight
     domain: Domain | None = None
     trusted: bool = False
+    skip: float = 1.0
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
         """Wait for the first step: only the decoder has queries."""
@@ -109,11 +111,42 @@ class TokenMemory:
         unknown = values == self.unknown
         return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
 
+    def search_some(self, queries: Tensor, k: int, needed: Tensor) -> Neighbours:
+        """Do the same for those queries that need it, bool [N]; to the others all neighbours are missing."""
+        rows = needed.nonzero()[:, 0]
+        found = self.search(queries[rows], k)
+        ids = rows.new_full((len(queries), k), -1)
+        scores = found.scores.new_full((len(queries), k), float("-inf"))
+        values = rows.new_full((len(queries), k), self.unknown)
+        return Neighbours(*(all_.index_copy(0, rows, some) for all_, some in zip((ids, scores, values), found)))
+
     @phase(MERGE)
     def retrieve(self, queries: Tensor) -> tuple[Neighbours, Tensor]:
         """Search for queries [N, d]: the neighbours, and log p_r of their values, fp32 [N, k]."""
-        neighbours = self.search(queries, self.settings.k)
+        return self.weighed(self.search(queries, self.settings.k))
+
+    def weighed(self, neighbours: Neighbours) -> tuple[Neighbours, Tensor]:
+        """Return neighbours, and log p_r of their values, fp32 [N, k]."""
         return neighbours, neighbour_log_probabilities(neighbours.scores, neighbours.values, self.settings.temperature)
+
+    @property
+    def skips(self) -> bool:
+        """Whether some queries need no search."""
+        return self.skip < 1 or (self.settings.guard and self.domain is not None)
+
+    def needed(self, best: Tensor, running_distance: Tensor) -> Tensor:
+        """Tell which of N hypotheses are searched for, bool [N].
+
+        Not those whose model is sure, and not those that the guard gives no weight whatever is found.
+
+        Args:
+            best: fp32 [N], log p_NMT of the likeliest token.
+            running_distance: fp32 [N], see `Course`.
+        """
+        unsure = best.exp() < self.skip if self.skip < 1 else torch.ones_like(best, dtype=torch.bool)
+        if self.settings.guard and self.domain is not None:
+            unsure &= self.domain.familiarity(running_distance) > 0
+        return unsure
 
     @property
     def observes(self) -> bool:
@@ -128,17 +161,22 @@ class TokenMemory:
             return torch.stack([torch.zeros_like(norm), torch.zeros_like(norm), norm], dim=1)
         return torch.stack([self.domain.distance(states), self.domain.cosine(states), norm], dim=1)
 
-    def force_course(self, queries: Tensor, neighbours: Neighbours, favourite: Tensor, real: Tensor) -> Course:
-        """Follow given targets.
+    def force_search(self, queries: Tensor, k: int, log_probs: Tensor, real: Tensor) -> tuple[Neighbours, Course]:
+        """Search and follow given targets as beam search does.
 
         Args:
-            queries, neighbours, favourite: of the N real tokens; int64 [N] the last, the model's likeliest.
+            queries, log_probs: [N, d] and fp32 [N, V] of the N real tokens, log p_NMT the last.
             real: bool [B, T], where they are.
         """
-        state = self.observe(queries)
-        seen = observed(neighbours.scores, neighbours.values, state, favourite)
+        state, (best, favourite) = self.observe(queries), log_probs.max(dim=1)
         positions = (real.long().cumsum(dim=1) - 1)[real]
-        return Course.of(state, along_sentences(seen, positions), positions + 1)
+        if self.skips:
+            distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
+            neighbours = self.search_some(queries, k, self.needed(best, distance))
+        else:
+            neighbours = self.search(queries, k)
+        seen = observed(neighbours.scores, neighbours.values, state, favourite)
+        return neighbours, Course.of(state, along_sentences(seen, positions), positions + 1)
 
     def weight(self, neighbours: Neighbours, model: ModelView, course: Course | None) -> Tensor:
         """Compute the interpolation weight of N tokens, fp32 [N], by policy and guard."""
@@ -175,8 +213,10 @@ class TokenBatch:
     sentences: int  # B
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
-    _retrieved: list[tuple[Neighbours, Tensor, Tensor | None]] = field(default_factory=list)
+    _queries: list[Tensor] = field(default_factory=list)  # [H, d], of this step
+    _retrieved: list[tuple[Neighbours, Tensor]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
+    _copies: int = 1  # of each hypothesis at this step
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -189,14 +229,18 @@ class TokenBatch:
     def _search(self) -> None:
         queries = self.memory.capture.read()[:, -1]  # [H, T, d] -> [H, d]
         # All hypotheses of a sentence are alike at the first step: one search serves them.
-        copies, self._first = len(queries) // self.sentences if self._first else 1, False
+        self._copies, self._first = len(queries) // self.sentences if self._first else 1, False
+        self._queries.append(queries)
+        if self.memory.skips and not queries.is_cuda:
+            return  # which to search for is known once the model has decided
         with self._on_second_stream(queries):
-            neighbours, retrieved = self.memory.retrieve(queries[::copies])
-            if copies > 1:
-                neighbours = Neighbours(*(part.repeat_interleave(copies, dim=0) for part in neighbours))
-                retrieved = retrieved.repeat_interleave(copies, dim=0)
-            state = self.memory.observe(queries) if self.memory.observes else None
-        self._retrieved.append((neighbours, retrieved, state))
+            self._retrieved.append(self._copied(*self.memory.retrieve(queries[:: self._copies])))
+
+    def _copied(self, neighbours: Neighbours, retrieved: Tensor) -> tuple[Neighbours, Tensor]:
+        if self._copies == 1:
+            return neighbours, retrieved
+        copied = Neighbours(*(part.repeat_interleave(self._copies, dim=0) for part in neighbours))
+        return copied, retrieved.repeat_interleave(self._copies, dim=0)
 
     @contextmanager
     def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
@@ -212,13 +256,30 @@ class TokenBatch:
 
     def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
         """Vote for the next token of each hypothesis."""
-        neighbours, retrieved, state = self._retrieved.pop()
-        model, course = DistributionView(log_probs, neighbours.values), None
-        if state is not None:
-            seen = observed(neighbours.scores, neighbours.values, state, model.favourite)
-            self._sums = seen if self._sums is None else self._sums + seen
-            course = Course.of(state, self._sums, tokens.size(1))
-        return self.memory.vote(neighbours, retrieved, model, course)
+        queries = self._queries.pop()
+        if not (self.memory.skips or self.memory.observes):
+            neighbours, retrieved = self._retrieved.pop()
+            return self.memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values))
+        state, (best, favourite) = self.memory.observe(queries), log_probs.max(dim=1)
+        neighbours, retrieved = self._some(queries, best, state, tokens.size(1))
+        seen = observed(neighbours.scores, neighbours.values, state, favourite)
+        self._sums = seen if self._sums is None else self._sums + seen
+        course = Course.of(state, self._sums, tokens.size(1))
+        return self.memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values), course)
+
+    def _some(self, queries: Tensor, best: Tensor, state: Tensor, length: int) -> tuple[Neighbours, Tensor]:
+        """Search for the hypotheses that need it. On a GPU all were searched for, without waiting for this to be known."""
+        if not self.memory.skips:
+            return self._retrieved.pop()
+        distance = state[:, 0] if self._sums is None else (self._sums[:, 3] + state[:, 0]) / length
+        needed = self.memory.needed(best, distance)
+        if queries.is_cuda:
+            neighbours, _ = self._retrieved.pop()
+            scores = neighbours.scores.masked_fill(~needed.unsqueeze(1), float("-inf"))
+            return self.memory.weighed(neighbours._replace(scores=scores))
+        first = slice(None, None, self._copies)
+        k = self.memory.settings.k
+        return self._copied(*self.memory.weighed(self.memory.search_some(queries[first], k, needed[first])))
 
     def reorder(self, order: Tensor) -> TokenBatch:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was."""

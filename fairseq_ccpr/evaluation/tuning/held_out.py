@@ -178,9 +178,8 @@ def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble
 
 
 def _of_tokens(memory: TokenMemory, queries: Tensor, log_probs: Tensor, real: Tensor, k: int) -> list[Tensor]:
-    neighbours = memory.search(queries, k)
-    view = DistributionView(log_probs, neighbours.values)
-    return [*neighbours, view.neighbours, *memory.force_course(queries, neighbours, view.favourite, real)]
+    neighbours, course = memory.force_search(queries, k, log_probs, real)
+    return [*neighbours, DistributionView(log_probs, neighbours.values).neighbours, *course]
 
 
 def spread(samples: list[Any], size: int, most: int) -> list[Any]:
