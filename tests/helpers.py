@@ -20,6 +20,8 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_ccpr.cli import main
+from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,3 +146,9 @@ def write_lines(path: Path, *lines: str) -> Path:
 def accuracies(log: str) -> list[float]:
     """Of each validation, acc@1."""
     return [float(found) for found in re.findall(r"valid' subset .*?\| accuracy ([0-9.]+)", log)]
+
+
+def vote(memory: TokenMemory, states: torch.Tensor, log_probs: torch.Tensor) -> Vote:
+    """What a token memory says after given states, [N, d], of a model that says log_probs [N, V]."""
+    neighbours, retrieved = memory.retrieve(states)
+    return memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values))

@@ -24,12 +24,12 @@ from fairseq_ccpr.datastore.projection import fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.evaluation.translation.test_set import batches, load
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
-from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from tests.helpers import PROGRAM, ROOT, USER_DIR, call, equal, refused, run, run_two_processes
@@ -141,7 +141,7 @@ def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     memory = TokenMemory(capture, retriever, TokenRetrievalSettings(16, 0.9, 0.05, confidence=True), 3)
     neighbours, retrieved = memory.retrieve(states)
     log_probs = torch.randn(len(states), int(neighbours.values.max()) + 9).log_softmax(1)
-    vote = memory.vote(neighbours, retrieved, log_probs)
+    vote = memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values))
     assert vote.weight.min() < vote.weight.max() <= 0.9
     mixed = interpolate_(log_probs, vote)
     torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
@@ -193,22 +193,24 @@ def test_tuner_scores_equal_a_direct_computation(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*store, "--no-progress-bar"))
     task, models = load(cfg)
-    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models), 64)
-    assert cache is not None
-    settings = TokenRetrievalSettings(8, 0.7, 0.07, confidence, min_similarity=least)
-    given = TokenRetrievalSettings(confidence=confidence, min_similarity=least)
-    assert score_grid(cache, (0.07,), (confidence,), given)[settings] == pytest.approx(wanted.item(), abs=1e-4)
+    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
+    assert text.tokens is not None
+    settings = TokenRetrievalSettings(8, 0.7, 0.07, confidence, min_similarity=least, guard=True)
+    given = TokenRetrievalSettings(confidence=confidence, min_similarity=least, guard=True)
+    grid = score_grid(text.tokens, text.log_probs, (8,), (0.07,), (confidence,), given)
+    assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 
 def test_tuning_an_adapters_store_tries_both_kinds_of_share(world: World, clknn: Path, tmp_path: Path) -> None:
     words = [*world.options("--datastore", clknn), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     at = words.index("--knn-temperature")
     del words[at : at + 2]
-    shown = call("tune", *words, "--output", tmp_path / "options", "--decode", 4).stdout
-    assert "1,400 settings" in shown and "times a plain decode" in shown
+    fixed = ["--combiner", "fixed"]
+    shown = call("tune", *words, *fixed, "--output", tmp_path / "options", "--decode", 4).stdout
+    assert "1,400 settings" in shown and "4 by BLEU" in shown
     assert "--knn-confidence" in (chosen := (tmp_path / "options").read_text()) or "--no-knn-confidence" in chosen
     assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
-    shown = call("tune", *words, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1).stdout
+    shown = call("tune", *words, *fixed, "--no-knn-confidence", "--output", tmp_path / "fixed", "--decode", 1).stdout
     assert "700 settings" in shown and "--no-knn-confidence" in (tmp_path / "fixed").read_text()
 
 

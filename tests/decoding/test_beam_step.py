@@ -29,6 +29,7 @@ from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import make_table
+from tests.helpers import vote
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
 CPU = torch.device("cpu")
@@ -196,7 +197,7 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
     wanted[:, 6] += 0.4 * weights[:, 1]
     torch.testing.assert_close(
-        interpolate_(log_probs, memory.vote(*memory.retrieve(states), log_probs)).exp(), wanted, rtol=1e-4, atol=1e-6
+        interpolate_(log_probs, vote(memory, states, log_probs)).exp(), wanted, rtol=1e-4, atol=1e-6
     )
 
 

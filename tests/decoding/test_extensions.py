@@ -12,8 +12,8 @@ import torch
 
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
-from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.inference.arguments import parse_generation
 from tests.helpers import ROOT, call, equal
 from tests.small_models import World
@@ -30,9 +30,9 @@ def reference_log_probs(decode: Callable, *words: object) -> float:
 def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Callable) -> None:
     cfg = parse_generation([*world.options("--no-progress-bar"), *map(str, OF_THE_EXAMPLE)])
     task, models = load(cfg)
-    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models), 64)
-    assert cache is not None
-    grid = score_grid(cache, (5.0,), (False,), task.token_settings)
+    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
+    assert text.tokens is not None
+    grid = score_grid(text.tokens, text.log_probs, (8,), (5.0,), (False,), task.token_settings)
     settings = TokenRetrievalSettings(8, 0.6, 5.0)
     words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5]
     assert grid[settings] == pytest.approx(reference_log_probs(decode, *words, *OF_THE_EXAMPLE), abs=1e-4)

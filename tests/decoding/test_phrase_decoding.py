@@ -29,9 +29,9 @@ from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, phrase_weight
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.phrase_grid import PHRASES as GRID_OF_PHRASES
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
-from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
@@ -61,7 +61,7 @@ def load_ensemble(world: World, words: list[object]) -> tuple[Any, Any, list[Any
 def mixed_and_phrase_vote(ensemble: RetrievalEnsemble, sample: dict[str, Any]) -> tuple[torch.Tensor, Any]:
     """log p at the real tokens of the references, and what the phrase memory says there."""
     forced = ensemble.force_decode(sample)
-    return ensemble.mix(forced.log_probs[forced.real], forced.token_vote, forced.phrase_vote), forced.phrase_vote
+    return ensemble.mix(forced.log_probs[forced.real], forced.votes), forced.phrase_vote
 
 
 @contextmanager
@@ -375,10 +375,11 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
         targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
         direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
     remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(max(GRID_OF_PHRASES)))
-    tokens, cache, log_probs = fill_caches(cfg, task, models, remembering, 64)
-    nearest = tokens.first(8)
+    text = force_decode_text("test", list(batches(cfg, task, models)), remembering, 64)
+    assert text.tokens is not None
+    nearest, cache, log_probs = text.tokens.first(8), text.phrases, text.log_probs
     of_phrases, mass = cache.continuation(task.phrase_settings)
-    assert torch.cat(cache.rows).tolist() == list(range(len(log_probs)))  # few as they are, all are kept
+    assert cache.rows.tolist() == list(range(len(log_probs)))  # few as they are, all are kept
     found = References(log_probs, nearest.retrieved(5.0), nearest.weight(task.token_settings), 0.9).log_likelihood(
         of_phrases, phrase_weight(mass, task.phrase_settings)
     )

@@ -23,12 +23,12 @@ from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText
 from fairseq_ccpr.evaluation.explain.explanation import Explainer, Texts
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
-from fairseq_ccpr.evaluation.tuning.tune import fill_caches
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import call, equal
+from tests.helpers import call, equal, vote
 from tests.small_models import World, build
 
 UNKNOWN = 3
@@ -80,7 +80,7 @@ def test_the_vote_is_that_of_the_other_neighbours(metric: str, k: int) -> None:
         weight = 0.7 * float(scores.clamp(0, 1).mean()) if metric == "ip" else 0.7
         wanted[row] *= 1 - weight
         wanted[row].index_add_(0, values[kept].long(), weight * (scores / 0.3).softmax(dim=0))
-    mixed = interpolate_(log_probs.clone(), memory.vote(*memory.retrieve(states), log_probs))
+    mixed = interpolate_(log_probs.clone(), vote(memory, states, log_probs))
     torch.testing.assert_close(mixed.exp(), wanted, rtol=1e-4, atol=1e-6)
     assert (mixed[:, UNKNOWN] <= log_probs[:, UNKNOWN]).all()
     if k <= 6:
@@ -103,9 +103,9 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*words, "--no-progress-bar"))
     task, models = load(cfg)
-    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models), 64)
-    assert cache is not None
-    grid = score_grid(cache, (5.0,), (False,), task.token_settings)
+    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
+    assert text.tokens is not None
+    grid = score_grid(text.tokens, text.log_probs, (k,), (5.0,), (False,), task.token_settings)
     assert grid[TokenRetrievalSettings(k, lambda_, 5.0)] == pytest.approx(wanted.item(), abs=1e-4)
 
     found = decode(*words, "--knn-log", tmp_path / "log")

@@ -16,8 +16,8 @@ from sacrebleu.significance import PairedTest
 from fairseq_ccpr.decoding.interpolation import interpolate_references
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.translation.significance import compare_systems
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.evaluation.tuning.tune import fill_caches
+from fairseq_ccpr.evaluation.translation.test_set import batches, load
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.inference.arguments import parse_generation
 from tests.helpers import call, refused
 from tests.small_models import PAIRS, World, build
@@ -32,20 +32,20 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options("--no-progress-bar"))
     task, models = load(cfg)
-    cache, _, _ = fill_caches(cfg, task, models, task.build_ensemble(models), 64)
-    assert cache is not None
-    nearest, settings = cache.first(k), TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
+    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
+    assert text.tokens is not None
+    nearest, settings = text.tokens.first(k), TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
     vote = nearest.retrieved(temperature), nearest.weight(settings)
-    assert abs(interpolate_references(cache.log_probs, vote).mean().item() - wanted.item()) < 1e-4
+    assert abs(interpolate_references(text.log_probs, vote).mean().item() - wanted.item()) < 1e-4
 
 
 def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "oracle", "--subset", "valid", "test")
     words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
-    shown = call("tune", *words, "--output", tmp_path / "options", "--decode", 2).stdout
-    assert "700 settings" in shown and "base" in shown
+    shown = call("tune", *words, "--output", tmp_path / "options").stdout
+    assert "700 settings" in shown and "base" in shown and "valid is small: trust is a linear function" in shown
     chosen = (tmp_path / "options").read_text().split()
-    assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature"]
+    assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature", "--trust"]
     assert float(chosen[3]) >= 0.8  # with the answers in the store, much of it is wanted
     assert call("fairseq-generate", *words, *chosen).returncode == 0
 

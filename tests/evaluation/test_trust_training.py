@@ -1,0 +1,207 @@
+"""Learning trust: what the loss is, that training helps and does no harm, what it costs, and what is remembered."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.tuned import TUNED
+from fairseq_ccpr.decoding.combiners import KINDS
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.evaluation.tuning.trust_training import Rows, TrainingText, learn, log_likelihood, worth
+from fairseq_ccpr.evaluation.tuning.tune import tune
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, refused
+from tests.small_models import World
+
+SEED = 20261123
+COMMON = ("--cpu", "--no-progress-bar", "--max-len-b", 30)
+
+
+def random_rows(count: int, inputs: int, memories: int = 1, k: int = 0) -> Rows:
+    torch.manual_seed(SEED)
+    print("seed", SEED)
+    weights = torch.rand(count, memories) / memories
+    retrieved = torch.rand(count, memories).log().masked_fill(torch.rand(count, memories) < 0.3, float("-inf"))
+    return Rows(torch.randn(count, inputs), weights, torch.rand(count).log(), retrieved, torch.rand(count, k) < 0.3)
+
+
+class Likelihood(torch.nn.Module):
+    """The likelihood of some rows as a function of trust's parameters."""
+
+    def __init__(self, trust: Trust, rows: Rows) -> None:
+        super().__init__()
+        self.trust, self.rows = trust, rows
+
+    def forward(self) -> torch.Tensor:
+        return log_likelihood(self.trust, self.rows).mean()
+
+
+def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
+    trust = LearnedTrust(tokens=True, phrases=True, hidden=3).double()
+    inputs, weights, model, retrieved, matches = random_rows(6, len(trust.names), memories=2)
+    rows = Rows(inputs.double(), weights.double(), model.double(), retrieved.double(), matches)
+    likelihood = Likelihood(trust, rows)
+    names = [name for name, _ in likelihood.named_parameters()]
+    values = [(torch.randn_like(one) * 0.3).requires_grad_() for one in likelihood.parameters()]
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.func.functional_call(likelihood, dict(zip(names, given)), ())
+        return result
+
+    assert torch.autograd.gradcheck(loss, values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_never_worse_than_its_start_on_sentences_held_out(kind: str) -> None:
+    arguments = {"hidden": 8} if kind == "learned" else {"neighbours": 4, "temperature": 0.1}
+    trust = KINDS[kind](tokens=True, phrases=False, **arguments)
+    inputs = len(trust.names) if kind == "learned" else 13
+    text = TrainingText("noise", False, random_rows(400, inputs, k=4), torch.arange(400) // 8)
+    held_out = text.split()[1]
+    trust.prepare(text.split()[0].inputs)
+    start = float(log_likelihood(trust, held_out).mean().detach())
+    assert float(log_likelihood(learn(trust, [text]), held_out).mean().detach()) >= start - 1e-6
+
+
+def domain_text(name: str, foreign: bool, count: int = 3000) -> TrainingText:
+    """A text whose neighbours are right at home and wrong abroad; one feature of many tells where it is."""
+    generator = torch.Generator().manual_seed(SEED + foreign)
+    inputs = torch.randn(count, len(LearnedTrust(tokens=True, phrases=False).names), generator=generator)
+    inputs[:, 5] += -1.5 if foreign else 1.5
+    right = torch.rand(count, 1, generator=generator) < (0.05 if foreign else 0.9)
+    retrieved = torch.where(right, torch.tensor(0.9), torch.tensor(1e-9)).log()
+    model = torch.full((count,), 0.5).log()
+    rows = Rows(inputs, torch.full((count, 1), 0.5), model, retrieved, torch.zeros(count, 0).bool())
+    return TrainingText(name, foreign, rows, torch.arange(count) // 10)
+
+
+def test_trust_tells_home_from_abroad() -> None:
+    texts = [domain_text("home", False), domain_text("abroad", True)]
+    torch.manual_seed(SEED)
+    trust = learn(LearnedTrust(tokens=True, phrases=False), texts)
+    home, abroad = (worth(trust, text) for text in texts)
+    assert home.trusted > 0.75 and abroad.trusted < 0.1
+    assert home.trust > home.settings and abroad.trust > -0.02 > abroad.settings
+
+
+@pytest.fixture(scope="module")
+def wrong_domain(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A datastore and held-out pairs of a domain where whatever is said is translated the same way."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name in ("train", "valid"):
+        sources = [source for source, _ in read_pairs(world.folder / f"{name}.tsv")][:300]
+        lines = [f"{source}\tthe of and to in that he\n" for source in sources]
+        (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
+    words = ["-s", "de", "-t", "en", "--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
+    subsets = [word for name in ("train", "valid") for word in (f"--{name}", folder / f"{name}.tsv")]
+    call("prepare", *subsets, *words, "--output", folder / "data")
+    store = ["--path", world.model, "--output", folder / "store", "--cpu", "--quiet"]
+    call("build tokens", folder / "data", *store)
+    return folder / "data", folder / "store"
+
+
+def nats(shown: str) -> dict[str, tuple[float, float]]:
+    """What the settings and trust are worth on each text."""
+    rows = re.findall(r"^(\S.{17}) +-\d+\.\d+ +([-+]\d\.\d+) ([-+]\d\.\d+) ", shown, flags=re.MULTILINE)
+    return {name.strip(): (float(settings), float(trust)) for name, settings, trust in rows}
+
+
+def test_a_datastore_of_the_wrong_domain_does_no_harm_with_trust(
+    world: World, wrong_domain: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data, store = wrong_domain
+    also = f"{world.data_bin}:test"
+    shown = call("tune", data, "--datastore", store, "--also", also, *COMMON, "--output", tmp_path / "options").stdout
+    worths = nats(shown)
+    (settings, trust), (_, at_home) = worths[also[-18:].strip()], worths["valid"]
+    assert settings < -0.3 and trust > -0.05 and at_home > 0.5, shown
+    # The same abroad, in translations: those of the model alone, more or less
+    system = ["compare", world.data_bin, "--datastore", store, *COMMON, "--bpe", "sentencepiece"]
+    system += ["--sentencepiece-model", world.spm, "--path", world.model]
+    chosen = (tmp_path / "options").read_text().split()
+    bleu = [table(call(*system, *words).stdout) for words in (chosen, [*chosen, "--trust", "none"])]
+    assert bleu[0]["retrieval"] > bleu[1]["retrieval"] and abs(bleu[0]["retrieval"] - bleu[0]["base"]) < 1.0, bleu
+
+
+def table(shown: str) -> dict[str, float]:
+    return {name: float(bleu) for name, bleu in re.findall(r"^\| (base|retrieval) \| (\S+) \|", shown, re.MULTILINE)}
+
+
+def test_tuning_decodes_a_third_of_the_text_three_times(world: World) -> None:
+    words = ["--path", str(world.model), "--datastore", str(world.datastore), "--untuned", "--gen-subset", "valid"]
+    system = System.of([*words, *map(str, COMMON)], world.data_bin)
+    tuned = tune(system, [], "learned", 1)
+    assert len(tuned.scores) == 3 and 0.5 < tuned.decoded < 1.5
+    assert tuned.best.ensemble.trust is not None or not tuned.helps
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "robust"])
+def test_the_published_networks_are_learned_and_decode(
+    world: World, wrong_domain: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    data, store = wrong_domain
+    words = ["--datastore", store, *COMMON]
+    shown = call("tune", data, *words, "--combiner", kind, "--output", tmp_path / "options").stdout
+    assert f"trust:{kind}-" in shown and nats(shown)["valid"][1] > 0.5
+    chosen = (tmp_path / "options").read_text().split()
+    assert "retrieval" in call("compare", data, *words, "--gen-subset", "valid", "--path", world.model, *chosen).stdout
+
+
+def test_phrases_are_trusted_alone_and_beside_tokens(world: World, joint: list, phrases: list, tmp_path: Path) -> None:
+    for name, words in (("phrase", phrases), ("both", joint)):
+        options = [*world.options("--no-progress-bar"), *map(str, words)]
+        shown = call("tune", *options, "--output", tmp_path / name, "--also", f"{world.data_bin}:test").stdout
+        assert f"{name}.trust" in (tmp_path / name).read_text() or "nothing is better" in shown
+        chosen = (tmp_path / name).read_text().split()
+        assert "Generate test" in call("fairseq-generate", *options, *chosen).stdout
+
+
+def test_what_was_tuned_is_used_without_being_named(
+    world: World, wrong_domain: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data, store = wrong_domain
+    call("tune", data, "--datastore", store, "--also", world.data_bin, *COMMON)
+    sentences = [source for source, _ in read_pairs(world.folder / "test.tsv")][:4]
+    trusting = Translator(datastore=store, device="cpu", max_len_b=30)
+    assert "trust:learned-" in (trusting.signature or "")
+    without = Translator(datastore=store, device="cpu", max_len_b=30, trust="none")
+    assert "trust:" not in (without.signature or "")
+    assert [one.text for one in trusting.translate(sentences)] != [one.text for one in without.translate(sentences)]
+    assert "trust:" not in (Translator(datastore=store, device="cpu", untuned=True).signature or "")
+    assert "trust:learned-" in call("inspect", store).stdout
+    page = tmp_path / "page.html"
+    trusting.explain(sentences[0]).save(page)
+    assert '"trust_saw": [{' in page.read_text(encoding="utf-8").replace('"trust_saw":[{', '"trust_saw": [{')
+    file = store / "trust-token.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(DatastoreError, match="not what tuning left: tune again"):
+        Translator(datastore=store, device="cpu")
+    assert (store / TUNED).exists()
+
+
+def test_bad_input_is_refused_in_one_sentence(world: World, wrong_domain: tuple[Path, Path], tmp_path: Path) -> None:
+    data, store = wrong_domain
+
+    def tuned(*words: object) -> object:
+        return call("tune", data, "--datastore", store, *COMMON, "--output", tmp_path / "x", *words, check=False)
+
+    refused(tuned("--also", tmp_path / "nowhere"), "there is no folder .*nowhere")
+    refused(tuned("--also", f"{world.data_bin}:train9"), "has no subset train9: name another")
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in data.glob("*.*"):
+        (other / path.name).write_bytes(path.read_bytes())
+    lines = (other / "dict.en.txt").read_text(encoding="utf-8").splitlines()
+    (other / "dict.en.txt").write_text("\n".join(lines[1:]) + "\n", encoding="utf-8")
+    refused(tuned("--also", other), "has another dictionary for en than the model")
+    refused(tuned("--also", world.data_bin, "--combiner", "fixed"), "--also is for what is learned")
+    refused(tuned("--trust", tmp_path / "t"), "tuning learns it|is missing")
+    refused(tuned("--combiner", "adaptiv"), "adaptive")
+    assert not (tmp_path / "x").exists()
