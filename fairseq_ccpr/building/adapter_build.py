@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.domain_sample import sample_domain
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, refuse_foreign
 from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.building.token_part import TokenPart
@@ -158,8 +159,9 @@ class _Plan:
                     keys = projection(_rows(raw.keys[rows], self.device)).half().cpu().numpy()
                 yield number, rows.start, {KEYS: keys, VALUES: raw.values[rows], PROVENANCE: raw.provenance[rows]}
 
-        if (domain := raw.open_domain()) is not None:
-            domain.save(part.partial / DOMAIN)
+        # An older raw datastore does not know its own text, but has what tells it.
+        domain = raw.open_domain() or sample_domain(raw.keys, raw.provenance)
+        domain.save(part.partial / DOMAIN)
         part.fill({i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}, write)
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:

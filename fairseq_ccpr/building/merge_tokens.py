@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
 from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
 from fairseq_ccpr.datastore.manifest import Source, TokenSection
@@ -24,7 +22,7 @@ from fairseq_ccpr.datastore.token import (
     TokenDatastore,
     array_shapes,
 )
-from fairseq_ccpr.storage.arrays import GrowingArray
+from fairseq_ccpr.storage.arrays import GrowingArray, open_array
 
 BLOCK_ROWS = 1 << 16
 
@@ -78,7 +76,8 @@ def _write_domain(
     the sentences of corpora that were left out.
     """
     if section.projection is None:
-        keys, provenance = (np.load(part / f"{name}.npy", mmap_mode="r") for name in (KEYS, PROVENANCE))
+        shapes = array_shapes(section.size, section.dimension)
+        keys, provenance = (open_array(part / f"{name}.npy", *shapes[name]) for name in (KEYS, PROVENANCE))
         sample_domain(keys, provenance).save(part / DOMAIN)
         return True
     domains, sizes = [], []

@@ -136,6 +136,11 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
         return False
     if unknown := datastore.count_unknown():
         print(f"unused         {unknown:,} of unknown tokens ({UNKNOWN}), which decoding passes over")
+    if (domain := datastore.open_domain()) is not None:
+        print(
+            f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
+            f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
+        )
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
     for token in np.argsort(-counts, kind="stable")[:top]:
         print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")

@@ -102,12 +102,32 @@ class Domain:
         """Read what `save` wrote.
 
         Raises:
-            DatastoreError: the file is damaged.
+            DatastoreError: the file is damaged, or its tensors do not go together.
         """
         try:
-            return cls(**load_file(path))
-        except (SafetensorError, OSError, TypeError) as error:
+            domain = cls(**load_file(path))
+            _check_shapes(domain)
+            return domain
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
             raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
+
+
+def _check_shapes(domain: Domain) -> None:
+    """Check that all tensors are of one width and of one sample; ValueError, or TypeError for a scalar, if they are not."""
+    d, m, sentences = len(domain.mean), int(domain.lengths.sum()), len(domain.lengths)
+    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "mean": (torch.float32, (d,)),
+        "whitening": (torch.float32, (d, d)),
+        "near": (torch.float32, ()),
+        "far": (torch.float32, ()),
+        "states": (torch.float16, (m, d)),
+        "lengths": (torch.int64, (sentences,)),
+        "numbers": (torch.int64, (sentences,)),
+    }
+    for name, (dtype, shape) in wanted.items():
+        found = getattr(domain, name)
+        if (found.dtype, tuple(found.shape)) != (dtype, shape):
+            raise ValueError(f"its {name} is {found.dtype} {tuple(found.shape)}, not {dtype} {shape}")
 
 
 def _moments(states: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,8 @@ from fairseq_ccpr.storage.atomic import PARTIAL
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_checked_json, write_checked_json
 from fairseq_ccpr.version import __version__
 
-FORMAT_VERSION = 5  # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest
+# 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text
+FORMAT_VERSION = 6
 CHECKSUM_SINCE = 5
 
 

@@ -120,7 +120,7 @@ class TokenDatastore:
         """Read every byte; returns a sentence for each fault, none if the part is healthy.
 
         Raises:
-            DatastoreError: the index cannot be opened.
+            DatastoreError: the index, the projection or the knowledge of its own text cannot be opened.
         """
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
@@ -133,6 +133,7 @@ class TokenDatastore:
                 faults.append(f"values: tokens outside the dictionary in rows {start:,} to {start + block_rows:,}")
         self.open_index()
         self.open_projection()
+        self.open_domain()
         return faults
 
     def count_unknown(self) -> int:

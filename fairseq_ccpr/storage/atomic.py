@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_IMODE
 
 from fairseq_ccpr.errors import ConfigurationError
 
@@ -22,18 +23,29 @@ def partial_path(path: Path) -> Path:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield the path to write a file to, which then replaces `path`: readers see the old file or the whole new one.
 
-    Nothing stays of a file whose writing fails.
+    Nothing stays of a file whose writing fails. Its permissions are those of any new file, which safetensors does not give.
 
     Raises:
         OSError: the file cannot be written.
     """
     partial = partial_path(path)
     try:
+        permissions = _permissions_of_new(partial)
         yield partial
+        partial.chmod(permissions)
         move_into_place(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _permissions_of_new(path: Path) -> int:
+    """Learn what permissions a new file gets, from one that is removed again."""
+    path.unlink(missing_ok=True)  # left by a run that was killed
+    path.touch()
+    permissions = S_IMODE(path.stat().st_mode)
+    path.unlink()
+    return permissions
 
 
 def move_into_place(written: Path, path: Path) -> None:

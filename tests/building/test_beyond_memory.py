@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.token import TOKEN, TokenDatastore, array_shapes
+from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TOKEN, TokenDatastore, array_shapes
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.planning import needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_build, open_index
@@ -123,7 +123,8 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
     writer.create()
     writer.write_chunk(0, 0, arrays)
     shutil.rmtree(output / TOKEN / "done")
-    shutil.copy(store.directory / TOKEN / "symbols.txt", output / TOKEN)
+    for name in (SYMBOLS, DOMAIN):
+        shutil.copy(store.directory / TOKEN / name, output / TOKEN)
     section.files = describe_files(output, list(section.files))
     Manifest(section).write(output)
     return output

@@ -111,7 +111,7 @@ def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, t
     without = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]
     refused(call("fairseq-generate", *without, check=False), "needs --datastore")
     edit_manifest(copied, format_version=99)
-    refused(generate(world, copied), "format version 99.*reads up to 5.*upgrade")
+    refused(generate(world, copied), "format version 99.*reads up to 6.*upgrade")
     (copied / "manifest.json").write_text("{")
     refused(generate(world, copied), "manifest.json is damaged")
 
@@ -165,7 +165,7 @@ def test_damaged_files_are_refused(world: World, copied: Path) -> None:
     refused(generate(world, copied), r"keys\.npy is missing")
 
 
-@pytest.mark.parametrize("name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt"])
+@pytest.mark.parametrize("name", ["keys.npy", "values.npy", "provenance.npy", "symbols.txt", "domain.safetensors"])
 def test_a_flipped_byte_is_found_in_every_file(copied: Path, name: str) -> None:
     path = copied / "token" / name
     content = bytearray(path.read_bytes())

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fairseq_ccpr.datastore import phrase, token
+from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -19,7 +21,14 @@ from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest, PhrasePa
 from fairseq_ccpr.search import build_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import save_array
-from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, describe_files, read_checked_json, write_json
+from fairseq_ccpr.storage.files import (
+    CHECKSUM,
+    MANIFEST,
+    describe_files,
+    read_checked_json,
+    write_checked_json,
+    write_json,
+)
 from fairseq_ccpr.storage.text_lines import write_lines
 from tests.helpers import call, contents, edit_manifest
 from tests.vectors import clustered
@@ -43,12 +52,16 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_array(phrases / "spans.npy", np.tile(np.array([[0, 0, 3], [2, 4, 7]], np.int32), (ENTRIES // 2, 1)))
     write_lines(phrases / phrase.SENTENCES, phrases / f"{phrase.OFFSETS}.npy", SENTENCES)
     write_json(phrases / phrase.TOTALS, {"sentences": len(SENTENCES), "phrases": ENTRIES, "too_long": 0})
+    states = torch.from_numpy(keys)
+    Domain.of(states, torch.full((20,), ENTRIES // 20), torch.arange(20)).save(tokens / token.DOMAIN)
     in_memory, on_disk = (plan_index(choice, "ip", "", ENTRIES, WIDTH) for choice in ("IVF2,Flat", "disk:IVF2,SQ8"))
     build_index(keys, in_memory, tokens / in_memory.file, lambda rows: None)
     build_index(keys, on_disk, phrases / on_disk.file, lambda rows: None)
     fingerprints = {"model": "0" * 64, "corpus": "1" * 64}
     manifest = Manifest(
-        TokenSection(ENTRIES, WIDTH, "decoder_output", {"train": 3}, fingerprints, in_memory, index_recall=0.1 + 0.2),
+        TokenSection(
+            ENTRIES, WIDTH, "decoder_output", {"train": 3}, fingerprints, in_memory, index_recall=0.1 + 0.2, domain=True
+        ),
         PhraseSection(
             ENTRIES, WIDTH, len(SENTENCES), {"kind": "ngram:2"}, "Wörter/encoder.pt", {"encoder": "2" * 64}, on_disk
         ),
@@ -116,7 +129,7 @@ def test_every_byte_of_a_text_manifest_counts(tmp_path: Path, rng: np.random.Gen
 
 def test_damage_to_any_file_is_found(copied: Path, rng: np.random.Generator):
     whole = contents(copied)
-    assert len(whole) == 13  # manifest, 5 of tokens, 7 of phrases
+    assert len(whole) == 14  # manifest, 6 of tokens, 7 of phrases
     for name, content in whole.items():
         for changed in changes(content, rng, flips=12, cuts=3):
             (copied / name).write_bytes(changed)
@@ -129,7 +142,7 @@ def test_damage_to_any_file_is_found(copied: Path, rng: np.random.Generator):
     assert call("inspect", copied).returncode == 0
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
 def test_older_formats_open_unchanged(copied: Path, version: int):
     new = json.loads((copied / MANIFEST).read_text())
     old = {
@@ -138,13 +151,20 @@ def test_older_formats_open_unchanged(copied: Path, version: int):
         "format_version": version,
         "created_with": "fairseq-ccpr 0.1.0",
     }
-    del old["phrase"]["store"], old["phrase"]["sources"], old["token"]["sources"], old["token"]["index_recall"]
+    del old["token"]["domain"], old["token"]["files"][f"token/{token.DOMAIN}"]
+    (copied / "token" / token.DOMAIN).unlink()
+    if version < 5:
+        del old["phrase"]["store"], old["phrase"]["sources"], old["token"]["sources"], old["token"]["index_recall"]
     if version == 2:
         del old["phrase"], old["token"]["shard"]
-    (copied / MANIFEST).write_text(json.dumps(old, indent=2) + "\n")  # as they were written
+    if version == 5:
+        write_checked_json(copied / MANIFEST, old)
+    else:
+        (copied / MANIFEST).write_text(json.dumps(old, indent=2) + "\n")  # as they were written
     assert "health         good" in call("inspect", copied).stdout
     tokens = TokenDatastore(copied)
-    assert tokens.section.index_recall is None and tokens.open_index().size == ENTRIES
+    assert tokens.open_domain() is None and tokens.open_index().size == ENTRIES
+    assert tokens.section.index_recall == (None if version < 5 else 0.1 + 0.2)
     if version > 2:
         phrases = PhraseDatastore(copied)
         assert phrases.phrase(1)[0] == "Weg" and phrases.section.store is None and phrases.open_index().size == ENTRIES
@@ -161,7 +181,7 @@ def test_version_and_checksum_must_agree(copied: Path):
             Manifest.read(copied)
 
     write_json(copied / MANIFEST, {name: value for name, value in data.items() if name != CHECKSUM})
-    opening_fails("it lacks a checksum, unlike any of format version 5.*copy it again, or build the datastore again")
+    opening_fails("it lacks a checksum, unlike any of format version 6.*copy it again, or build the datastore again")
     write_json(copied / MANIFEST, data | {"format_version": 4})
     opening_fails("checksum is not that of its bytes")
     write_json(copied / MANIFEST, {**{n: v for n, v in data.items() if n != CHECKSUM}, "format_version": 4, "other": 1})
@@ -169,7 +189,7 @@ def test_version_and_checksum_must_agree(copied: Path):
     write_json(copied / MANIFEST, data)
     edit_manifest(copied, format_version=4)
     opening_fails("it has a checksum, unlike any of format version 4")
-    edit_manifest(copied, format_version=5, token=data["token"] | {"colour": "red"})
+    edit_manifest(copied, format_version=6, token=data["token"] | {"colour": "red"})
     opening_fails("it has an unknown entry 'colour'")
     edit_manifest(copied, format_version=99)
-    opening_fails("format version 99.*reads up to 5: upgrade")
+    opening_fails("format version 99.*reads up to 6: upgrade")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from stat import S_IMODE
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.atomic import atomic_directory, atomic_file, partial_path, scratch_directory
@@ -30,6 +34,17 @@ def test_nothing_stays_of_a_file_that_cannot_be_written(tmp_path: Path):
     with pytest.raises(FileNotFoundError), atomic_file(path):
         pass  # nothing was written
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_whoever_may_read_new_files_may_read_tensors(tmp_path: Path, mask: int):
+    before = os.umask(mask)
+    try:
+        with atomic_file(tmp_path / "tensors") as partial:
+            save_file({"one": torch.zeros(3)}, partial)
+    finally:
+        os.umask(before)
+    assert S_IMODE((tmp_path / "tensors").stat().st_mode) == 0o666 & ~mask
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path):

@@ -1,0 +1,182 @@
+"""What a token datastore knows of its own text: against plain loops in float64, far text told from near, damage refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fairseq_ccpr.datastore.domain import SHRINKAGE, Domain
+from fairseq_ccpr.errors import DatastoreError
+from tests.torch_operations import NoRoundTrip
+from tests.vectors import DEVICE
+
+WIDTH = 12
+
+
+class Text:
+    """Random text: states around a mean of their own, correlated among themselves and along a sentence."""
+
+    def __init__(self, width: int = WIDTH, offset: float = 2.0) -> None:
+        self.mixing = torch.randn(width, width)
+        self.mean = offset * torch.randn(width)
+
+    def sentences(self, count: int) -> tuple[Tensor, Tensor]:
+        """States fp16 [M, d] of whole sentences, and int64 lengths."""
+        lengths = torch.randint(1, 15, (count,))
+        topics = torch.randn(count, len(self.mean)).repeat_interleave(lengths, dim=0)
+        noise = torch.randn(int(lengths.sum()), len(self.mean))
+        return ((0.4 * topics + noise) @ self.mixing + self.mean).half(), lengths
+
+    def domain(self, count: int) -> Domain:
+        return Domain.of(*self.sentences(count), torch.arange(count))
+
+
+def plain_statistics(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and inverse of the shrunk covariance, float64."""
+    mean = sum(states) / len(states)
+    covariance = sum(np.outer(state - mean, state - mean) for state in states) / (len(states) - 1)
+    shrunk = covariance + SHRINKAGE * np.trace(covariance) / len(mean) * np.eye(len(mean))
+    return mean, np.linalg.inv(shrunk)
+
+
+def plain_distance(state: np.ndarray, mean: np.ndarray, precision: np.ndarray) -> float:
+    """Logarithm of the squared Mahalanobis distance per dimension."""
+    return float(np.log((state - mean) @ precision @ (state - mean) / len(mean)))
+
+
+def running(domain: Domain, states: Tensor, lengths: Tensor) -> Tensor:
+    """The mean distance at each position over those so far of its sentence."""
+    means = [
+        part.cumsum(0) / torch.arange(1, len(part) + 1) for part in domain.distance(states).split(lengths.tolist())
+    ]
+    return torch.cat(means)
+
+
+def test_distances_and_cosines_equal_plain_loops() -> None:
+    text = Text()
+    states, lengths = text.sentences(50)
+    domain = Domain.of(states, lengths, torch.arange(50))
+    exact = states.double().numpy()
+    mean, precision = plain_statistics(exact)
+    queries = torch.cat([states[:20].float(), 5 * torch.randn(20, WIDTH)])
+    with NoRoundTrip():
+        distances, cosines = domain.distance(queries), domain.cosine(queries)
+    assert distances.dtype == cosines.dtype == domain.mean.dtype == domain.whitening.dtype == torch.float32
+    wanted = [plain_distance(query, mean, precision) for query in queries.double().numpy()]
+    np.testing.assert_allclose(distances, wanted, atol=1e-4)
+    lengths_of = np.linalg.norm(queries.double().numpy(), axis=1) * np.linalg.norm(mean)
+    np.testing.assert_allclose(cosines, queries.double().numpy() @ mean / lengths_of, atol=1e-5)
+
+
+def test_quantiles_equal_plain_loops_over_halves_held_out() -> None:
+    states, lengths = Text().sentences(41)
+    domain = Domain.of(states, lengths, torch.arange(41))
+    sentences = np.split(states.double().numpy(), np.cumsum(lengths.numpy())[:-1])
+    means = []
+    for parity in (0, 1):
+        statistics = plain_statistics(np.concatenate(sentences[1 - parity :: 2]))
+        for sentence in sentences[parity::2]:
+            distances = [plain_distance(state, *statistics) for state in sentence]
+            means += [np.mean(distances[: t + 1]) for t in range(len(distances))]
+    np.testing.assert_allclose([domain.near, domain.far], np.quantile(means, [0.9, 0.99]), atol=1e-5)
+
+
+@pytest.mark.parametrize("states, sentences", [(1, 1), (9, 1), (2, 2), (6, 3), (300, 30)])
+def test_few_states_of_many_dimensions_are_not_singular(states: int, sentences: int) -> None:
+    lengths = torch.full((sentences,), states // sentences)
+    domain = Domain.of(torch.randn(states, 200).half(), lengths, torch.arange(sentences))
+    for value in (domain.near, domain.far, domain.whitening, domain.distance(torch.randn(5, 200))):
+        assert torch.isfinite(value).all()
+    assert domain.near <= domain.far
+    same = Domain.of(torch.ones(states, 200).half(), lengths, torch.arange(sentences))
+    assert torch.isfinite(same.familiarity(same.distance(torch.ones(1, 200)))).all()
+
+
+def test_own_text_is_familiar_and_other_text_is_not() -> None:
+    text = Text()
+    domain = text.domain(400)
+    states, lengths = text.sentences(300)
+    own = running(domain, states.float(), lengths)
+    assert 0.8 < (own < domain.near).float().mean() < 0.97 and (own < domain.far).float().mean() > 0.97
+    assert domain.familiarity(own).mean() > 0.95
+    noise = running(domain, 4 * text.mixing.norm(dim=0) * torch.randn(len(states), WIDTH), lengths)
+    states, lengths = Text().sentences(300)
+    other = running(domain, states.float(), lengths)
+    for found in (noise, other):
+        assert (found > domain.far).float().mean() > 0.95 and domain.familiarity(found).mean() < 0.05
+
+
+def test_familiarity_falls_from_near_to_far() -> None:
+    domain = Text().domain(60)
+    distances = torch.linspace(float(domain.near) - 2, float(domain.far) + 2, 200)
+    with NoRoundTrip():
+        found = domain.familiarity(distances)
+    assert (found[distances < domain.near] == 1).all() and (found[distances > domain.far] == 0).all()
+    assert (found.diff() <= 0).all() and ((found > 0) & (found < 1)).any()
+
+
+def test_on_a_device_distances_are_the_same() -> None:
+    domain, queries = Text().domain(60), torch.randn(9, WIDTH)
+    moved = domain.to(DEVICE)
+    assert moved.distance(queries.to(DEVICE)).device.type == DEVICE.type
+    torch.testing.assert_close(moved.distance(queries.to(DEVICE)).cpu(), domain.distance(queries), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(moved.cosine(queries.to(DEVICE)).cpu(), domain.cosine(queries), rtol=1e-4, atol=1e-4)
+
+
+def test_selecting_keeps_whole_sentences() -> None:
+    domain = Text().domain(30)
+    chosen = torch.rand(30) < 0.4
+    chosen[3] = True
+    kept = domain.select(chosen, shift=100)
+    parts = domain.states.split(domain.lengths.tolist())
+    assert torch.equal(kept.states, torch.cat([part for part, wanted in zip(parts, chosen) if wanted]))
+    assert kept.numbers.tolist() == [100 + i for i in range(30) if chosen[i]] and kept.lengths.sum() == len(kept.states)
+
+
+def test_the_sample_is_enough_to_compute_all_again(tmp_path: Path) -> None:
+    domain = Text().domain(50)
+    domain.save(tmp_path / "one")
+    read = Domain.load(tmp_path / "one")
+    read.save(tmp_path / "two")
+    Domain.of(read.states, read.lengths, read.numbers).save(tmp_path / "three")
+    for name in ("two", "three"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def test_damage_is_one_sentence(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = tmp_path / "domain.safetensors"
+    Text().domain(20).save(path)
+    good, tensors = path.read_bytes(), load_file(path)
+    header = 8 + int.from_bytes(good[:8], "little")
+    for bit in rng.choice(8 * header, 400, replace=False).tolist():
+        changed = bytearray(good)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(DatastoreError, match=r"domain\.safetensors is damaged \(.*: build the datastore again"):
+            Domain.load(path)
+    for length in (0, 7, header, len(good) - 1):
+        path.write_bytes(good[:length])
+        with pytest.raises(DatastoreError, match="is damaged"):
+            Domain.load(path)
+    for name, wrong in {
+        "mean": tensors["mean"][1:],
+        "whitening": tensors["whitening"][1:],
+        "near": tensors["near"].unsqueeze(0),
+        "states": tensors["states"].float(),
+        "lengths": tensors["lengths"] + 1,
+        "numbers": tensors["numbers"][1:],
+    }.items():
+        save_file(tensors | {name: wrong.contiguous()}, path)
+        with pytest.raises(DatastoreError, match=r"is damaged \(its \w+ is .*, not .*\)"):
+            Domain.load(path)
+    save_file({name: tensor for name, tensor in tensors.items() if name != "far"}, path)
+    with pytest.raises(DatastoreError, match="is damaged"):
+        Domain.load(path)
+    path.unlink()
+    with pytest.raises(DatastoreError, match="is damaged"):
+        Domain.load(path)
