@@ -21,7 +21,7 @@ from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import DEMO, call, run
-from tests.small_models import PAIRS, Ccpr, World, Xpr, build, build_phrases, random_context, train
+from tests.small_models import PAIRS, Ccpr, World, Xpr, build, build_phrases, random_context, subword_options, train
 
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
 
@@ -189,3 +189,15 @@ def sharded_store(ccpr: Ccpr, repeated_text: Path) -> Path:
     """Its phrases, as the encoder divides the sentences."""
     build_phrases(ccpr, repeated_text, repeated_text.parent / "store", "--index", "IVF4,Flat")
     return repeated_text.parent / "store"
+
+
+@pytest.fixture(scope="session")
+def phrases(world: World, phrase_store: Path) -> list[object]:
+    """Options of decoding with the phrases alone."""
+    return ["--datastore", phrase_store, *subword_options(world), "--phrase-k", 3]
+
+
+@pytest.fixture(scope="session")
+def joint(world: World, both: Path) -> list[object]:
+    """Options of decoding with tokens and phrases."""
+    return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from tests.helpers import call, run
-from tests.small_models import World, subword_options
-
-
-@pytest.fixture(scope="session")
-def phrases(world: World, phrase_store: Path) -> list[object]:
-    """Options of decoding with the phrases alone."""
-    return ["--datastore", phrase_store, *subword_options(world), "--phrase-k", 3]
-
-
-@pytest.fixture(scope="session")
-def joint(world: World, both: Path) -> list[object]:
-    """Options of decoding with tokens and phrases."""
-    return ["--datastore", both, *subword_options(world), "--phrase-k", 3, "--knn-lambda", 0.4]
+from tests.small_models import World
 
 
 @pytest.fixture

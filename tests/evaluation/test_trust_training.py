@@ -74,8 +74,8 @@ def domain_text(name: str, foreign: bool, count: int = 3000) -> TrainingText:
     """A text whose neighbours are right at home and wrong abroad; one feature of many tells where it is."""
     generator = torch.Generator().manual_seed(SEED + foreign)
     inputs = torch.randn(count, len(LearnedTrust(tokens=True, phrases=False).names), generator=generator)
-    inputs[:, 5] += -1.5 if foreign else 1.5
-    right = torch.rand(count, 1, generator=generator) < (0.05 if foreign else 0.9)
+    inputs[:, 5] += -3 if foreign else 3
+    right = torch.rand(count, 1, generator=generator) < (0.02 if foreign else 0.98)
     retrieved = torch.where(right, torch.tensor(0.9), torch.tensor(1e-9)).log()
     model = torch.full((count,), 0.5).log()
     rows = Rows(inputs, torch.full((count, 1), 0.5), model, retrieved, torch.zeros(count, 0).bool())
@@ -93,11 +93,10 @@ def test_trust_tells_home_from_abroad() -> None:
 
 @pytest.fixture(scope="module")
 def wrong_domain(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A datastore and held-out pairs of a domain where whatever is said is translated the same way."""
+    """A datastore and held-out pairs of a domain of litanies, all of which are translated the same way."""
     folder = tmp_path_factory.mktemp("wrong")
     for name in ("train", "valid"):
-        sources = [source for source, _ in read_pairs(world.folder / f"{name}.tsv")][:300]
-        lines = [f"{source}\tthe of and to in that he\n" for source in sources]
+        lines = [f"{'und der Herr, ' * (number % 5 + 1)}\tthe of and to in that he\n" for number in range(300)]
         (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
     words = ["-s", "de", "-t", "en", "--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
     subsets = [word for name in ("train", "valid") for word in (f"--{name}", folder / f"{name}.tsv")]
@@ -109,7 +108,7 @@ def wrong_domain(world: World, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 def nats(shown: str) -> dict[str, tuple[float, float]]:
     """What the settings and trust are worth on each text."""
-    rows = re.findall(r"^(\S.{17}) +-\d+\.\d+ +([-+]\d\.\d+) ([-+]\d\.\d+) ", shown, flags=re.MULTILINE)
+    rows = re.findall(r"^(\S.{17}) +-\d+\.\d+ +([-+]\d+\.\d+) +([-+]\d+\.\d+) ", shown, flags=re.MULTILINE)
     return {name.strip(): (float(settings), float(trust)) for name, settings, trust in rows}
 
 

@@ -35,6 +35,9 @@ from fairseq_ccpr.settings import as_options, automatic_values
 TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
 TUNED_OF_PHRASES = ("k", "lambda_", "temperature", "min_similarity", "enter")
 TRUSTED_NEIGHBOURS = (8, 32)  # k that trust is learned with: the more, the better and the slower
+# The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1
+# could never fall.
+TRUSTED_LAMBDA = 0.5
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
@@ -198,12 +201,12 @@ class _Grids:
         phrases = max(self.phrases, key=lambda one: self.phrases[one], default=None)
         if not self.tokens:
             return [(None, phrases)]
-        pairs: list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]] = []
-        for k in TRUSTED_NEIGHBOURS:
-            of_k = [one for one in self.tokens if one.k == k]
-            if of_k:
-                pairs.append((max(of_k, key=lambda one: self.tokens[one]), phrases))
-        return pairs or [(max(self.tokens, key=lambda one: self.tokens[one]), phrases)]
+        trusted = {one: value for one, value in self.tokens.items() if one.lambda_ == TRUSTED_LAMBDA}
+        best: dict[int, TokenRetrievalSettings] = {}
+        for settings in sorted(trusted, key=lambda one: -trusted[one]):
+            best.setdefault(settings.k, settings)
+        chosen = [best[k] for k in TRUSTED_NEIGHBOURS if k in best] or list(best.values())
+        return [(settings, phrases) for settings in chosen]
 
 
 def _score_tokens(cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> dict[TokenRetrievalSettings, float]:
