@@ -203,7 +203,7 @@ class Plan:
             return None
         home = system.tuned_on(domain)
         words, reads = self._decoding(name, home)
-        words += [*shlex.split(system.options), *shlex.split(self.config.tune_options)]
+        words += [*shlex.split(system.options), "--combiner", "fixed", *shlex.split(self.config.tune_options)]
         output = self.output / "tuned" / home / f"{name}.options"
         to, outputs = ["--output", str(output), "--no-progress-bar"], [output, output.with_name(f"{output.name}.png")]
         return self._add(f"tune/{home}/{name}", "tune", words, to, outputs, *reads)
