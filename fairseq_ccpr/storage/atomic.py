@@ -30,9 +30,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """
     partial = partial_path(path)
     try:
-        permissions = _permissions_of_new(partial)
         yield partial
-        partial.chmod(permissions)
+        partial.chmod(_permissions_of_new(partial.with_name(f"{partial.name}.new")))
         move_into_place(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -41,7 +40,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 def _permissions_of_new(path: Path) -> int:
     """Learn what permissions a new file gets, from one that is removed again."""
-    path.unlink(missing_ok=True)  # left by a run that was killed
     path.touch()
     permissions = S_IMODE(path.stat().st_mode)
     path.unlink()

@@ -161,6 +161,7 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
         0.7,
         "--knn-min-similarity",
         0.2,
+        "--no-knn-guard",
     ]
     found = decode(*options, "--knn-log", tmp_path / "log.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]

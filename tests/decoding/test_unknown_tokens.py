@@ -73,11 +73,14 @@ def test_the_vote_is_that_of_the_other_neighbours(metric: str, k: int) -> None:
     wanted = log_probs.exp()
     for row, state in enumerate(states):
         of_all = keys @ state if metric == "ip" else -(keys - state).square().sum(dim=1)
-        kept = [i for i in of_all.argsort(descending=True)[:k].tolist() if values[i] != UNKNOWN]
+        nearest = of_all.argsort(descending=True)[:k].tolist()
+        kept = [i for i in nearest if values[i] != UNKNOWN]
         if not kept:
             continue
         scores = of_all[kept]
-        weight = 0.7 * float(scores.clamp(0, 1).mean()) if metric == "ip" else 0.7
+        similar = of_all[[i for i in nearest[:8] if values[i] != UNKNOWN]].clamp(0, 1)
+        confidence = float(similar.mean()) if len(similar) else 0.0
+        weight = 0.7 * confidence if metric == "ip" else 0.7
         wanted[row] *= 1 - weight
         wanted[row].index_add_(0, values[kept].long(), weight * (scores / 0.3).softmax(dim=0))
     mixed = interpolate_(log_probs.clone(), vote(memory, states, log_probs))

@@ -140,7 +140,7 @@ def test_parts_are_timed_apart_and_left_as_they_were(speed_test: SpeedTest) -> N
     with PhaseTimer(CPU) as timer:
         for sample in samples:
             speed_test.task.inference_step(speed_test.generators["one"], speed_test.models, sample)
-    assert timer.calls[DECODER] == timer.calls[SEARCH] == timer.calls[MERGE] / 2 > 10
+    assert timer.calls[DECODER] == timer.calls[SEARCH] == timer.calls[MERGE] / 3 > 10
     assert min(timer.seconds.values()) > 0
 
 

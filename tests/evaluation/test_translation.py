@@ -43,10 +43,12 @@ def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path)
     build(world, tmp_path / "oracle", "--subset", "valid", "test")
     words = [*world.options("--datastore", tmp_path / "oracle"), "--remove-bpe", "sentencepiece", "--no-progress-bar"]
     shown = call("tune", *words, "--output", tmp_path / "options").stdout
-    assert "700 settings" in shown and "base" in shown and "valid is small: trust is a linear function" in shown
+    assert "70 settings" in shown and "base" in shown and "valid is small: trust is a linear function" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert chosen[::2] == ["--knn-k", "--knn-lambda", "--knn-temperature", "--trust"]
-    assert float(chosen[3]) >= 0.8  # with the answers in the store, much of it is wanted
+    shown = call("tune", *words, "--combiner", "fixed", "--decode", 2, "--output", tmp_path / "fixed").stdout
+    assert "2 by BLEU" in shown
+    assert float((tmp_path / "fixed").read_text().split()[3]) >= 0.8  # with the answers in the store, much is wanted
     assert call("fairseq-generate", *words, *chosen).returncode == 0
 
 

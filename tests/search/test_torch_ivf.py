@@ -126,7 +126,7 @@ def test_datastore_with_lists_is_built_measured_and_searched(world: World, tmp_p
     shown = call("inspect", store).stdout
     assert f"index          {section.index.factory};nprobe=2" in shown and "recall" in shown
     build(world, store, "--index", "torch-ivf32", "--index-parameters", "nprobe=32")
-    assert Manifest.read(store).token.index_recall == 1 and len(list(store.rglob("*.safetensors"))) == 1
+    assert Manifest.read(store).token.index_recall == 1 and len(list(store.rglob("index-*.safetensors"))) == 1
     exact = world.datastore
     ours, theirs = (TokenDatastore(folder).open_index() for folder in (store, exact))
     queries = torch.randn(5, ours.dimension)
