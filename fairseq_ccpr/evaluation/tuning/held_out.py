@@ -19,6 +19,7 @@ from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
 
 TOKENS = 24_000  # of a text, about: more teach little, and cost as long as they are decoded
+CPU = torch.device("cpu")  # where what is kept lies
 PHRASE_TOKENS = 8_000  # of these, with phrases: there are hundreds to weigh at each, for every point of a grid
 
 
@@ -163,9 +164,14 @@ def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble
             batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
             previous = sample["net_input"]["prev_output_tokens"]
             proposals, places = batch.force_proposals(previous, log_probs, attention, real)
-            kept = CachedView(of_tokens.gather(1, proposals.values), view.best, view.favourite)
+            kept = (of_tokens.gather(1, proposals.values), view.best, view.favourite)
             rows = torch.arange(total, total + len(targets))
-            phrases.batches.append(PhraseRows(batch, proposals, places, targets, rows, kept))
+            phrases.batches.append(
+                PhraseRows(
+                    replace(batch, table=batch.table.to(CPU)), Proposals(*(part.cpu() for part in proposals)),
+                    places.cpu(), targets.cpu(), rows, CachedView(*(part.cpu() for part in kept)),
+                )
+            )  # fmt: skip
         total, sentences = total + len(targets), sentences + len(real)
     targets, log_probs, best, favourite, numbers, *of_memory = (torch.cat(column) for column in zip(*columns))
     tokens = None
@@ -173,7 +179,9 @@ def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble
         ids, scores, values, of_neighbours, state, running, position = of_memory
         view_of_all = CachedView(of_neighbours, best, favourite)
         course = Course(state, running, position)
-        tokens = TokenCache(ensemble.tokens, targets, Neighbours(ids, scores, values), view_of_all, course)
+        domain = ensemble.tokens.domain
+        memory = replace(ensemble.tokens, domain=domain.to(CPU) if domain is not None else None)
+        tokens = TokenCache(memory, targets, Neighbours(ids, scores, values), view_of_all, course)
     return HeldOut(name, numbers, targets, log_probs, ModelEvidence(best, favourite), tokens, phrases)
 
 

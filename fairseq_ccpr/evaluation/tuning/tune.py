@@ -165,8 +165,10 @@ def _with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut]) ->
         torch.manual_seed(1)
         rows = [training_text(trust, text, number > 0, ensemble) for number, text in enumerate(texts)]
         learn(trust, rows)
-    learned = ensemble.with_memories(ensemble.tokens, ensemble.phrases, trust.requires_grad_(False))
-    return Candidate(learned, {text.name: worth(trust, text) for text in rows})
+    worths = {text.name: worth(trust, text) for text in rows}
+    device = next(ensemble.models[0].parameters()).device
+    trust = trust.requires_grad_(False).to(device)
+    return Candidate(ensemble.with_memories(ensemble.tokens, ensemble.phrases, trust), worths)
 
 
 def _is_small(text: HeldOut) -> bool:
