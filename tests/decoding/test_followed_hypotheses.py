@@ -46,10 +46,10 @@ def test_sure_models_are_not_searched_for(decode: Callable, searched: list[int])
 
 
 @pytest.mark.parametrize("words", [["--retrieval-skip", 0.3], ["--knn-guard"]], ids=str)
-def test_scores_and_batches_agree(decode: Callable, check_rescoring: Callable, words: list) -> None:
-    check_rescoring("--knn-lambda", 0.6, *words)
-    together = decode("--knn-lambda", 0.6, *words)
-    assert equal(decode("--knn-lambda", 0.6, *words, "--batch-size", 3), together, tolerance=5e-3)  # near ties
+def test_scores_agree_in_batches_of_any_size(check_rescoring: Callable, words: list) -> None:
+    """Of what beam search wrote: near ties may be decided otherwise in another batch."""
+    for size in (40, 3):
+        check_rescoring("--knn-lambda", 0.6, *words, "--batch-size", size)
 
 
 def test_the_guard_keeps_far_text_from_the_datastore(
