@@ -235,7 +235,7 @@ def signature(parts: Mapping[str, object]) -> str:
 
 
 def option_name(kind: type, one: Field[Any]) -> str:
-    """As the user types it: --knn-lambda of `lambda_` with the prefix knn; --no-phrase-coverage of what is on by default."""
+    """As the user types it: --knn-lambda of `lambda_` with the prefix knn; --no-knn-guard of what is on by default."""
     return f"--{_dashed(_dest(kind, one))}"
 
 

@@ -25,10 +25,9 @@ from fairseq_ccpr.storage.files import write_text
 
 FIXED = "fixed"
 HELP = """\
-Choose how retrieval counts, on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-k,
---phrase-lambda, --phrase-temperature, --phrase-enter for phrases), and trust, a small network that decides token by token
-how far to believe the model, the tokens and the phrases. It is left with the datastore, where every command and
-fairseq-generate find it:
+Choose how retrieval counts, on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens), how much
+each retrieved phrase counts, and trust, a small network that decides token by token how far to believe the model, the tokens
+and the phrases. It is left with the datastore, where every command and fairseq-generate find it:
 
   fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine --also other-data-bin
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
@@ -43,8 +42,8 @@ nothing is better than that, the interpolation weights become 0. The datastore h
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence leaves one of
 them; --knn-k and --knn-temperature leave one value. What is not tuned is as given, and is left as well:
---knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-min-similarity, --phrase-threshold, --phrase-segmentation,
---phrase-gate, --retrieval-lambda-max.
+--knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity, --phrase-threshold,
+--phrase-segmentation, --phrase-reach, --retrieval-lambda-max.
 """
 
 
@@ -97,10 +96,6 @@ def tune_command(options: Options, rest: list[str]) -> int:
 
 def _check(options: Options, system: System) -> None:
     task = system.cfg.task
-    if task.no_phrase_coverage and options.output is None:
-        raise ConfigurationError(
-            "--no-phrase-coverage is an ablation, which is not left with a datastore: give --output"
-        )
     if task.trust is not None:
         raise ConfigurationError(
             f"--trust is {task.trust}, but tuning learns it: leave it out, or give --combiner fixed"

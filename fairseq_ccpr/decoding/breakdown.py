@@ -88,7 +88,7 @@ def break_down(
     phrases = None
     if forced.phrases is not None and forced.proposals is not None and forced.phrase_vote is not None:
         votes = forced.phrases.votes(*forced.proposals)
-        phrases = PhraseBreakdown(forced.phrase_vote, votes, forced.proposals[0].active)
+        phrases = PhraseBreakdown(forced.phrase_vote, votes, forced.proposals[0].states > 0)
     sentences, positions = forced.real.nonzero().unbind(dim=1)
     return Breakdown(
         sentences, positions, tokens, model, argmax, argmax_model, mixed, token_weight, token_memory, forced.neighbours,

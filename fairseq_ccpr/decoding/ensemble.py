@@ -16,7 +16,7 @@ from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal, reward_
+from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
 from fairseq_ccpr.decoding.memory import Batch, Memory, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
@@ -142,17 +142,13 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             with phase(DECODER):
                 log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         log_probs = log_probs.float()
-        votes = [batch.vote(tokens, log_probs, attention) if batch is not None else None for batch in batches]
+        votes = [batch.vote(tokens, log_probs) if batch is not None else None for batch in batches]
         return self.mix(log_probs, self.decided(log_probs, *votes)), attention
 
     @phase(MERGE)
     def mix(self, log_probs: Tensor, votes: list[Vote]) -> Tensor:
         """Interpolate log p_NMT [H, V] in place with the memories' votes, as `decided`."""
-        mixed = interpolate_(log_probs, *votes)
-        for vote in votes:
-            if vote.rewards is not None:
-                mixed = reward_(mixed, vote.values, vote.rewards)
-        return mixed
+        return interpolate_(log_probs, *votes)
 
     @phase(MERGE)
     def decided(self, log_probs: Tensor, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
@@ -197,7 +193,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         if self.phrases is not None:
             forced.phrases = self.phrases.start(sample["net_input"]["src_tokens"])()
             previous = sample["net_input"]["prev_output_tokens"]
-            forced.proposals = forced.phrases.force_proposals(previous, log_probs, attention, real)
+            forced.proposals = forced.phrases.force_proposals(previous, log_probs, real)
             forced.phrase_vote = forced.phrases.weigh(
                 *forced.proposals, DistributionView(of_real, forced.proposals[0].values)
             )

@@ -26,9 +26,6 @@ class Vote(NamedTuple):
         Tensor  # fp32 [H, C], log p_r of each, duplicates merged: equal tokens all have the token's whole probability
     )
     weight: Tensor  # fp32 [H], the interpolation weight, in [0, 1]
-    rewards: Tensor | None = (
-        None  # fp32 [H, C], in place of a weight: what is added to log p before it is normalised again
-    )
     evidence: TokenEvidence | PhraseEvidence | None = None  # what learned trust looks at, where there is any
 
     def of_token(self, tokens: Tensor) -> Tensor:
@@ -161,22 +158,3 @@ def interpolate_references(log_probs: Tensor, *votes: tuple[Tensor, Tensor]) -> 
     total = reduce(torch.add, (weight for _, weight in votes)).clamp_max(ALMOST_ALL)
     terms = [torch.log1p(-total) + log_probs, *(weight.log() + retrieved for retrieved, weight in votes)]
     return torch.stack(terms).logsumexp(dim=0)
-
-
-def reward_(log_probs: Tensor, values: Tensor, rewards: Tensor) -> Tensor:
-    """Multiply p(v) by exp(reward(v)) and normalise, in place.
-
-    Zhang et al. (2018), "Guiding Neural Machine Translation with Retrieved Translation Pieces", add the rewards to the
-    scores as they are.
-
-    Args:
-        log_probs: fp32 [H, V]; overwritten.
-        values: int64 [H, A], tokens; equal ones of a row have equal rewards.
-        rewards: fp32 [H, A], at least 0.
-
-    Returns:
-        `log_probs`.
-    """
-    log_probs.scatter_(1, values, log_probs.gather(1, values) + rewards)
-    log_probs -= log_probs.logsumexp(dim=1, keepdim=True)
-    return log_probs

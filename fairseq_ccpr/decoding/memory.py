@@ -68,13 +68,12 @@ class Batch(Protocol):
         """Open a context in which the models compute a step: what their layers say may be read meanwhile."""
         ...
 
-    def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
+    def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
         """Vote for the next token, once a step.
 
         Args:
             tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
             log_probs: fp32 [H, V], log p_NMT.
-            attention: [H, S], of the decoder to the source, where the models tell it.
         """
         ...
 

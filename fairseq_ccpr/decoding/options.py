@@ -16,7 +16,6 @@ from fairseq_ccpr.settings import check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)
 
-CONSENT_GATE, ATTENTION_GATE = "consent", "attention"
 NO_TRUST = "none"
 STOP, SKIP = "stop", "skip"
 COSINE = "a cosine from 0 up to, but not, 1"
@@ -130,31 +129,12 @@ class PhraseSettings(PhraseSearchSettings):
     """
 
     lambda_: float = option(
-        0.8, "the most that the interpolation weight of the phrase datastore may be, 0 to 1", within="[0, 1]",
-        needs=SHARE, sign="lambda*", automatic=True,
+        1.0, "interpolation weight of the phrase datastore, 0 to 1: what phrases have of the probability is scaled by it",
+        within="[0, 1]", needs=SHARE, sign="lambda*", automatic=True,
     )  # fmt: skip
-    temperature: float = option(
-        0.05, "temperature of the similarities of phrases retrieved for the same source phrase", within="(0, inf)",
-        needs="a number above 0", sign="T", automatic=True,
-    )  # fmt: skip
-    enter: float = option(
-        0.5, "weight of a phrase that may begin, against 1 for one that continues", within="[0, 1]",
-        needs="a number between 0 and 1", automatic=True,
-    )  # fmt: skip
-    gate: str = option(
-        CONSENT_GATE,
-        "what lets a phrase begin: consent, as far as the model finds its first token likely; or attention, as far as the "
-        "decoder attends to the source phrase",
-        choices=(CONSENT_GATE, ATTENTION_GATE), automatic=True,
-    )  # fmt: skip
-    coverage: bool = option(
-        True, "let phrases begin for a source phrase that has been translated by one in full (an ablation)"
-    )
-    reward: float = option(
-        0.0,
-        "in place of a weight: multiply the probability of what phrases propose by exp of this times how much they propose "
-        "it (an ablation)",
-        within="[0, inf)", needs="a number of at least 0",
+    reach: int = option(
+        16, "subwords up to which a sentence of the datastore is followed beyond the end of a phrase; 0: not at all",
+        within="[0, inf)", needs="at least 0 subwords", metavar="N", automatic=True,
     )  # fmt: skip
 
 

@@ -21,10 +21,11 @@ from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 
 
 class TokenIds(NamedTuple):
-    """R phrases as token ids, as the decoder would generate them."""
+    """R phrases as token ids, as the decoder would generate them, and what follows each in its sentence."""
 
-    tokens: np.ndarray  # int32 [R, L], NO_TOKEN after a phrase's end
-    lengths: np.ndarray  # int64 [R]
+    tokens: np.ndarray  # int32 [R, L], NO_TOKEN after the last
+    lengths: np.ndarray  # int64 [R], of the phrase
+    extents: np.ndarray  # int64 [R], with what follows it
     hashes: np.ndarray  # int64 [R], of the tokens; 0 where there are none, since the decoder cannot generate the phrase
 
 
@@ -37,14 +38,16 @@ class TokenisationCache:
     Args:
         datastore: whose entries they are.
         subwords: of the translation model.
+        reach: subwords that are kept of what follows a phrase in its sentence.
     """
 
-    def __init__(self, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
-        self.datastore, self.subwords = datastore, subwords
+    def __init__(self, datastore: PhraseDatastore, subwords: DecoderSubwords, reach: int) -> None:
+        self.datastore, self.subwords, self.reach = datastore, subwords, reach
         self._lock = Lock()
         self._entries = np.empty(0, np.int64)  # those known, in order
         self._rows = np.empty(0, np.int64)  # of each, in the arrays below
         self._hashes = array("q")
+        self._lengths = array("q")  # of each phrase
         self._tokens = array("i", [NO_TOKEN])  # of all rows, one after another
         self._bounds = array("q", [1])  # where the tokens of each row begin, and at last where those of the last end
 
@@ -65,20 +68,27 @@ class TokenisationCache:
             self._add(wanted[~known])
         rows = self._rows[np.searchsorted(self._entries, wanted)[which]]
         bounds = np.frombuffer(self._bounds, np.int64)
-        lengths = bounds[rows + 1] - bounds[rows]
-        columns = np.arange(int(lengths.max(initial=1)))
-        at = (bounds[rows][:, None] + columns) * (columns < lengths[:, None])  # 0 after the end
-        hashes = np.frombuffer(self._hashes, np.int64)[rows] if len(rows) else np.empty(0, np.int64)
-        return TokenIds(np.frombuffer(self._tokens, np.int32)[at], lengths, hashes)
+        extents = bounds[rows + 1] - bounds[rows]
+        columns = np.arange(int(extents.max(initial=1)))
+        at = (bounds[rows][:, None] + columns) * (columns < extents[:, None])  # 0 after the end
+        lengths, hashes = (
+            np.frombuffer(part, np.int64)[rows] if len(rows) else np.empty(0, np.int64)
+            for part in (self._lengths, self._hashes)
+        )
+        return TokenIds(np.frombuffer(self._tokens, np.int32)[at], lengths, extents, hashes)
 
     def _add(self, entries: np.ndarray) -> None:
         """Tokenise entries that are not known, int64 [n] in order."""
         first = len(self._hashes)
         for number, start, end in self.datastore.spans[entries].tolist():
-            ids = self.subwords.slice(self.subwords.split(self.datastore.sentence(number)), start, end) or []
+            pieces = self.subwords.split(self.datastore.sentence(number))
+            ids = self.subwords.slice(pieces, start, end) or []
             tokens = tuple(ids) if len(ids) <= MAX_SUBWORDS else ()
             self._hashes.append(hash(tokens) if tokens else 0)
+            self._lengths.append(len(tokens))
             self._tokens.extend(tokens)
+            if tokens:
+                self._tokens.extend(self.subwords.following(pieces, end, min(self.reach, MAX_SUBWORDS - len(tokens))))
             self._bounds.append(len(self._tokens))
         known, rows = np.concatenate([self._entries, entries]), np.arange(first, len(self._hashes))
         order = known.argsort(kind="stable")
@@ -88,8 +98,9 @@ class TokenisationCache:
 class Candidates(NamedTuple):
     """C retrieved phrases as the decoder would generate them."""
 
-    tokens: np.ndarray  # int32 [C, L], NO_TOKEN after a phrase's end
-    lengths: np.ndarray  # int64 [C]
+    tokens: np.ndarray  # int32 [C, L], NO_TOKEN after the last
+    lengths: np.ndarray  # int64 [C], of the phrase
+    extents: np.ndarray  # int64 [C], with what follows it in its sentence
     queries: np.ndarray  # int64 [C], the query of the sentence it was retrieved for
     ranks: np.ndarray  # int64 [C], which of that query's `retrieved` it is
     scores: np.ndarray  # fp32 [C]
@@ -100,8 +111,6 @@ class SentencePhrases:
     """What was retrieved for a source sentence."""
 
     candidates: Candidates
-    attended: np.ndarray  # int64 [Q, 2], subwords of each query, end exclusive; (0, 0): unknown
-    length: int  # subwords of the sentence, its end marker too
     read: Callable[[], list[list[QueryPhrase]]]  # of all sentences of the batch
     number: int  # of this one in the batch
 
@@ -120,12 +129,18 @@ class PhraseCandidates:
         retriever: phrases of source text.
         make_subwords: called at the first sentence.
         source_dictionary: of the translation model.
+        reach: subwords that are kept of what follows a phrase in its sentence.
     """
 
     def __init__(
-        self, retriever: PhraseRetriever, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
+        self,
+        retriever: PhraseRetriever,
+        make_subwords: Callable[[], DecoderSubwords],
+        source_dictionary: Any,
+        reach: int,
     ) -> None:
         self.retriever, self.make_subwords, self.source_dictionary = retriever, make_subwords, source_dictionary
+        self.reach = reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
 
     @cached_property
@@ -135,37 +150,28 @@ class PhraseCandidates:
 
     @cached_property
     def _tokenise(self) -> TokenisationCache:
-        return TokenisationCache(self.retriever.datastore, self.subwords)
+        return TokenisationCache(self.retriever.datastore, self.subwords, self.reach)
 
-    def start(self, src_tokens: Tensor, k: int | None = None) -> Callable[[], list[SentencePhrases]]:
+    def start(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
-
-        Args:
-            k: strings retrieved for a source phrase, if not as many as the retriever has it.
 
         Raises:
             ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
                 made of the dictionary's.
         """
-        pad = self.source_dictionary.pad()
-        rows = [row[row != pad] for row in src_tokens.cpu()]
-        texts = [self.subwords.recover(self.source_dictionary, row) for row in rows]
-        answer = self.retriever.start(texts, k)
-        return lambda: self._of_sentences(texts, [len(row) for row in rows], answer())
+        texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
+        answer = self.retriever.start(texts)
+        return lambda: self._of_sentences(texts, answer())
 
-    def _of_sentences(self, texts: list[str], lengths: list[int], retrieved: RetrievedEntries) -> list[SentencePhrases]:
+    def _of_sentences(self, texts: list[str], retrieved: RetrievedEntries) -> list[SentencePhrases]:
         read = cache(lambda: self.retriever.read(texts, retrieved))
         first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
         candidates = self._candidates(retrieved)
         bounds = np.searchsorted(candidates.queries, first)
         found = []
-        for number, (text, length) in enumerate(zip(texts, lengths)):
+        for number in range(len(texts)):
             own = Candidates(*(part[bounds[number] : bounds[number + 1]] for part in candidates))
-            own = own._replace(queries=own.queries - first[number])
-            spans = retrieved.spans[first[number] : first[number + 1], 1:]
-            starts = self.subwords.starts(text)
-            attended = np.searchsorted(starts, spans) if len(starts) == length - 1 else np.zeros_like(spans, np.int64)
-            found.append(SentencePhrases(own, attended, length, read, number))
+            found.append(SentencePhrases(own._replace(queries=own.queries - first[number]), read, number))
         return found
 
     def _candidates(self, retrieved: RetrievedEntries) -> Candidates:
@@ -178,29 +184,23 @@ class PhraseCandidates:
         rows = unique[mask]
         queries, ranks = unique.nonzero()
         scores = retrieved.scores[unique].astype(np.float32)
-        return Candidates(ids.tokens[rows], ids.lengths[rows], queries, ranks, scores)
+        return Candidates(ids.tokens[rows], ids.lengths[rows], ids.extents[rows], queries, ranks, scores)
 
-    def table(self, batch: list[SentencePhrases], source_length: int) -> PhraseTable:
-        """Lay a batch out as tensors on the CPU.
-
-        Args:
-            source_length: S, with the padding on the left.
-        """
+    def table(self, batch: list[SentencePhrases]) -> PhraseTable:
+        """Lay a batch out as tensors on the CPU."""
         counts = np.array([len(sentence.candidates.lengths) for sentence in batch])
         size, phrases = len(batch), max(1, int(counts.max()))
         rows = np.repeat(np.arange(size), counts)  # [C], the sentence of each candidate
         slots = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
-        lengths, queries, ranks, scores = map(np.concatenate, zip(*(sentence.candidates[1:] for sentence in batch)))
-        tokens = np.full((len(rows), int(lengths.max(initial=1))), NO_TOKEN, np.int32)  # [C, L]
+        lengths, extents, queries, _, scores = map(
+            np.concatenate, zip(*(sentence.candidates[1:] for sentence in batch))
+        )
+        tokens = np.full((len(rows), int(extents.max(initial=1))), NO_TOKEN, np.int32)  # [C, L]
+        columns = np.arange(tokens.shape[1])
         each = [sentence.candidates.tokens for sentence in batch]
-        tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = np.concatenate([t[t != NO_TOKEN] for t in each])
-        letters = self._has_letter[tokens] & (tokens != NO_TOKEN)
+        tokens[columns < extents[:, None]] = np.concatenate([t[t != NO_TOKEN] for t in each])
+        letters = self._has_letter[tokens] & (columns < lengths[:, None])
         prefixes = np.where(letters.any(axis=1), letters.argmax(axis=1) + 1, lengths)
-        attended = np.zeros((size, max(1, *(len(sentence.attended) for sentence in batch)), source_length), bool)
-        for row, sentence in enumerate(batch):
-            position = np.arange(sentence.length - source_length, sentence.length)  # below 0 in the padding
-            first, end = sentence.attended.T[:, :, None]
-            attended[row, : len(sentence.attended)] = (first <= position) & (position < end)
 
         def by_slot(of_candidates: np.ndarray, fill: int = 0) -> Tensor:
             """[C, ...] -> [B, A, ...]"""
@@ -209,9 +209,8 @@ class PhraseCandidates:
             return torch.from_numpy(placed)
 
         return PhraseTable.of(
-            by_slot(tokens, NO_TOKEN), by_slot(lengths), by_slot(prefixes), by_slot(queries), by_slot(scores),
-            by_slot(ranks), torch.from_numpy(attended),
-        )  # fmt: skip
+            by_slot(tokens, NO_TOKEN), by_slot(lengths), by_slot(prefixes), by_slot(queries), by_slot(scores)
+        )
 
     @cached_property
     def _has_letter(self) -> np.ndarray:
@@ -220,21 +219,20 @@ class PhraseCandidates:
 
 
 class RememberedCandidates(PhraseCandidates):
-    """The same candidates, but no batch is retrieved for twice: settings that differ in how phrases count share a search.
+    """The same candidates, but no batch is retrieved for twice: what is tried in turn shares a search.
 
     Args:
         candidates: where they come from.
-        k: strings retrieved for each source phrase, the most that any of the settings asks for.
     """
 
-    def __init__(self, candidates: PhraseCandidates, k: int) -> None:
-        super().__init__(candidates.retriever, lambda: candidates.subwords, candidates.source_dictionary)
-        self.k = k
+    def __init__(self, candidates: PhraseCandidates) -> None:
+        given = candidates
+        super().__init__(given.retriever, lambda: given.subwords, given.source_dictionary, given.reach)
         self._known: dict[bytes, list[SentencePhrases]] = {}
 
-    def start(self, src_tokens: Tensor, k: int | None = None) -> Callable[[], list[SentencePhrases]]:
+    def start(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call has retrieved for them."""
         key = src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
-            self._known[key] = super().start(src_tokens, self.k)()
+            self._known[key] = super().start(src_tokens)()
         return lambda: self._known[key]

@@ -1,10 +1,9 @@
-"""What retrieved phrases propose as the next token: an active phrase proposes to continue, any other proposes to begin.
+"""What retrieved phrases propose as the next token: to begin, to continue, or to follow their sentence beyond their end.
 
 Pure tensor maths, the same on CPU and GPU, without a loop over hypotheses or phrases and without a host round trip.
 Letters: B sentences, H hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, L subwords of the
-longest phrase, N subwords of all phrases, P distinct pairs of a subword and a source phrase in a sentence (at least as many
-as distinct subwords), R equal subwords, V target vocabulary. Rows of a table are taken with `index_select`, which copies
-them whole; `[rows]` would look up each number.
+longest phrase with what follows it, N subwords of all phrases, D distinct subwords of a sentence, R equal subwords, V target
+vocabulary. Rows of a table are taken with `index_select`, which copies them whole; `[rows]` would look up each number.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-MAX_SUBWORDS = 48  # of a phrase: the prefixes that match are bits of a number, and float64 must hold it exactly
+MAX_SUBWORDS = 48  # of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
 NO_TOKEN = -1
-NEVER = 2**31  # a rank that no phrase has
 SENTENCE = 2**32  # more than any token
-
-
-class Weights(NamedTuple):
-    """How much each phrase counts, whatever the hypothesis."""
-
-    each: Tensor  # fp32 [B, A], c_q w(a|q)
-    of_query: Tensor  # fp32 [B, A], the sum over all phrases of its source phrase
-    confidence: Tensor  # fp32 [B], the highest c_q of the sentence
+LEAST_RATIO = -12.0  # of the log probability of a token to that of the likeliest: less is as impossible
+# How far a phrase is after a hypothesis: its state. By the subwords that match:
+BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase
+FOLLOWED_AFTER = (1, 2, 3, 4, 6, 9)  # so many at least, the phrase's last among them: its sentence continues
+STATES = (
+    "may begin", *(f"begun: {n} or more" for n in BEGUN_AFTER), *(f"written: {n} or more" for n in FOLLOWED_AFTER)
+)  # fmt: skip
+WRITTEN = 1 + len(BEGUN_AFTER)  # the first state of a phrase that is written in full
 
 
 @dataclass(frozen=True)
@@ -37,49 +35,46 @@ class PhraseTable:
     lengths: Tensor  # int64 [B, A]
     queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
     scores: Tensor  # fp32 [B, A], similarities
-    ranks: Tensor  # int64 [B, A], 0 is the best of its source phrase
-    attended: Tensor  # bool [B, Q, S], source subwords of each source phrase
-    # What follows the first subwords of a phrase, int32 [B, A, L, 3]: the token; its slot among the distinct tokens of the
-    # sentence, from 1; and its slot among the distinct pairs of a token and a source phrase, likewise, up to P. 0 after the
-    # end.
+    # What follows the first subwords of a phrase, int32 [B, A, L, 2]: the token, and its slot among the distinct tokens of
+    # the sentence, from 1, up to D. 0 after the end.
     following: Tensor
-    # Of each phrase, int64 [B, A, 3]: `queries`; the length of the prefix that makes it active; its proper prefixes as bits.
+    # Of each phrase, int64 [B, A, 4]: `queries`; the length of the prefix that begins it; its own length; the prefixes that
+    # something follows, as bits.
     phrases: Tensor
     # All N subwords, sorted by sentence * SENTENCE + token, and a last one that equals none: int64 [N + 1]; and of each its
-    # phrase, 2^m of the m-th subword, the rank of the phrase if it ends there, and the source phrase: int64 [N + 1, 4].
+    # phrase, 2^m of the m-th subword, whether the phrase ends there, and the source phrase: int64 [N + 1, 4].
     subwords: Tensor
     at_subword: Tensor
+    state_of: Tensor  # int64, by kind and number of matching subwords; see `_states`
     most_equal: int  # R, of the subwords of a sentence
-    most_pairs: int  # P, of a sentence
+    most_distinct: int  # D, of a sentence
+    most_queries: int  # Q
 
     @classmethod
-    def of(
-        cls, tokens: Tensor, lengths: Tensor, prefixes: Tensor, queries: Tensor, scores: Tensor, ranks: Tensor,
-        attended: Tensor,
-    ) -> PhraseTable:  # fmt: skip
+    def of(cls, tokens: Tensor, lengths: Tensor, prefixes: Tensor, queries: Tensor, scores: Tensor) -> PhraseTable:
         """Make a table on the CPU, of tensors described above and these.
 
         Args:
-            tokens: int32 [B, A, L], above 0, which is a special one; NO_TOKEN after the phrase's end.
-            prefixes: int64 [B, A], subwords up to and with the first that has a letter or digit: then a phrase is active.
+            tokens: int32 [B, A, L], above 0, which is a special one; NO_TOKEN after the end of what follows the phrase.
+            prefixes: int64 [B, A], subwords up to and with the first that has a letter or digit: then a phrase has begun.
         """
         positions = (tokens != NO_TOKEN).nonzero()  # [N, 3]: sentence, phrase, subword of it
-        codes = positions[:, 0] * SENTENCE + tokens[positions.unbind(dim=1)]
-        by_query, order = (codes * attended.size(1) + queries[positions[:, :2].unbind(dim=1)]).sort()
-        codes, (sentences, phrases, subword) = codes[order], positions[order].T.contiguous()
-        token_slots, pair_slots = _number_distinct(codes, sentences), _number_distinct(by_query, sentences)
-        rank_at_end = ranks[sentences, phrases].masked_fill(subword + 1 < lengths[sentences, phrases], NEVER)
-        at_subword = torch.stack([phrases, 1 << subword, rank_at_end, queries[sentences, phrases]], dim=1)
-        following = tokens.new_zeros(*tokens.shape, 3)
-        columns = [tokens[sentences, phrases, subword], token_slots, pair_slots]
-        following[sentences, phrases, subword] = torch.stack(columns, dim=1)
-        proper = (1 << (lengths - 1).clamp_min(0)) - 1
+        codes, order = (positions[:, 0] * SENTENCE + tokens[positions.unbind(dim=1)]).sort(stable=True)
+        sentences, phrases, subword = positions[order].T.contiguous()
+        slots = _number_distinct(codes, sentences)
+        ends = subword + 1 == lengths[sentences, phrases]
+        at_subword = torch.stack([phrases, 1 << subword, ends, queries[sentences, phrases]], dim=1)
+        following = tokens.new_zeros(*tokens.shape, 2)
+        following[sentences, phrases, subword] = torch.stack([tokens[sentences, phrases, subword], slots], dim=1)
+        extents = (tokens != NO_TOKEN).sum(dim=2)
+        followed = (1 << (extents - 1).clamp_min(0)) - 1
         return cls(
-            lengths, queries, scores, ranks, attended, following, torch.stack([queries, prefixes, proper], dim=2),
+            lengths, queries, scores, following, torch.stack([queries, prefixes, lengths, followed], dim=2),
             torch.cat([codes, codes.new_tensor([len(tokens) * SENTENCE])]),
-            torch.cat([at_subword, at_subword.new_tensor([[0, 0, NEVER, 0]])]),
+            torch.cat([at_subword, at_subword.new_zeros(1, 4)]), _states(),
             max(codes.unique_consecutive(return_counts=True)[1].tolist(), default=1),
-            int(pair_slots.max()) if len(pair_slots) else 0,
+            int(slots.max()) if len(slots) else 0,
+            1 + (int(queries.max()) if queries.numel() else 0),
         )  # fmt: skip
 
     def to(self, device: torch.device) -> PhraseTable:
@@ -88,82 +83,38 @@ class PhraseTable:
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
-    def weights(self, k: int, temperature: float, min_similarity: float) -> Weights:
-        """Weigh each phrase by c_q w(a|q): softmax over the k best of its source phrase, times their confidence.
-
-        Args:
-            k: phrases of each source phrase that count.
-            temperature: T_p > 0, of w = softmax(score / T_p).
-            min_similarity: s0; phrases no more similar count for nothing, and c = (best score - s0) / (1 - s0).
-        """
-        mask = (self.lengths > 0) & (self.ranks < k) & (self.scores > min_similarity)
-        scores = self.scores.masked_fill(~mask, float("-inf"))
-        count = self.attended.size(1)
-        best = scores.new_full((len(scores), count), -1.0).scatter_reduce(1, self.queries, scores, "amax")
-        best_of_each = best.gather(1, self.queries)
-        weights = ((scores - best_of_each) / temperature).exp()
-        totals = _sum_by(self.queries, weights, count)
-        confidence = ((best_of_each - min_similarity) / (1 - min_similarity)).clamp(0, 1)
-        each = confidence * weights / totals.clamp_min(torch.finfo(weights.dtype).tiny)
-        highest = (confidence * mask).amax(dim=1) if mask.size(1) else confidence.new_zeros(len(confidence))
-        return Weights(each, _sum_by(self.queries, each, count), highest)
-
 
 class Continuation(NamedTuple):
     """The distribution p_phr of the next token, sparse: A tokens for each of H hypotheses."""
 
     values: Tensor  # int64 [H, A]
     log_probs: Tensor  # fp32 [H, A], log p_phr, duplicates merged: equal tokens all have the token's whole probability
-    mass: Tensor  # fp32 [H], Z, which is 0 where no phrase proposes anything
-    going: Tensor  # fp32 [H], the share of votes that are of phrases that continue
+    mass: Tensor  # fp32 [H], Z, what all phrases have against the model; 0 where no phrase proposes anything
+    going: Tensor  # fp32 [H], the part of Z of phrases that have begun
 
 
 class Proposals(NamedTuple):
     """What each of A phrases proposes after each of H hypotheses, [H, A], however much the phrases weigh."""
 
-    queries: Tensor  # int64, the source phrase it was retrieved for
     values: Tensor  # int64, the token
-    active: Tensor  # bool, the phrase continues; or else it would begin
-    gate: Tensor  # fp32 in [0, 1], how far the model lets it
-    coverage: (
-        Tensor  # int64, rank of the best phrase of its source phrase that was generated in full; NEVER without one
-    )
-    token_slots: Tensor  # int64, of the token among the distinct ones of the sentence
-    pair_slots: Tensor  # int64, of the pair of token and source phrase, likewise
+    slots: Tensor  # int64, of the token among the distinct ones of the sentence
+    states: Tensor  # int64, of STATES
+    ratios: Tensor  # fp32, log of p_NMT of the token to that of the likeliest, at least LEAST_RATIO
+    covered: Tensor  # fp32, 1 where a phrase of the same source phrase was written in full
+    best: Tensor  # fp32 [H], log p_NMT of the likeliest token
 
-    def votes(self, table: PhraseTable, rows: Tensor, weights: Weights, enter: float, k: int) -> Tensor:
-        """Compute what each phrase gives to its token, fp32 [H, A]: c_q w'(a|q) gamma.
-
-        gamma is `gate`, times (1 - kappa_q) `enter` for a phrase that is not active. w' is w(a|q) for those; an active
-        phrase has its part of the w of all active phrases of q: the others are out of the question, whatever they weighed.
+    def continuation(self, votes: Tensor, distinct: int) -> Continuation:
+        """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z.
 
         Args:
-            table: the phrases.
-            rows: int64 [H], the sentence of each hypothesis.
-            weights: of `PhraseTable.weights`.
-            enter: eta.
-            k: kappa_q is 1 once one of the k best of q was generated in full. An active phrase may still end: it often
-                holds the shorter one.
+            distinct: D of the table.
         """
-        each, of_query = (part.index_select(0, rows) for part in weights[:2])
-        continuing = each * self.active
-        remaining = _sum_by(self.queries, continuing, table.attended.size(1))
-        posterior = continuing * of_query / remaining.clamp_min(torch.finfo(each.dtype).tiny)
-        entering = (enter * each).masked_fill(self.coverage < k, 0.0)
-        return torch.where(self.active, posterior, entering) * self.gate
-
-    def continuation(self, table: PhraseTable, rows: Tensor, weights: Weights, enter: float, k: int) -> Continuation:
-        """Merge votes: M(v) = max_q of the sum of those for v of the phrases of q; Z = sum M; p_phr = M / Z."""
-        votes = self.votes(table, rows, weights, enter, k)
-        zeros = votes.new_zeros(len(votes), 1 + table.most_pairs)
-        sums = zeros.scatter_add(1, self.pair_slots, votes).gather(1, self.pair_slots)
-        largest = zeros.scatter_reduce(1, self.token_slots, sums, "amax")  # each token's M, once
-        mass = largest.sum(dim=1)
+        sums = votes.new_zeros(len(votes), 1 + distinct).scatter_add(1, self.slots, votes)
+        mass = votes.sum(dim=1)
         tiny = torch.finfo(mass.dtype).tiny
-        merged = largest.gather(1, self.token_slots) / mass.clamp_min(tiny).unsqueeze(1)
+        merged = sums.gather(1, self.slots) / mass.clamp_min(tiny).unsqueeze(1)
         log_probs = merged.clamp_min(tiny).log().masked_fill(merged == 0, float("-inf"))  # a CPU's log of 0 is slow
-        going = (votes * self.active).sum(dim=1) / votes.sum(dim=1).clamp_min(tiny)
-        return Continuation(self.values, log_probs, mass, going)
+        return Continuation(self.values, log_probs, mass, (votes * (self.states > 0)).sum(dim=1) / mass.clamp_min(tiny))
 
 
 class PhraseState:
@@ -172,14 +123,12 @@ class PhraseState:
     Args:
         table: phrases of the sentences.
         rows: int64 [H], the sentence of each hypothesis.
-        coverage: whether no phrase of a source phrase begins any more once one of them was generated in full.
     """
 
-    def __init__(self, table: PhraseTable, rows: Tensor, coverage: bool = True) -> None:
-        self.table, self.rows, self.coverage = table, rows, coverage
-        hypotheses, phrases = len(rows), table.lengths.size(1)
-        self.matched = rows.new_zeros(hypotheses, phrases)  # bit m: the last m + 1 tokens are the phrase's first
-        self.covered = rows.new_full((hypotheses, table.attended.size(1)), NEVER)  # rank of the best one generated
+    def __init__(self, table: PhraseTable, rows: Tensor) -> None:
+        self.table, self.rows = table, rows
+        self.matched = rows.new_zeros(len(rows), table.lengths.size(1))  # bit m: the last m + 1 tokens begin the phrase
+        self.covered = rows.new_zeros(len(rows), table.most_queries)  # 1: one of its phrases was written in full
 
     def reorder(self, order: Tensor) -> PhraseState:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
@@ -199,49 +148,49 @@ class PhraseState:
         equal = torch.searchsorted(table.subwords, code) + torch.arange(table.most_equal, device=code.device)
         equal.clamp_max_(len(table.subwords) - 1)  # [H, R]
         flat = equal.view(-1)
-        phrases, bits, ranks, queries = table.at_subword.index_select(0, flat).view(*equal.shape, -1).unbind(dim=2)
+        phrases, bits, ends, queries = table.at_subword.index_select(0, flat).view(*equal.shape, -1).unbind(dim=2)
         bits = bits.masked_fill(table.subwords.index_select(0, flat).view(equal.shape) != code, 0)
-        ends_here = torch.zeros_like(self.matched).scatter_add(1, phrases, bits)  # [H, A]
-        self.matched = ((self.matched << 1) | 1) & ends_here
-        if self.coverage:
-            ranks = ranks.masked_fill(self.matched.gather(1, phrases) & bits == 0, NEVER)
-            self.covered.scatter_reduce_(1, queries, ranks, "amin")
+        matches_here = torch.zeros_like(self.matched).scatter_add(1, phrases, bits)  # [H, A]
+        self.matched = ((self.matched << 1) | 1) & matches_here
+        written = ends * (self.matched.gather(1, phrases) & bits != 0)
+        self.covered.scatter_reduce_(1, queries, written, "amax")
 
-    def prefixes(self, proper: Tensor) -> Tensor:
-        """Measure l_a, the longest proper prefix of each phrase that is a suffix of its hypothesis, int64 [H, A].
+    def prefixes(self, followed: Tensor) -> Tensor:
+        """Measure the longest prefix of each phrase and its sentence that is a suffix of its hypothesis, int64 [H, A].
 
         Args:
-            proper: int64 [H, A], proper prefixes as bits.
+            followed: int64 [H, A], the prefixes that something follows, as bits.
         """
-        return torch.frexp((self.matched & proper).double()).exponent.long()  # the number of binary digits
+        return torch.frexp((self.matched & followed).double()).exponent.long()  # the number of binary digits
 
-    def proposals(self, log_probs: Tensor, attention: Tensor | None = None) -> Proposals:
-        """Collect what each phrase proposes next, and how far the model lets it.
+    def proposals(self, log_probs: Tensor) -> Proposals:
+        """Collect what each phrase proposes next, and what the model says of it.
 
         Args:
-            log_probs: fp32 [H, V], log p_NMT. The model lets a phrase continue with v as far as
-                sqrt(p_NMT(v) / max p_NMT).
-            attention: fp32 [H, S], of the decoder to the source: then a phrase may begin as far as that is on q.
+            log_probs: fp32 [H, V], log p_NMT.
         """
         table = self.table
-        queries, prefix, proper = table.phrases.index_select(0, self.rows).unbind(dim=2)  # [H, A] each
-        length = self.prefixes(proper)
+        queries, prefix, end, followed = table.phrases.index_select(0, self.rows).unbind(dim=2)  # [H, A] each
+        length = self.prefixes(followed)
         phrases, longest = table.following.shape[1:3]
         rows = self.rows.unsqueeze(1) * phrases + torch.arange(phrases, device=length.device)  # of all sentences
-        following = table.following.view(-1, 3).index_select(0, (rows * longest + length).view(-1)).long()
-        values, token_slots, pair_slots = following.view(*length.shape, 3).unbind(dim=2)
-        active = length >= prefix
-        gate = ((log_probs.gather(1, values) - log_probs.amax(dim=1, keepdim=True)) / 2).exp()
-        if attention is not None:
-            spans = table.attended.index_select(0, self.rows).to(attention.dtype)
-            attended = torch.einsum("hqs,hs->hq", spans, attention).gather(1, queries).float()
-            gate = torch.where(active, gate, attended)
-        return Proposals(queries, values, active, gate, self.covered.gather(1, queries), token_slots, pair_slots)
+        following = table.following.view(-1, 2).index_select(0, (rows * longest + length).view(-1)).long()
+        values, slots = following.view(*length.shape, 2).unbind(dim=2)
+        kinds = (length >= prefix).long() + (length >= end)
+        states = table.state_of.index_select(0, (kinds * (MAX_SUBWORDS + 1) + length).view(-1)).view(length.shape)
+        best = log_probs.amax(dim=1)
+        ratios = (log_probs.gather(1, values) - best.unsqueeze(1)).clamp_min(LEAST_RATIO)
+        return Proposals(values, slots, states, ratios, self.covered.gather(1, queries).float(), best)
 
 
-def _sum_by(queries: Tensor, parts: Tensor, count: int) -> Tensor:
-    """For each of [N, A] the sum of those of its row that have the same of `count` queries."""
-    return parts.new_zeros(len(parts), count).scatter_add(1, queries, parts).gather(1, queries)
+def _states() -> Tensor:
+    """Tabulate the state, int64, by kind (0: before its first letter, 1: begun, 2: written in full) and matching subwords."""
+    lengths = torch.arange(MAX_SUBWORDS + 1)
+    begun, written = (
+        first - 1 + torch.searchsorted(torch.tensor(bounds), lengths.clamp_min(1), right=True)
+        for first, bounds in ((1, BEGUN_AFTER), (WRITTEN, FOLLOWED_AFTER))
+    )
+    return torch.cat([torch.zeros_like(lengths), begun, written])
 
 
 def _number_distinct(ordered: Tensor, sentences: Tensor) -> Tensor:

@@ -113,19 +113,16 @@ class PhraseRetriever:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
         return self.read(sentences, self.start(sentences)())
 
-    def start(self, sentences: list[str], k: int | None = None) -> Callable[[], RetrievedEntries]:
+    def start(self, sentences: list[str]) -> Callable[[], RetrievedEntries]:
         """Start retrieval; returns a function that waits for the result.
 
         An index in another process searches in the meantime; one of this process searches when the result is wanted.
-
-        Args:
-            k: strings kept for a query phrase, if not this retriever's own.
         """
         found = self.finder.find(sentences)
         self.too_long += found.too_long
         if not len(found.spans):
             return self._nothing
-        search = partial(self._nearest, found.vectors.to(self.device), k or self.k)
+        search = partial(self._nearest, found.vectors.to(self.device))
         answer = self._asking.submit(search).result if self._asking and self._is_open() else search
         return lambda: self._take(sentences, found, answer)
 
@@ -202,9 +199,9 @@ class PhraseRetriever:
                 "more; lower --phrase-min-similarity"
             )
 
-    def _nearest(self, vectors: Tensor, k: int) -> NearestEntries:
+    def _nearest(self, vectors: Tensor) -> NearestEntries:
         """Find the entries with the k nearest strings of each vector, fp32 [Q, o] on the device."""
-        return nearest_distinct(self.index, self.datastore.string_hashes, vectors, k, self.min_similarity)
+        return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
 
     def signature(self, settings: Mapping[str, object] | None = None) -> str:
         """Name all that decides what is retrieved, in one line to be printed with results.

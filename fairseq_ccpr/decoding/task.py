@@ -31,10 +31,11 @@ from fairseq_ccpr.decoding.options import (
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.decoding.trust import Trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_file import load_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -188,16 +189,18 @@ class TranslationRetrievalTask(TranslationTask):
             encoder = load_phrase_encoder(path, bf16=settings.bf16)
         if getattr(encoder, "similarity", "cosine") != "cosine":
             logger.warning(
-                "the phrases of %s are compared by inner products without bounds: --phrase-temperature and "
-                "--phrase-min-similarity are made for cosines, and weigh these wrongly", path,
+                "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
+                "phrases are made for cosines, and weigh these wrongly until they are tuned", path,
             )  # fmt: skip
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         waiting = read_options(StoreSettings, self.cfg)
         retriever = PhraseRetriever(
             datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
         )
-        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary)
-        return PhraseMemory(candidates, settings, device)
+        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
+        learned = self.trust.votes if isinstance(self.trust, LearnedTrust) else None
+        votes = (learned or PhraseVotes()).requires_grad_(False).to(device)
+        return PhraseMemory(candidates, settings, votes, device)
 
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""

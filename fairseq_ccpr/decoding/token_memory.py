@@ -254,7 +254,7 @@ class TokenBatch:
         with torch.cuda.stream(self._stream):
             yield
 
-    def vote(self, tokens: Tensor, log_probs: Tensor, attention: Tensor | None) -> Vote:
+    def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
         """Vote for the next token of each hypothesis."""
         queries = self._queries.pop()
         if not (self.memory.skips or self.memory.observes):

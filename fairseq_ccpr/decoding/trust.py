@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust_features import (
     ModelEvidence,
     PhraseEvidence,
@@ -113,6 +114,7 @@ class LearnedTrust(Trust):
         self.register_buffer("scale", torch.ones(len(self.names)))
         self.hidden = nn.Linear(len(self.names), hidden) if hidden else None
         self.output = nn.Linear(hidden or len(self.names), tokens + phrases)
+        self.votes = PhraseVotes() if phrases else None  # learned before the network, which sees what they say
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-VERSION = 1  # of the features: trust that was learned on others is refused
+VERSION = 2  # of the features: trust that was learned on others is refused
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
 OF_STATE = ("state distance", "state cosine", "state norm")
@@ -69,8 +69,8 @@ class PhraseEvidence(NamedTuple):
     log_probs: Tensor  # fp32 [N, A], log p_phr
     of_proposals: Tensor  # fp32 [N, A], log p_NMT of `values`
     mass: Tensor  # fp32 [N], Z
-    going: Tensor  # fp32 [N], the part of Z of phrases that continue
-    similarity: Tensor  # fp32 [N], the best c_q of the sentence
+    going: Tensor  # fp32 [N], the part of Z of phrases that have begun
+    similarity: Tensor  # fp32 [N], the highest of the sentence
 
 
 class ModelEvidence(NamedTuple):

@@ -92,10 +92,6 @@ class DecoderSubwords:
         """
         return self._split_once(text)
 
-    def starts(self, text: str) -> list[int]:
-        """Return the character at which each subword of a source sentence begins; they never fall."""
-        return list(accumulate((start for _, start, _ in self._place(text)), max))
-
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
         """Return the token ids with which the decoder emits text[start:end], whole words, in its sentence.
 
@@ -110,6 +106,13 @@ class DecoderSubwords:
             return None
         ids = list(pieces.ids[first:stop])
         return None if self.dictionary.unk() in ids else ids
+
+    def following(self, pieces: Pieces, end: int, most: int) -> list[int]:
+        """Return up to `most` token ids of what follows text[:end] in its sentence, before the first unknown piece."""
+        first = bisect_left(pieces.starts, end)
+        ids = list(pieces.ids[first : first + most])
+        unknown = self.dictionary.unk()
+        return ids[: ids.index(unknown)] if unknown in ids else ids
 
     def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
         """Recover the text of a source sentence from its ids [L]; padding and markers are left out.

@@ -38,7 +38,7 @@ def test_help_names_the_command_and_explains_every_option(name: str) -> None:
 @pytest.mark.parametrize("name", ["translate", "tune", "compare", "explain", "benchmark decoding"])
 def test_help_of_commands_that_decode_has_retrieval_and_names_fairseqs_options(name: str) -> None:
     shown = call(name, "--help").stdout
-    assert "--knn-lambda" in shown and "--phrase-gate" in shown and "--store-timeout" in shown
+    assert "--knn-lambda" in shown and "--phrase-reach" in shown and "--store-timeout" in shown
     assert "--untuned" in shown and "--lenpen" in shown and "--source-lang" in shown and "--bpe-codes" in shown
 
 

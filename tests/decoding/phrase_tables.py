@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
 
+MARK = 1  # stands for one without a letter
 
-def make_table(batch: list[list[tuple[list[int], int, float]]], source_length: int = 3) -> PhraseTable:
-    """The phrases of each sentence, best first within each source phrase."""
+
+class Found(NamedTuple):
+    """A retrieved phrase."""
+
+    phrase: list[int]
+    query: int
+    score: float
+    after: list[int]  # what follows it in its sentence
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.phrase + self.after
+
+
+def make_table(batch: list[list[Found]]) -> PhraseTable:
+    """The phrases of each sentence."""
     size, most = len(batch), max(1, *map(len, batch))
-    longest = max([len(phrase) for sentence in batch for phrase, _, _ in sentence], default=1)
+    longest = max([len(found.tokens) for sentence in batch for found in sentence], default=1)
     tokens = torch.full((size, most, longest), NO_TOKEN, dtype=torch.int32)
-    lengths, entered, queries, ranks = torch.zeros(4, size, most, dtype=torch.long)
+    lengths, begun, queries = torch.zeros(3, size, most, dtype=torch.long)
     scores = torch.zeros(size, most)
     for row, sentence in enumerate(batch):
-        for lane, (phrase, query, score) in enumerate(sentence):
-            tokens[row, lane, : len(phrase)] = torch.tensor(phrase)
-            lengths[row, lane], queries[row, lane], scores[row, lane] = len(phrase), query, score
-            entered[row, lane] = begun_after(phrase)
-            better = sum(q == query and (s, -i) > (score, -lane) for i, (_, q, s) in enumerate(sentence))
-            ranks[row, lane] = better
-    attended = torch.rand(size, 3, source_length) < 0.5
-    return PhraseTable.of(tokens, lengths, entered, queries, scores, ranks, attended)
-
-
-MARK = 1  # stands for one without a letter
+        for lane, found in enumerate(sentence):
+            tokens[row, lane, : len(found.tokens)] = torch.tensor(found.tokens)
+            lengths[row, lane], queries[row, lane], scores[row, lane] = len(found.phrase), found.query, found.score
+            begun[row, lane] = begun_after(found.phrase)
+    return PhraseTable.of(tokens, lengths, begun, queries, scores)
 
 
 def begun_after(phrase: list[int]) -> int:

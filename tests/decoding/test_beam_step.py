@@ -24,11 +24,12 @@ from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
-from tests.decoding.phrase_tables import make_table
+from tests.decoding.phrase_tables import Found, make_table
 from tests.helpers import vote
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
@@ -51,7 +52,7 @@ def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
 
 
 def make_ensemble(
-    metric: str, gate: str, device: torch.device, *, batch: int = 2, lanes: int = 3, k: int = 8
+    metric: str, device: torch.device, *, batch: int = 2, lanes: int = 3, k: int = 8
 ) -> RetrievalEnsemble:
     """A tiny Transformer of random weights beside both memories; every second sentence has no phrases."""
     retriever = make_retriever(metric, device)
@@ -64,13 +65,14 @@ def make_ensemble(
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     base_architecture(arguments)
     model = TransformerModel.build_model(arguments, task).eval().to(device)
-    sentence = [([5, 6, 4], 0, 0.9), ([5, 4], 0, 0.7), *(([4], 1, 0.8 - lane / 100) for lane in range(lanes - 2))]
+    found = [Found([5, 6, 4], 0, 0.9, [6]), Found([5, 4], 0, 0.7, [])]
+    sentence = [*found, *(Found([4], 1, 0.8 - lane / 100, [5]) for lane in range(lanes - 2))]
     sentences = [sentence if not number % 2 else [] for number in range(batch)]
     candidates: Any = SimpleNamespace(
-        start=lambda sources, k: lambda: [None] * batch, table=lambda found, length: make_table(sentences, length),
+        start=lambda sources: lambda: [None] * batch, table=lambda found: make_table(sentences),
         retriever=SimpleNamespace(index=SimpleNamespace(remote=False)), checked=True,
     )  # fmt: skip
-    phrases = PhraseMemory(candidates, PhraseSettings(gate=gate), device)
+    phrases = PhraseMemory(candidates, PhraseSettings(), PhraseVotes().requires_grad_(False), device)
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
     tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings, dictionary.unk())
     return RetrievalEnsemble([model], tokens, phrases, dictionary.pad(), MixtureSettings())
@@ -138,10 +140,9 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
         yield
 
 
-@pytest.mark.parametrize("gate", ["consent", "attention"])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_step_makes_no_round_trip(metric: str, gate: str) -> None:
-    ensemble = make_ensemble(metric, gate, CPU)
+def test_step_makes_no_round_trip(metric: str) -> None:
+    ensemble = make_ensemble(metric, CPU)
     with watching(NoRoundTrip):
         for log_probs in two_steps(ensemble, CPU):
             torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
@@ -156,13 +157,13 @@ def test_round_trip_of_a_memory_is_seen(place: tuple[type, str]) -> None:
         return real(self, given)
 
     with patch.object(*place, asking), watching(NoRoundTrip), pytest.raises(AssertionError, match="asks the device"):
-        list(two_steps(make_ensemble("l2", "consent", CPU), CPU))
+        list(two_steps(make_ensemble("l2", CPU), CPU))
 
 
 def operations(phrases: bool = True, **sizes: int) -> int:
     """How many there are in a step, beside the models' own and the search."""
     beam = sizes.pop("beam", 3)
-    ensemble, counted = make_ensemble("ip", "consent", CPU, **sizes), Operations()
+    ensemble, counted = make_ensemble("ip", CPU, **sizes), Operations()
     if not phrases:
         ensemble = ensemble.with_memories(ensemble.tokens, None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
@@ -202,11 +203,10 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("gate", ["consent", "attention"])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_step_does_not_wait_for_a_gpu(metric: str, gate: str) -> None:
+def test_step_does_not_wait_for_a_gpu(metric: str) -> None:
     device = torch.device("cuda")
-    ensemble = make_ensemble(metric, gate, device)
+    ensemble = make_ensemble(metric, device)
     list(two_steps(ensemble, device))  # compiles what there is to compile
     steps = two_steps(ensemble, device)
     next(steps)
@@ -215,11 +215,10 @@ def test_step_does_not_wait_for_a_gpu(metric: str, gate: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("gate", ["consent", "attention"])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_step_is_the_same_on_a_gpu(metric: str, gate: str) -> None:
+def test_step_is_the_same_on_a_gpu(metric: str) -> None:
     here, there = (
-        [step.cpu() for step in two_steps(make_ensemble(metric, gate, device), device)]
+        [step.cpu() for step in two_steps(make_ensemble(metric, device), device)]
         for device in (CPU, torch.device("cuda"))
     )
     torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
@@ -238,8 +237,7 @@ def test_round_trips_are_seen(asks: Callable[[Tensor], Any]) -> None:
         asks(torch.randn(4))
 
 
-@pytest.mark.parametrize("gate", ["consent", "attention"])
-def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[object], gate: str) -> None:
+def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[object]) -> None:
     """All that the ensemble adds to the models' steps, in fairseq's beam search with tokens and phrases."""
     watches: list[NoRoundTrip] = []
 
@@ -248,7 +246,7 @@ def test_decoding_makes_no_round_trip_of_its_own(decode: Callable, joint: list[o
         return watches[-1]
 
     with watching(watch):
-        decode(*joint, "--beam", 3, "--max-len-b", 9, "--phrase-gate", gate)
+        decode(*joint, "--beam", 3, "--max-len-b", 9)
     assert len(watches) > 20  # at each of ten steps the queries, the step, and the reordering before the next
 
 

@@ -13,7 +13,6 @@ from fairseq_ccpr.decoding.interpolation import (
     Vote,
     interpolate_,
     neighbour_log_probabilities,
-    reward_,
     target_log_probabilities,
 )
 from fairseq_ccpr.decoding.memory import Neighbours
@@ -109,17 +108,6 @@ def test_share_of_zero_changes_no_bit() -> None:
     values = torch.randint(0, 30, (4, 8))
     mixed = mix(log_probs, -torch.rand(4, 8), torch.zeros(4, 8, dtype=torch.long), values, torch.zeros(4), 10.0)
     assert torch.equal(mixed, log_probs)
-
-
-def test_rewards_equal_dense_reference() -> None:
-    log_probs = (3 * torch.randn(6, 30)).log_softmax(1)
-    values = torch.stack([torch.randperm(30)[:9] for _ in range(6)])
-    rewards = 4 * torch.rand(6, 9)
-    wanted = log_probs.double().exp()
-    wanted.scatter_(1, values, wanted.gather(1, values) * rewards.double().exp())
-    wanted /= wanted.sum(dim=1, keepdim=True)
-    twice = torch.cat([values, values], dim=1), torch.cat([rewards, rewards], dim=1)
-    assert torch.allclose(reward_(log_probs.clone(), *twice).double().exp(), wanted, rtol=1e-4)
 
 
 def test_no_neighbour_at_all_leaves_the_model_alone() -> None:

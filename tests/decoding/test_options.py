@@ -40,8 +40,7 @@ OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity")
 PHRASES: dict[str, list[object]] = {
     "k": ["--phrase-k", 1], "min_similarity": ["--phrase-min-similarity", 0.8], "threshold": ["--phrase-threshold", 0.2],
     "segmentation": ["--phrase-segmentation", "ngram:1"], "bf16": ["--phrase-bf16"], "lambda_": ["--phrase-lambda", 0.3],
-    "temperature": ["--phrase-temperature", 0.5], "enter": ["--phrase-enter", 0.2],
-    "gate": ["--phrase-gate", "attention"], "coverage": ["--no-phrase-coverage"], "reward": ["--phrase-reward", 2],
+    "reach": ["--phrase-reach", 0],
 }  # fmt: skip
 MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrase-segmentation", "learned"]}
 MIXTURE: dict[str, list[object]] = {"lambda_max": ["--retrieval-lambda-max", 0.4], "skip": ["--retrieval-skip", 0.3]}
@@ -66,7 +65,7 @@ def observe(world: World, decode: Callable) -> Callable[..., tuple[dict, str]]:
 def test_every_option_changes_something_and_is_in_the_signature(
     observe: Callable, joint: list[object], settings: dict[str, list[object]], name: str
 ) -> None:
-    words = [*joint, "--phrase-lambda", 0.9, "--phrase-enter", 1, "--beam", 2]
+    words = [*joint, "--phrase-lambda", 0.9, "--beam", 2]
     words += MATTERS_WITH.get(name, [])
     (usual, signature), (changed, other_signature) = observe(*words), observe(*words, *settings[name])
     assert not equal(changed, usual, tolerance=1e-4) and other_signature != signature

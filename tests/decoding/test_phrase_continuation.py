@@ -1,9 +1,8 @@
-"""What phrases say of the next token, against plain references: prefixes, coverage, weights, the distribution."""
+"""What phrases say of the next token, against plain references: prefixes, states, votes, the distribution."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,19 +11,34 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, limit_weights
-from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, PhraseState
-from tests.decoding.phrase_tables import MARK, begun_after, make_table
+from fairseq_ccpr.decoding.phrase_continuation import (
+    BEGUN_AFTER,
+    FOLLOWED_AFTER,
+    LEAST_RATIO,
+    MAX_SUBWORDS,
+    STATES,
+    WRITTEN,
+    PhraseState,
+)
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from tests.decoding.phrase_tables import MARK, Found, begun_after, make_table
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
 SPECIAL = 0  # a token that no phrase has, and that none may ask for
-phrases = st.lists(st.integers(MARK, VOCABULARY - 1), min_size=1, max_size=5)
+tokens_of = st.integers(MARK, VOCABULARY - 1)
 sentences = st.lists(
-    st.tuples(phrases, st.integers(0, 2), st.floats(-1, 1, width=32)), min_size=0, max_size=6
-)  # phrase, source phrase, score
+    st.builds(
+        Found, st.lists(tokens_of, min_size=1, max_size=5), st.integers(0, 2), st.floats(-1, 1, width=32),
+        st.lists(tokens_of, max_size=6),
+    ),
+    min_size=0, max_size=6,
+)  # fmt: skip
 
 
-def longest_proper_prefix(phrase: list[int], written: list[int]) -> int:
-    lengths = [n for n in range(1, len(phrase)) if len(written) >= n and written[-n:] == phrase[:n]]
+def longest_prefix(found: Found, written: list[int]) -> int:
+    """Subwords of the phrase and what follows it that the hypothesis ends with, so that there is a next one."""
+    tokens = found.tokens
+    lengths = [n for n in range(1, len(tokens)) if len(written) >= n and written[-n:] == tokens[:n]]
     return max(lengths, default=0)
 
 
@@ -32,63 +46,44 @@ def contains(written: list[int], phrase: list[int]) -> bool:
     return any(written[i : i + len(phrase)] == phrase for i in range(len(written)))
 
 
-def reference_weights(
-    sentence: list[tuple[list[int], int, float]], k: int, temperature: float, s0: float
-) -> list[float]:
-    weights = [0.0] * len(sentence)
-    for query in range(3):
-        lanes = [i for i, (_, q, _) in enumerate(sentence) if q == query]
-        lanes = [i for i in sorted(lanes, key=lambda i: (-sentence[i][2], i))[:k] if sentence[i][2] > s0]
-        if lanes:
-            best = sentence[lanes[0]][2]
-            terms = {i: math.exp((sentence[i][2] - best) / temperature) for i in lanes}
-            for i in lanes:
-                weights[i] = max(0.0, (best - s0) / (1 - s0)) * terms[i] / sum(terms.values())
-    return weights
+def state_of(found: Found, length: int) -> int:
+    if length >= len(found.phrase):
+        return WRITTEN - 1 + sum(length >= least for least in FOLLOWED_AFTER)
+    return sum(length >= least for least in BEGUN_AFTER) if length >= begun_after(found.phrase) else 0
 
 
-def reference_masses(
-    sentence: list[tuple[list[int], int, float]], weights: list[float], written: list[int], probs: list[float],
-    enter: float, k: int, coverage: bool, attention: dict[int, float] | None,
-) -> dict[int, float]:  # fmt: skip
-    """M(v) of METHODS, the plain way."""
-    masses: dict[int, float] = {}
-    for query in {q for _, q, _ in sentence}:
-        own = [(phrase, weight) for (phrase, q, _), weight in zip(sentence, weights) if q == query]
-        ranked = sorted((-score, i, phrase) for i, (phrase, q, score) in enumerate(sentence) if q == query)
-        done = coverage and any(contains(written, phrase) for _, _, phrase in ranked[:k])
-        of_query: dict[int, float] = {}
-        steps = [(phrase, weight, longest_proper_prefix(phrase, written)) for phrase, weight in own]
-        whole = sum(weight for _, weight, _ in steps)
-        left = sum(weight for phrase, weight, length in steps if length >= begun_after(phrase))
-        for phrase, weight, length in steps:
-            token = phrase[length]
-            consent = math.sqrt(probs[token] / max(probs))
-            if length >= begun_after(phrase):
-                share = weight * whole / left * consent if left else 0.0
-            else:
-                share = 0.0 if done else enter * weight * (consent if attention is None else attention[query])
-            of_query[token] = of_query.get(token, 0.0) + share
-        for token, mass in of_query.items():
-            masses[token] = max(masses.get(token, 0.0), mass)
-    return {token: mass for token, mass in masses.items() if mass > 0}
+def reference_votes(
+    sentence: list[Found], written: list[int], log_probs: list[float], votes: PhraseVotes
+) -> list[tuple[int, float]]:
+    """The token that each phrase proposes, and P, the plain way."""
+    weights = {name: value.double().tolist() for name, value in votes.state_dict().items()}
+    best = max(log_probs)
+    proposed = []
+    for found in sentence:
+        length = longest_prefix(found, written)
+        token, state = found.tokens[length], state_of(found, length)
+        of_query = [other for other in sentence if other.query == found.query]
+        covered = any(contains(written, other.phrase) for other in of_query)
+        score = weights["similarity"][0] * found.score
+        score += weights["similarity"][1] * (found.score - max(other.score for other in of_query))
+        score += weights["state"][state] + weights["consent"][state] * max(log_probs[token] - best, LEAST_RATIO)
+        score += weights["covered"][0] * (covered and state == 0)
+        proposed.append((token, math.exp(score)))
+    whole = math.exp(weights["model"][0] + weights["model"][1] * math.exp(best)) + sum(part for _, part in proposed)
+    return [(token, part / whole) for token, part in proposed]
 
 
 @settings(max_examples=150, deadline=None)
 @given(batch=st.lists(sentences, min_size=1, max_size=3), data=st.data())
-def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObject) -> None:
+def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))  # so that the example Hypothesis shows has it all
     table = make_table(batch)
-    k, temperature, s0 = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([0.05, 0.5])), 0.25
-    enter, coverage, by_attention = 0.3, data.draw(st.booleans()), data.draw(st.booleans())
-    weights = table.weights(k, temperature, s0)
-    expected_weights = [reference_weights(sentence, k, temperature, s0) for sentence in batch]
-    for row, expected in enumerate(expected_weights):
-        assert weights.each[row, : len(expected)].tolist() == pytest.approx(expected, abs=1e-6)
-        assert not weights.each[row, len(expected) :].any()
-    beam = 2
-    state = PhraseState(table, torch.arange(len(batch)).repeat_interleave(beam), coverage)
-    written: list[tuple[int, list[int]]] = [(row, []) for row in range(len(batch)) for _ in range(beam)]
+    votes = PhraseVotes().requires_grad_(False)
+    for weights in votes.parameters():
+        weights.add_(torch.randn_like(weights))
+    of_phrases = votes.of_phrases(table)
+    state = PhraseState(table, torch.arange(len(batch)).repeat_interleave(2))
+    written: list[tuple[int, list[int]]] = [(row, []) for row in range(len(batch)) for _ in range(2)]
     for step in range(8):
         if step:
             # Hypotheses change places, some twice, some not at all, and the first sentence ends after a while.
@@ -97,46 +92,66 @@ def test_all_steps_against_the_plain_formula(batch: list[Any], data: st.DataObje
             state = state.reorder(torch.tensor(order))
             state.advance(torch.tensor(tokens))
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
-        lengths = state.prefixes(table.phrases[state.rows, :, 2])
+        lengths = state.prefixes(table.phrases[state.rows, :, 3])
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
-        attention = torch.rand(len(written), 3).softmax(dim=1)
-        proposals = state.proposals(log_probs, attention if by_attention else None)
-        found = proposals.continuation(table, state.rows, weights, enter, k)
+        proposals = state.proposals(log_probs)
+        each = votes(proposals, of_phrases[state.rows])
+        merged = proposals.continuation(each, table.most_distinct)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
-            prefixes = [longest_proper_prefix(phrase, tokens_so_far) for phrase, _, _ in sentence]
+            prefixes = [longest_prefix(found, tokens_so_far) for found in sentence]
             assert lengths[row, : len(sentence)].tolist() == prefixes
-            seen = {q: float((table.attended[number, q] * attention[row]).sum()) for q in range(3)}
-            masses = reference_masses(
-                sentence, expected_weights[number], tokens_so_far, log_probs[row].exp().tolist(), enter, k, coverage,
-                seen if by_attention else None,
-            )  # fmt: skip
-            check_row(found.values[row], found.log_probs[row].exp(), float(found.mass[row]), masses)
+            wanted = reference_votes(sentence, tokens_so_far, log_probs[row].tolist(), votes)
+            states = [state_of(found, length) for found, length in zip(sentence, prefixes)]
+            assert proposals.states[row, : len(sentence)].tolist() == states
+            assert proposals.values[row, : len(sentence)].tolist() == [token for token, _ in wanted]
+            assert each[row, : len(sentence)].tolist() == pytest.approx([vote for _, vote in wanted], abs=1e-5)
+            assert not each[row, len(sentence) :].any()
+            begun = sum(vote for (_, vote), one in zip(wanted, states) if one)
+            assert float(merged.going[row] * merged.mass[row]) == pytest.approx(begun, abs=1e-5)
+            check_row(merged.values[row], merged.log_probs[row].exp(), float(merged.mass[row]), wanted)
 
 
-def check_row(values: Tensor, probs: Tensor, mass: float, expected: dict[int, float]) -> None:
-    assert mass == pytest.approx(sum(expected.values()), abs=1e-6)
-    merged: dict[int, set[float]] = {}
+def check_row(values: Tensor, probs: Tensor, mass: float, wanted: list[tuple[int, float]]) -> None:
+    """All lanes of a token have its whole part of the mass."""
+    assert mass == pytest.approx(sum(vote for _, vote in wanted), abs=1e-5)
+    expected: dict[int, float] = {}
+    for token, vote in wanted:
+        expected[token] = expected.get(token, 0.0) + vote
     for value, prob in zip(values.tolist(), probs.tolist()):
-        if prob > 1e-9:
-            merged.setdefault(value, set()).add(round(prob, 5))
-    assert all(len(of_value) == 1 for of_value in merged.values())  # all lanes of a token have its whole probability
-    assert SPECIAL not in merged
-    for token, of_token in expected.items():
-        if of_token / sum(expected.values()) > 1e-5:
-            assert merged[token].pop() == pytest.approx(of_token / sum(expected.values()), abs=2e-5)
-    assert not expected or sum(v for s in merged.values() for v in s) <= 1 + 1e-4
+        if value != SPECIAL:
+            assert prob * mass == pytest.approx(expected[value], abs=1e-5)
+        else:
+            assert prob == 0
+
+
+def test_every_number_of_subwords_has_a_state() -> None:
+    phrase = Found([2] * 8, 0, 0.5, [3] * 12)
+    states = [state_of(phrase, length) for length in range(len(phrase.tokens))]
+    assert {*states} == {0, *range(1, WRITTEN), *range(WRITTEN + 4, len(STATES))}
+    assert {state_of(Found([2], 0, 0.5, [3] * 12), length) for length in range(13)} == {0, *range(WRITTEN, len(STATES))}
 
 
 def test_the_longest_phrase_is_followed_to_its_end() -> None:
-    phrase = [1, 2] * (MAX_SUBWORDS // 2)
-    table = make_table([[(phrase, 0, 0.9)]])
+    found = Found([1, 2] * (MAX_SUBWORDS // 2), 0, 0.9, [])
+    table = make_table([[found]])
     state = PhraseState(table, torch.tensor([0]))
-    for length, token in enumerate(phrase):
+    for length, token in enumerate(found.phrase):
         state.advance(torch.tensor([token]))
-        written = phrase[: length + 1]
-        assert state.prefixes(table.phrases[..., 2]).item() == longest_proper_prefix(phrase, written)
-    assert state.covered[0, 0] == 0  # the rank of the phrase
+        assert state.prefixes(table.phrases[..., 3]).item() == longest_prefix(found, found.phrase[: length + 1])
+    assert state.covered[0, 0] == 1
+
+
+def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
+    """The phrase is 2 3; its sentence goes on with 4 5 6, and another phrase of it, 5 6, is met on the way."""
+    table = make_table([[Found([2, 3], 0, 0.9, [4, 5, 6]), Found([5, 6], 1, 0.8, [7])]])
+    state = PhraseState(table, torch.tensor([0]))
+    proposed = []
+    for token in (2, 3, 4, 5):
+        state.advance(torch.tensor([token]))
+        proposed.append(state.proposals(torch.zeros(1, VOCABULARY).log_softmax(dim=1)).values[0].tolist())
+    assert proposed == [[3, 5], [4, 5], [5, 5], [6, 6]]
+    assert state.covered[0].tolist() == [1, 0]
 
 
 @settings(max_examples=200, deadline=None)
@@ -167,10 +182,24 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
     assert mixed.sum().item() == pytest.approx(1, abs=1e-5)
 
 
-def test_merged_lanes_that_are_empty_say_nothing() -> None:
-    table = make_table([[], [([1, 2], 0, 0.5)]])
+def test_lanes_that_are_empty_say_nothing() -> None:
+    table = make_table([[], [Found([1, 2], 0, 0.5, [])]])
+    votes = PhraseVotes().requires_grad_(False)
     state = PhraseState(table, torch.tensor([0, 1]))
     proposals = state.proposals(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
-    found = proposals.continuation(table, state.rows, table.weights(4, 0.1, 0.0), 0.2, 4)
-    assert found.mass.tolist() == [0.0, pytest.approx(0.1)]
+    found = proposals.continuation(votes(proposals, votes.of_phrases(table)), table.most_distinct)
+    assert found.mass[0] == 0 and 0 < found.mass[1] < 1
     assert found.log_probs[0].tolist() == [-math.inf]
+
+
+def test_the_model_keeps_what_no_phrase_is_worth() -> None:
+    """The null: where the only phrase is unlikely, its vote is small, whatever else is proposed."""
+    votes = PhraseVotes().requires_grad_(False)
+    masses = []
+    for score in (0.9, 0.2):
+        table = make_table([[Found([2, 3], 0, score, [])]])
+        state = PhraseState(table, torch.tensor([0]))
+        state.advance(torch.tensor([2]))
+        log_probs = torch.tensor([[0.1, 0.1, 0.1, 1e-4, 0.6, 0.0499, 0.025, 0.025]]).log()
+        masses.append(float(votes(state.proposals(log_probs), votes.of_phrases(table)).sum()))
+    assert masses[1] < 0.2 * masses[0] < 0.2

@@ -26,11 +26,11 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory, phrase_weight
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.phrase_grid import PHRASES as GRID_OF_PHRASES
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.storage.files import MANIFEST
@@ -77,7 +77,7 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
             places.append([number, words[first][0], words[first : first + size][-1][1]])
     store = SimpleNamespace(spans=np.array(places, np.int32).reshape(-1, 3), sentence=texts.__getitem__)
 
-    def start(self: PhraseRetriever, sources: list[str], k: int) -> Callable[[], RetrievedEntries]:
+    def start(self: PhraseRetriever, sources: list[str]) -> Callable[[], RetrievedEntries]:
         self.datastore = store
         found = [np.flatnonzero(store.spans[:, 0] == choose(source)) for source in sources]
         spans = np.zeros((sum(map(len, found)), 3), np.int32)
@@ -108,7 +108,7 @@ def test_parts_in_two_folders_are_as_in_one(
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda s: " ".join(map(str, s)) or "plain")
 def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[object], search: list) -> None:
-    changed = decode(*phrases, *search, "--phrase-lambda", 0.9, "--phrase-enter", 1)
+    changed = decode(*phrases, *search, "--phrase-lambda", 0.9)
     assert not equal(changed, decode(*search, base=True), tolerance=1e-2)
 
 
@@ -117,22 +117,20 @@ def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint
         assert equal(decode(*joint), decode("--knn-lambda", 0.4))
 
 
-@pytest.mark.parametrize(("kind", "gate"), [("phrases", ["--phrase-gate", "attention"]), ("joint", [])])
-def test_phrases_do_not_depend_on_the_batch(
-    decode: Callable, kind: str, gate: list[object], request: pytest.FixtureRequest
-) -> None:
-    words = [*request.getfixturevalue(kind), *gate, "--phrase-lambda", 0.8, "--phrase-enter", 0.5]
+@pytest.mark.parametrize("kind", ["phrases", "joint"])
+def test_phrases_do_not_depend_on_the_batch(decode: Callable, kind: str, request: pytest.FixtureRequest) -> None:
+    words = [*request.getfixturevalue(kind), "--phrase-lambda", 0.8]
     together = decode(*words, "--batch-size", 32)
     for size in (1, 7):
         assert equal(decode(*words, "--batch-size", size), together, tolerance=3e-3)
 
 
-@pytest.mark.parametrize("gate", [[], ["--phrase-gate", "attention"], ["--no-phrase-coverage"]], ids=str)
+@pytest.mark.parametrize("reach", [0, 16])
 def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
-    world: World, decode: Callable, joint: list[object], gate: list[object]
+    world: World, decode: Callable, joint: list[object], reach: int
 ) -> None:
     """Prefixes and coverage follow the beam, and the batch as it shrinks."""
-    words = [*joint, *gate, "--phrase-lambda", 0.8, "--phrase-enter", 1]
+    words = [*joint, "--phrase-reach", reach, "--phrase-lambda", 0.8]
     found = decode(*words)
     options = ["--max-tokens", 2000, "--gen-subset", "test", *words]
     cfg, task, models, ensemble = load_ensemble(world, options)
@@ -153,7 +151,7 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
 
 
 def test_probabilities_sum_to_one_and_phrases_give_none_to_specials(world: World, joint: list[object]) -> None:
-    cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9, "--phrase-enter", 1])
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, "--phrase-lambda", 0.9])
     dictionary = task.target_dictionary
     for sample in batches(cfg, task, models):
         mixed, said = mixed_and_phrase_vote(ensemble, sample)
@@ -169,7 +167,7 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
     world: World, decode: Callable, phrases: list[object]
 ) -> None:
     pairs = list(read_pairs(world.folder / "test.tsv"))
-    words = [*phrases, "--phrase-lambda", 0.8, "--phrase-enter", 1, "--beam", 5]
+    words = [*phrases, "--phrase-lambda", 0.8, "--beam", 5]
     cfg = parse_generation(world.options("--no-progress-bar", *words))
     task, _ = load(cfg)
     references = {i: task.dataset("test").tgt[i] for i in range(PAIRS["test"])}
@@ -191,26 +189,13 @@ def test_phrases_of_the_references_help_and_those_of_other_sentences_do_not(
         assert overlap(decode(*words)) > base + 0.1
     random.Random(1).shuffle(targets)
     with retrieving(targets, number):
-        assert overlap(decode(*words, "--phrase-enter", 0.2)) < base + 0.05
-
-
-def test_rewards_take_the_place_of_a_share(world: World, decode: Callable, joint: list[object]) -> None:
-    words = [*joint, "--phrase-lambda", 0, "--phrase-enter", 1]
-    assert not equal(decode(*words, "--phrase-reward", 3), decode(*words), tolerance=1e-2)
-    cfg, task, models, ensemble = load_ensemble(world, [*words, "--phrase-reward", 3])
-    sample = next(iter(batches(cfg, task, models)))
-    mixed, said = mixed_and_phrase_vote(ensemble, sample)
-    without = mixed_and_phrase_vote(ensemble.with_memories(ensemble.tokens, None), sample)[0].double().exp()
-    raised = without.scatter(1, said.values, without.gather(1, said.values) * said.rewards.double().exp())
-    wanted = raised / raised.sum(dim=1, keepdim=True)
-    assert said.rewards.max() > 1 and torch.allclose(mixed.double().exp(), wanted, atol=1e-4)
-    refused(call("tune", *world.options(), *words, "--phrase-reward", 3, "--output", "x", check=False), "not tuned")
+        assert overlap(decode(*words)) < base + 0.05
 
 
 def test_ensembles_take_phrases_beside_tokens(world: World, decode: Callable, joint: list[object]) -> None:
     members = ["--path", f"{world.other_model}:{world.model}"]
     assert equal(decode(*joint, *members, "--phrase-lambda", 0), decode(*members, "--knn-lambda", 0.4))
-    changed = decode(*joint, *members, "--phrase-lambda", 0.9, "--phrase-enter", 1)
+    changed = decode(*joint, *members, "--phrase-lambda", 0.9)
     assert not equal(changed, decode(*members, "--knn-lambda", 0.4), tolerance=1e-2)
 
 
@@ -218,9 +203,9 @@ def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]) -> No
     asked: list[str] = []
     start = PhraseRetriever.start
 
-    def watched(self: PhraseRetriever, texts: list[str], k: int) -> Callable[[], RetrievedEntries]:
+    def watched(self: PhraseRetriever, texts: list[str]) -> Callable[[], RetrievedEntries]:
         asked.extend(texts)
-        return start(self, texts, k)
+        return start(self, texts)
 
     with patch.object(PhraseRetriever, "start", watched):
         decode(*phrases, "--batch-size", 8)
@@ -266,9 +251,9 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
             raise ZeroDivisionError
 
     candidates: Any = SimpleNamespace(
-        start=lambda sources, k: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
+        start=lambda sources: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
     )
-    memory = PhraseMemory(candidates, PhraseSettings(), torch.device("cpu"))
+    memory = PhraseMemory(candidates, PhraseSettings(), PhraseVotes(), torch.device("cpu"))
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(ZeroDivisionError):
@@ -304,7 +289,8 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
             seen += len(query.retrieved)
         of = sentence.candidates
         made = [tuple(row[:length]) for row, length in zip(of.tokens.tolist(), of.lengths.tolist())]
-        assert all((row[length:] == NO_TOKEN).all() for row, length in zip(of.tokens, of.lengths))
+        assert all((row[extent:] == NO_TOKEN).all() for row, extent in zip(of.tokens, of.extents))
+        assert all(lengths <= extent <= lengths + 16 for lengths, extent in zip(of.lengths, of.extents))
         assert [*zip(made, of.queries.tolist(), of.ranks.tolist())] == [one[:3] for one in wanted]
         assert of.scores.tolist() == pytest.approx([score for *_, score in wanted])
     entries = {phrase.entry for sentence in found for query in sentence.queries for phrase in query.retrieved}
@@ -312,7 +298,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
 
 
 def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]) -> None:
-    """Against a plain loop: sentences with no, few and many phrases, with letters and without, padded on the left."""
+    """Against a plain loop: sentences with no, few and many phrases, with letters and without."""
     cfg = parse_generation([*world.options(), *map(str, joint)])
     task, models = load(cfg)
     task.build_tokenizer(cfg.tokenizer)
@@ -320,32 +306,29 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
     candidates = task.build_generator(models, cfg.generation).model.phrases.candidates
     letters = [any(map(str.isalnum, symbol)) for symbol in task.target_dictionary.symbols]
     batch = []
-    for length, queries in ((9, 3), (4, 1), (7, 0)):
+    for queries in (3, 1, 0):
         phrases = [
-            (random.sample(range(4, len(letters)), random.randint(1, 6)), query, rank, random.random())
+            (random.sample(range(4, len(letters)), random.randint(1, 6)), random.randint(0, 3), query, rank, random.random())
             for query in range(queries) for rank in random.sample(range(5), 3)
         ]  # fmt: skip
         longest = random.randint(6, 9)
         tokens = [ids + [NO_TOKEN] * (longest - len(ids)) for ids, *_ in phrases]
-        columns = [[len(ids), *numbers] for ids, *numbers in phrases]
-        lengths, of_query, ranks, scores = np.array(columns).reshape(-1, 4).T
+        columns = [[max(1, len(ids) - after), len(ids), *numbers] for ids, after, *numbers in phrases]
+        lengths, extents, of_query, ranks, scores = np.array(columns).reshape(-1, 5).T
         made = Candidates(
-            np.array(tokens, np.int32).reshape(-1, longest), lengths.astype(int), of_query.astype(int),
+            np.array(tokens, np.int32).reshape(-1, longest), lengths.astype(int), extents.astype(int), of_query.astype(int),
             ranks.astype(int), scores.astype(np.float32),
         )  # fmt: skip
-        attended = np.array([(query, query + 2) for query in range(queries)], int).reshape(-1, 2)
-        batch.append((phrases, SentencePhrases(made, attended, length, list, 0)))
-    table = candidates.table([found for _, found in batch], 11)
-    for row, (phrases, found) in enumerate(batch):
-        assert table.lengths[row].tolist() == [len(ids) for ids, *_ in phrases] + [0] * (9 - len(phrases))
-        for lane, (ids, query, rank, score) in enumerate(phrases):
+        batch.append((phrases, SentencePhrases(made, list, 0)))
+    table = candidates.table([found for _, found in batch])
+    for row, (phrases, _) in enumerate(batch):
+        whole = [max(1, len(ids) - after) for ids, after, *_ in phrases]
+        assert table.lengths[row].tolist() == whole + [0] * (9 - len(phrases))
+        for lane, (ids, _, query, _, score) in enumerate(phrases):
             assert table.following[row, lane, :, 0].tolist() == ids + [0] * (table.following.size(2) - len(ids))
-            assert (int(table.queries[row, lane]), int(table.ranks[row, lane])) == (query, rank)
-            assert float(table.scores[row, lane]) == pytest.approx(score)
-            assert table.phrases[row, lane, 1] == next((n for n, t in enumerate(ids, 1) if letters[t]), len(ids))
-        for query in range(table.attended.size(1)):
-            wanted = {11 - found.length + query + i for i in range(2)} if query < len(found.attended) else set()
-            assert {*table.attended[row, query].nonzero().flatten().tolist()} == wanted
+            assert int(table.queries[row, lane]) == query and float(table.scores[row, lane]) == pytest.approx(score)
+            begun = next((n for n, t in enumerate(ids[: whole[lane]], 1) if letters[t]), whole[lane])
+            assert table.phrases[row, lane, 1] == begun
 
 
 def options_in(words: list[str], wanted: list[str]) -> bool:
@@ -358,7 +341,7 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
     shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
-    assert "286 settings" in shown and "entries" in shown and "phrases:" in shown
+    assert "75 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert "--knn-k" in chosen and "--phrase-lambda" in chosen and options_in(chosen, shaping)
     generated = call("fairseq-generate", *words, *chosen)
@@ -367,30 +350,30 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
 
 
 def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]) -> None:
-    settings = ["--phrase-lambda", 0.6, "--phrase-k", 2, "--phrase-temperature", 0.1, "--phrase-enter", 0.5]
+    settings = ["--phrase-lambda", 0.6, "--phrase-k", 2]
     cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrase-min-similarity", 0.3])
     direct = []
     for sample in batches(cfg, task, models):
         mixed, _ = mixed_and_phrase_vote(ensemble, sample)
         targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
         direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
-    remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(max(GRID_OF_PHRASES)))
+    remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
     text = force_decode_text("test", list(batches(cfg, task, models)), remembering, 64)
     assert text.tokens is not None
     nearest, cache, log_probs = text.tokens.first(8), text.phrases, text.log_probs
-    of_phrases, mass = cache.continuation(task.phrase_settings)
+    of_phrases = cache.vote(ensemble.phrases)
     assert cache.rows.tolist() == list(range(len(log_probs)))  # few as they are, all are kept
     found = References(log_probs, nearest.retrieved(5.0), nearest.weight(task.token_settings), 0.9).log_likelihood(
-        of_phrases, phrase_weight(mass, task.phrase_settings)
+        *of_phrases
     )
-    assert found == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
+    assert float(found.mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
 
 
 def test_log_tells_of_both_memories(
     world: World, joint: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    words = [*world.options("--no-progress-bar"), *map(str, joint), "--phrase-enter", 1, "--knn-log", tmp_path / "log"]
+    words = [*world.options("--no-progress-bar"), *map(str, joint), "--knn-log", tmp_path / "log"]
     call("fairseq-generate", *words)
     assert any("Lambda_max:0.9" in record.message for record in caplog.records)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -409,8 +392,8 @@ def test_what_does_not_fit_is_refused(
     )
     refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
     refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
-    refused(generate(*phrases, "--phrase-enter", 2), "--phrase-enter is 2")
-    refused(generate(*phrases, "--phrase-reward", -1), "--phrase-reward is -1")
+    refused(generate(*phrases, "--phrase-lambda", 2), "--phrase-lambda is 2")
+    refused(generate(*phrases, "--phrase-reach", -1), "--phrase-reach is -1")
     refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
     other = other_encoder(ccpr, tmp_path / "other")
     refused(generate(*phrases, "--phrase-encoder", other), "built with another encoder: they need [0-9a-f]{12}")

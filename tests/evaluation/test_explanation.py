@@ -60,7 +60,7 @@ def explained(
     def explain(kind: str) -> dict[str, Any]:
         if kind not in made:
             path = folder / f"{kind}.html"
-            done = explain_with(world, path, "--datastore", stores[kind], "--phrase-enter", 1, "--sentences", 12)
+            done = explain_with(world, path, "--datastore", stores[kind], "--sentences", 12)
             assert str(path) in done.stdout and "12 of 40 of test" in done.stdout
             assert [p.name for p in folder.iterdir() if p.suffix == ".partial"] == []
             made[kind] = Page(path).data

@@ -159,7 +159,7 @@ def test_same_phrases_as_in_a_folder(ccpr: Ccpr, local: Path, stored: Path) -> N
 def test_same_translations_as_from_a_folder(
     world: World, ccpr: Ccpr, decode: Callable, local: Path, stored: Path, text: Path
 ) -> None:
-    options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2", "--phrase-enter", 1]
+    options = [*subword_options(world), "--phrase-k", 2, "--phrase-segmentation", "ngram:2"]
     options += ["--store-timeout", LONG]
     with patch.object(distinct_strings, "PHRASE_DEPTH", 4):  # each entry found takes the embedded one its time
         found = [decode("--datastore", store, *options) for store in (local, stored)]

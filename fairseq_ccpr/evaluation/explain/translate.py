@@ -33,7 +33,7 @@ def explain_subset(system: System, count: int, numbers: list[int] | None, most_n
         most_neighbours: that are kept of each token.
 
     Raises:
-        ConfigurationError: the subset has no such sentence, or the models cannot take it; a reward, which no shares explain.
+        ConfigurationError: the subset has no such sentence, or the models cannot take it.
     """
     subset, task = system.cfg.dataset.gen_subset, system.task
     task.load_dataset(subset)
@@ -56,7 +56,7 @@ def explain_sentences(system: System, sentences: list[str], most_neighbours: int
         most_neighbours: that are kept of each token.
 
     Raises:
-        ConfigurationError: a sentence is longer than the models take, or there is none; a reward, which no shares explain.
+        ConfigurationError: a sentence is longer than the models take, or there is none.
     """
     system.check_encoding()
     tokens = {number: ids for number, one in enumerate(sentences) if len(ids := encode(one, system.task)) > 1}
@@ -92,12 +92,10 @@ def _explain(
     """
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to explain without a datastore: give --datastore DIR")
-    if system.cfg.task.phrase_reward:
-        raise ConfigurationError("--phrase-reward gives phrases no share that could be explained: leave it out")
     task, models, ensemble = system.task, system.models, system.ensemble
     plain, retrieving = system.generator(retrieve=False), system.generator()
     if ensemble.phrases is not None:  # breaking down does not retrieve for a batch again
-        remembering = ensemble.phrases.remembering(ensemble.phrases.settings.k)
+        remembering = ensemble.phrases.remembering()
         ensemble = retrieving.model = ensemble.with_memories(ensemble.tokens, remembering)
     target_text = partial(system.to_text, task.target_dictionary)
     datastore = ensemble.tokens.retriever.datastore if ensemble.tokens is not None else None

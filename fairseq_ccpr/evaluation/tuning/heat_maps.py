@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +38,10 @@ def draw_grids(
             (f"{label} by T, k = {best.k}", f"k by T, {label} = {best.lambda_:g}"),
         )  # fmt: skip
     if phrases:
-        top = max(phrases, key=lambda settings: phrases[settings])
-        first = {
-            (s.enter, s.lambda_): v
-            for s, v in phrases.items()
-            if replace(s, enter=top.enter, lambda_=top.lambda_) == top
-        }
-        second = {
-            (s.temperature, s.k): v for s, v in phrases.items() if replace(top, temperature=s.temperature, k=s.k) == s
-        }
-        _pair_of_maps(
-            figure, axes[-1], (first, second), ("λ of phrases", "k of phrases"), ("entering", "T"),
-            phrases.values(),
-            (f"phrases: λ by entering, k = {top.k}", f"phrases: k by T, entering = {top.enter:g}"),
-        )  # fmt: skip
+        weights = sorted(phrases, key=lambda settings: settings.lambda_)
+        axes[-1, 0].plot([one.lambda_ for one in weights], [phrases[one] for one in weights], marker="o")
+        axes[-1, 0].set(title="phrases", xlabel="λ of phrases", ylabel="mean log p of the reference's tokens")
+        axes[-1, 1].set_visible(False)
     save(figure, path)
 
 

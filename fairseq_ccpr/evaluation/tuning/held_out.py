@@ -12,15 +12,15 @@ from tqdm import tqdm
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import Vote, neighbour_log_probabilities, target_log_probabilities
 from fairseq_ccpr.decoding.memory import Neighbours
-from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
-from fairseq_ccpr.decoding.phrase_memory import PhraseBatch
+from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
 
 TOKENS = 24_000  # of a text, about: more teach little, and cost as long as they are decoded
 CPU = torch.device("cpu")  # where what is kept lies
-PHRASE_TOKENS = 8_000  # of these, with phrases: there are hundreds to weigh at each, for every point of a grid
+PHRASE_TOKENS = 16_000  # of these, with phrases: there are hundreds to weigh at each, for every point of a grid
 
 
 class CachedView(NamedTuple):
@@ -91,9 +91,9 @@ class PhraseRows(NamedTuple):
     rows: Tensor  # int64 [n], of all N tokens of the text
     model: CachedView  # of the proposals' tokens
 
-    def vote(self, settings: PhraseSettings) -> Vote:
-        """Vote as the decoder does, with the evidence for trust."""
-        return self.batch.with_settings(settings, trusted=True).weigh(self.proposals, self.sentences, self.model)
+    def vote(self, memory: PhraseMemory) -> Vote:
+        """Vote as the decoder does with this memory."""
+        return self.batch.of_memory(memory).weigh(self.proposals, self.sentences, self.model)
 
 
 @dataclass
@@ -107,19 +107,11 @@ class PhraseCache:
         """Which of the text's N tokens they have, int64 [n]."""
         return torch.cat([batch.rows for batch in self.batches])
 
-    def continuation(self, settings: PhraseSettings) -> tuple[Tensor, Tensor]:
-        """Compute log p_phr of the n reference tokens kept, and the mass Z, fp32 [n] each; independent of lambda."""
-        parts = []
-        for batch in self.batches:
-            weighed, table = batch.batch.with_settings(settings, trusted=False), batch.batch.table
-            of_phrases = batch.proposals.continuation(
-                table, batch.sentences, weighed.weights, settings.enter, settings.k
-            )
-            others = of_phrases.values != batch.targets.unsqueeze(1)
-            retrieved = of_phrases.log_probs.masked_fill(others, float("-inf")).amax(dim=1)
-            parts.append((retrieved, of_phrases.mass))
-        retrieved, mass = (torch.cat(column) for column in zip(*parts))
-        return retrieved, mass
+    def vote(self, memory: PhraseMemory) -> tuple[Tensor, Tensor]:
+        """Compute log p_phr of the n reference tokens kept, and the weight, fp32 [n] each, as the decoder does."""
+        votes = [(batch.vote(memory), batch.targets) for batch in self.batches]
+        said, weights = zip(*((vote.of_token(targets), vote.weight) for vote, targets in votes))
+        return torch.cat(said), torch.cat(weights)
 
 
 @dataclass
@@ -151,7 +143,7 @@ def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble
     total = sentences = 0
     for sample in tqdm(samples, desc=name, unit="batch"):
         real = sample["target"].ne(ensemble.pad)
-        log_probs, queries, attention = ensemble.force_decode_models(sample)
+        log_probs, queries, _ = ensemble.force_decode_models(sample)
         targets, of_tokens = sample["target"][real], log_probs[real]
         numbers = real.nonzero()[:, 0]
         view = DistributionView(of_tokens, targets.unsqueeze(1))
@@ -163,12 +155,12 @@ def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble
         if ensemble.phrases is not None and id(sample) in phrase_samples:
             batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
             previous = sample["net_input"]["prev_output_tokens"]
-            proposals, places = batch.force_proposals(previous, log_probs, attention, real)
+            proposals, places = batch.force_proposals(previous, log_probs, real)
             kept = (of_tokens.gather(1, proposals.values), view.best, view.favourite)
             rows = torch.arange(total, total + len(targets))
             phrases.batches.append(
                 PhraseRows(
-                    replace(batch, table=batch.table.to(CPU)), Proposals(*(part.cpu() for part in proposals)),
+                    batch.to(CPU), Proposals(*(part.cpu() for part in proposals)),
                     places.cpu(), targets.cpu(), rows, CachedView(*(part.cpu() for part in kept)),
                 )
             )  # fmt: skip

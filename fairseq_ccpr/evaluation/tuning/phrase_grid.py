@@ -1,22 +1,17 @@
-"""How likely a phrase datastore makes the references, at every point of a grid of settings, from one pass over them."""
+"""How likely a phrase datastore makes the references, by its interpolation weight, from one pass over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import interpolate_references, limit_weights
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_memory import phrase_weight
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.evaluation.tuning.held_out import PhraseCache
 
-PHRASES = (4, 8, 16)
-TEMPERATURES = (0.02, 0.05, 0.1)
-ENTERING = (0.2, 0.5, 1.0)
-LAMBDAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True)
@@ -32,38 +27,24 @@ class References:
         """Select some of the tokens."""
         return References(self.log_probs[rows], self.retrieved[rows], self.weight[rows], self.weight_max)
 
-    def log_likelihood(self, retrieved: Tensor, weight: Tensor) -> float:
-        """Mean log p with a phrase memory that says log p_phr and weighs lambda_phr*, fp32 [N] each."""
-        tokens, phrases = limit_weights(self.weight, weight, self.weight_max)
-        return float(interpolate_references(self.log_probs, (self.retrieved, tokens), (retrieved, phrases)).mean())
+    def log_likelihood(self, retrieved: Tensor, weight: Tensor) -> Tensor:
+        """Compute log p with a phrase memory that says log p_phr and weighs lambda_phr*, fp32 [N] each."""
+        # Votes are learned by this, and neither 0 / 0 nor log 0 has a gradient that is a number.
+        weights = limit_weights(self.weight, weight.clamp_min(1e-12), self.weight_max)
+        votes = zip((self.retrieved, retrieved), weights)
+        return interpolate_references(self.log_probs, *((said.clamp_min(-80), w.clamp_min(1e-12)) for said, w in votes))
 
 
-def grid_of(settings: PhraseSettings) -> Iterator[PhraseSettings]:
-    """Yield the points of the grid but for lambda; whatever has no grid is as in `settings`."""
-    for k, temperature, enter in product(PHRASES, TEMPERATURES, ENTERING):
-        yield replace(settings, k=k, temperature=temperature, enter=enter)
-
-
-def score_phrase_grid(
-    cache: PhraseCache, references: References, settings: PhraseSettings
-) -> dict[PhraseSettings, float]:
-    """Mean log-likelihood of the references at every point of the grid."""
-    grid = {}
+def score_phrase_grid(cache: PhraseCache, references: References, memory: PhraseMemory) -> dict[PhraseSettings, float]:
+    """Mean log-likelihood of the references for every weight."""
     references = references.at(cache.rows)
-    for point in grid_of(settings):
-        retrieved, mass = cache.continuation(point)
-        for lambda_ in LAMBDAS:
-            settings = replace(point, lambda_=lambda_)
-            grid[settings] = references.log_likelihood(retrieved, phrase_weight(mass, settings))
+    grid = {}
+    for lambda_ in LAMBDAS:
+        settings = replace(memory.settings, lambda_=lambda_)
+        grid[settings] = float(references.log_likelihood(*cache.vote(replace(memory, settings=settings))).mean())
     return grid
 
 
 def phrase_candidates(grid: dict[PhraseSettings, float], count: int) -> list[PhraseSettings]:
-    """Pick the best points of the grid that differ in lambda or in how readily a phrase begins.
-
-    On these, likelihood and BLEU disagree the most.
-    """
-    best: dict[tuple[float, float], PhraseSettings] = {}
-    for settings in sorted(grid, key=lambda s: -grid[s]):
-        best.setdefault((settings.lambda_, settings.enter), settings)
-    return list(best.values())[:count]
+    """Pick the likeliest settings."""
+    return sorted(grid, key=lambda settings: -grid[settings])[:count]

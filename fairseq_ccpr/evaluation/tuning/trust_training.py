@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, step_of
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_references
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence
-from fairseq_ccpr.evaluation.tuning.held_out import HeldOut
+from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
 
 UPDATES, BATCH = 400, 8192  # tokens of each text in an update
 LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
@@ -67,7 +67,7 @@ def training_text(trust: Trust, text: HeldOut, foreign: bool, ensemble: Retrieva
             if ensemble.tokens is not None and text.tokens is not None:
                 settings = ensemble.tokens.settings
                 token_vote = text.tokens.at(batch.rows).first(settings.k).vote(settings)
-            phrase_vote = batch.vote(ensemble.phrases.settings)
+            phrase_vote = batch.vote(replace(ensemble.phrases.on(CPU), trusted=True))
             collected.append(_rows(trust, text, batch.rows, token_vote, phrase_vote, ensemble))
             places.append(batch.rows)
     rows = Rows(*(torch.cat(column) for column in zip(*collected)))

@@ -11,15 +11,16 @@ import torch
 from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import HIDDEN, LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
-from fairseq_ccpr.evaluation.tuning.held_out import HeldOut, force_decode_text
+from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut, force_decode_text
 from fairseq_ccpr.evaluation.tuning.other_text import OtherText
-from fairseq_ccpr.evaluation.tuning.phrase_grid import PHRASES, References, phrase_candidates, score_phrase_grid
+from fairseq_ccpr.evaluation.tuning.phrase_grid import References, phrase_candidates, score_phrase_grid
 from fairseq_ccpr.evaluation.tuning.token_grid import (
     NEIGHBOURS,
     TEMPERATURES,
@@ -28,12 +29,13 @@ from fairseq_ccpr.evaluation.tuning.token_grid import (
     score_grid,
 )
 from fairseq_ccpr.evaluation.tuning.trust_training import Worth, learn, training_text, worth
+from fairseq_ccpr.evaluation.tuning.vote_training import VotingText, learn_votes
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
 # Fields that the grids have: written into FILE even where they are at their default.
 TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
-TUNED_OF_PHRASES = ("k", "lambda_", "temperature", "min_similarity", "enter")
+TUNED_OF_PHRASES = ("k", "lambda_")
 TRUSTED_NEIGHBOURS = (8, 32)  # k that trust is learned with: the more, the better and the slower
 # The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1
 # could never fall.
@@ -49,12 +51,12 @@ class Candidate:
 
     ensemble: RetrievalEnsemble
     texts: dict[str, Worth] = field(default_factory=dict)  # of trust, by text
+    learned: str = ""  # what of it was learned
 
     @property
     def name(self) -> str:
-        """Its options, and what kind of trust it has."""
-        trust = f" trust:{self.ensemble.trust.KIND}" if self.ensemble.trust is not None else ""
-        return f"{options_of(self.ensemble)}{trust}"
+        """Its options, and what was learned."""
+        return f"{options_of(self.ensemble)} {self.learned}".strip()
 
 
 @dataclass
@@ -97,7 +99,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int) ->
 
     1. A teacher-forced pass over each text keeps what model, neighbours and phrases say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
-    3. Trust is learned on top of the likeliest settings for few neighbours, and for many.
+    3. The phrases' votes are learned, and trust, on top of the likeliest settings for few neighbours, and for many.
     4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen; where
        none is better than the model alone, the interpolation weights become 0.
 
@@ -108,28 +110,25 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int) ->
         count: of candidates, without trust.
 
     Raises:
-        ConfigurationError: no datastore, or a reward, which the grid does not have.
+        ConfigurationError: no datastore.
     """
     cfg, task, ensemble = system.cfg, system.task, system.ensemble
     if ensemble is None:
         raise ConfigurationError("there is nothing to tune without a datastore: give --datastore DIR")
-    if cfg.task.phrase_reward:
-        raise ConfigurationError(
-            "--phrase-reward is not tuned: leave it out here, or compare some with fairseq-ccpr compare"
-        )
     task.load_dataset(cfg.dataset.gen_subset)
     samples = list(batches(cfg, task, system.models, at_least=BATCHES))
     start = time.perf_counter()
     if ensemble.phrases is not None:  # one search serves all settings
-        ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(max(PHRASES)))
+        ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
     home = force_decode_text(cfg.dataset.gen_subset, samples, ensemble, max(NEIGHBOURS))
     grids = _Grids.of(cfg, ensemble, home)
     if kind is None:
         tried = [Candidate(_with_settings(ensemble, *pair)) for pair in grids.best_pairs(count)]
     else:
         texts = [home, *(force_decode_text(one.name, one.samples(system), ensemble, max(NEIGHBOURS)) for one in also)]
-        pairs = grids.pairs_for_trust()
-        tried = [_with_trust(kind, _with_settings(ensemble, *pair), texts) for pair in pairs]
+        tried = [_with_trust(kind, _with_settings(ensemble, *pair), texts) for pair in grids.pairs_for_trust()]
+        if ensemble.tokens is None:  # phrases alone are often best as their votes have them
+            tried.append(_with_votes(ensemble, texts))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
@@ -161,6 +160,9 @@ def _with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut]) ->
         settings = ensemble.tokens.settings
         known |= {"neighbours": settings.k, "temperature": settings.temperature}
     trust: Trust = KINDS[kind](**known)
+    if ensemble.phrases is not None and isinstance(trust, LearnedTrust):
+        trust.votes = _learned_votes(ensemble, texts)
+        ensemble = ensemble.with_memories(ensemble.tokens, replace(ensemble.phrases, votes=trust.votes))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         rows = [training_text(trust, text, number > 0, ensemble) for number, text in enumerate(texts)]
@@ -168,7 +170,27 @@ def _with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut]) ->
     worths = {text.name: worth(trust, text) for text in rows}
     device = next(ensemble.models[0].parameters()).device
     trust = trust.requires_grad_(False).to(device)
-    return Candidate(ensemble.with_memories(ensemble.tokens, ensemble.phrases, trust), worths)
+    return Candidate(ensemble.with_memories(ensemble.tokens, ensemble.phrases, trust), worths, f"trust:{kind}")
+
+
+def _with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
+    """Learn how much each phrase counts, and leave the weights to that: trust is a network of zeros."""
+    trust = LearnedTrust(tokens=False, phrases=True, hidden=0)
+    trust.votes = _learned_votes(ensemble, texts)
+    assert ensemble.phrases is not None
+    memory = replace(ensemble.phrases, votes=trust.votes)
+    ensemble = ensemble.with_memories(None, memory)
+    worths = {text.name: worth(trust, training_text(trust, text, False, ensemble)) for text in texts}
+    trust = trust.requires_grad_(False).to(memory.device)
+    return Candidate(ensemble.with_memories(None, memory, trust), worths, "votes")
+
+
+def _learned_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> PhraseVotes:
+    """Learn how much each phrase counts, beside the token memory's settings."""
+    assert ensemble.phrases is not None
+    settings = ensemble.tokens.settings if ensemble.tokens is not None else None
+    of_texts = [VotingText(text.phrases, _references(text, settings, ensemble.settings.lambda_max)) for text in texts]
+    return learn_votes(ensemble.phrases.on(CPU), of_texts).to(ensemble.phrases.device)
 
 
 def _is_small(text: HeldOut) -> bool:
@@ -189,7 +211,7 @@ class _Grids:
             return cls(tokens, {})
         best = max(tokens, key=lambda one: tokens[one]) if tokens else None
         references = _references(text, best, ensemble.settings.lambda_max)
-        return cls(tokens, score_phrase_grid(text.phrases, references, ensemble.phrases.settings))
+        return cls(tokens, score_phrase_grid(text.phrases, references, ensemble.phrases.on(CPU)))
 
     def best_pairs(self, count: int) -> list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]]:
         """Pick settings of tokens and phrases to decode with, the most promising first."""
@@ -199,16 +221,15 @@ class _Grids:
         return [(of_tokens[i], of_phrases[j]) for _, i, j in sorted(pairs)[:count]]
 
     def pairs_for_trust(self) -> list[tuple[TokenRetrievalSettings | None, PhraseSettings | None]]:
-        """Pick the likeliest settings of tokens for few neighbours and for many, each with the likeliest of phrases."""
-        phrases = max(self.phrases, key=lambda one: self.phrases[one], default=None)
+        """Pick the likeliest settings of tokens for few neighbours and for many; phrases have learned votes."""
         if not self.tokens:
-            return [(None, phrases)]
+            return [(None, None)]
         trusted = {one: value for one, value in self.tokens.items() if one.lambda_ == TRUSTED_LAMBDA}
         best: dict[int, TokenRetrievalSettings] = {}
         for settings in sorted(trusted, key=lambda one: -trusted[one]):
             best.setdefault(settings.k, settings)
         chosen = [best[k] for k in TRUSTED_NEIGHBOURS if k in best] or list(best.values())
-        return [(settings, phrases) for settings in chosen]
+        return [(settings, None) for settings in chosen]
 
 
 def _score_tokens(cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> dict[TokenRetrievalSettings, float]:

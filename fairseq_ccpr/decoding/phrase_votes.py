@@ -1,0 +1,69 @@
+"""How much each retrieved phrase counts: a softmax over what phrases propose and the model itself.
+
+After a hypothesis, phrase a proposes one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its
+state (`STATES`: it may begin, has begun, or is written and its sentence continues) and v* the model's likeliest token,
+
+    u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + d [i = may begin, q is covered]
+    u_0 = n0 + n1 p_NMT(v*)
+    P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
+
+P(a) is the vote of a, the rest is the model's. A source phrase is covered once one of its phrases was written in full.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_ccpr.decoding.phrase_continuation import STATES, PhraseTable, Proposals
+from fairseq_ccpr.storage.fingerprint import of_parameters, short
+
+MOST = 30.0  # of u_a
+
+
+class PhraseVotes(nn.Module):
+    """The weights of the formula above.
+
+    They start as learned for the demo's phrase encoder and model, on held-out sentences of an office suite's help with the
+    English text of that help as memory. Learning goes on from there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        begun, written = (-3.1, -2.2, -1.8, -2.3, -2.8), (-3.8, -3.8, -2.6, -3.0, -2.8, -3.2)
+        self.similarity = _weights(4.5, 9.7)  # w1, w2
+        self.state = _weights(-5.2, *begun, *written)  # b
+        self.consent = _weights(0.7, 0.4, 0.4, 0.4, 0.2, 0.0, 1.1, 0.4, 0.7, 0.3, 0.3, 0.3)  # c
+        self.covered = _weights(-2.2)  # d
+        self.model = _weights(0.5, 0.7)  # n0, n1
+        assert len(self.state) == len(self.consent) == len(STATES)
+
+    def of_phrases(self, table: PhraseTable) -> Tensor:
+        """Compute the part of u that no hypothesis changes, fp32 [B, A]; -inf where there is no phrase."""
+        absent = table.lengths == 0
+        scores = table.scores.masked_fill(absent, -1.0)
+        best = scores.new_full((len(scores), table.most_queries), -1.0).scatter_reduce(1, table.queries, scores, "amax")
+        weighed = self.similarity[0] * scores + self.similarity[1] * (scores - best.gather(1, table.queries))
+        return weighed.masked_fill(absent, float("-inf"))
+
+    def forward(self, proposals: Proposals, of_phrases: Tensor) -> Tensor:
+        """Compute P, fp32 [N, A].
+
+        Args:
+            of_phrases: fp32 [N, A], of `of_phrases`, a row for each hypothesis.
+        """
+        by_state = torch.stack([self.state, self.consent], dim=1).index_select(0, proposals.states.view(-1))
+        offset, consent = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
+        scores = of_phrases + offset + consent * proposals.ratios
+        scores = scores + self.covered * proposals.covered * (proposals.states == 0)
+        votes = scores.clamp_max(MOST).exp()
+        of_model = (self.model[0] + self.model[1] * proposals.best.exp()).clamp_max(MOST).exp()
+        return votes / (of_model + votes.sum(dim=1)).unsqueeze(1)
+
+    def digest(self) -> str:
+        """Digest the weights, for signatures."""
+        return short(of_parameters(self.state_dict().items()))
+
+
+def _weights(*values: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(values))
