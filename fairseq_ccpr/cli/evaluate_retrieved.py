@@ -14,7 +14,13 @@ from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.decoding.options import PhraseSearchSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
-from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import count_held, count_retrieved, make_references, read_text
+from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import (
+    count_held,
+    count_retrieved,
+    make_references,
+    read_outputs,
+    read_text,
+)
 from fairseq_ccpr.evaluation.accuracy.retrieved_report import RetrievedReport, StoreResult, report, retrieved_table
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -41,6 +47,12 @@ has the same strings compared with the reference of another sentence, half of th
 difference to that of the first datastore, the 95% interval of the difference, and p, the chance of one as large between
 equal datastores (paired bootstrap over sentences).
 
+--hypotheses names translations of the sentences, such as those that fairseq-ccpr compare --results-path writes. "and in base"
+is the share of the reference's words inside a string that is retrieved, right, and written in base's translation: what
+decoding with phrases has more of it than the model alone is what it owes to them.
+
+  fairseq-ccpr evaluate retrieved ... --hypotheses base=results/base.txt phrases=results/retrieval.txt
+
 --entries compares datastores at equal size: that many entries of each, of sentences drawn by chance, searched exactly.
 """
 
@@ -54,6 +66,10 @@ class Options:
     datastore: list[str] = option(
         help="datastores with a phrase part; the first is the baseline", nargs="+", metavar="[NAME=]DIR"
     )
+    hypotheses: list[str] = option(
+        [], "translations of the sentences, line by line: how much of what was retrieved they have", nargs="+",
+        metavar="[NAME=]FILE",
+    )  # fmt: skip
     reference_threshold: float = option(
         Segmentation.threshold, "probability above which words of a reference are a phrase", within="[0, 1)",
         needs="a probability from 0 up to, but not, 1", metavar="P",
@@ -80,6 +96,8 @@ def evaluate(options: Options, read_phrases: ReadPhrases) -> int:
     for store in stores.values():
         store.check_encoder(encoder.fingerprint())  # before any work is done
     pairs, skipped = read_text(options.source, options.target)
+    written = named(options.hypotheses, "translations")
+    outputs = read_outputs([Path(word) for word in written.values()], options.source, options.target)
     device = choose_device(options.cpu)
     finder = PhraseFinder(
         encoder.to(device), Segmentation(choose_segmentation(None, encoder), options.reference_threshold)
@@ -90,7 +108,7 @@ def evaluate(options: Options, read_phrases: ReadPhrases) -> int:
     def ask(name: str) -> StoreResult:
         store = used[name]
         retriever = PhraseRetriever(store, encoder, queries[name], settings.k, settings.min_similarity, device)
-        counts = count_retrieved(retriever, sources, references, tops, name, options.quiet)
+        counts = count_retrieved(retriever, sources, references, tops, outputs, name, options.quiet)
         retriever.check_found(options.source)
         parts = bytes_per_entry(stores[name].section)
         held = count_held(store, references)
@@ -98,7 +116,7 @@ def evaluate(options: Options, read_phrases: ReadPhrases) -> int:
             store.section.size, parts, retriever.phrases, retriever.too_long, counts, held, retriever.signature()
         )
 
-    done = report({name: ask(name) for name in stores}, tops, skipped, too_long, options.samples)
+    done = report({name: ask(name) for name in stores}, tops, list(written), skipped, too_long, options.samples)
     line = _signature(options, finder.segmentation)
     _print(done, line)
     if options.json:

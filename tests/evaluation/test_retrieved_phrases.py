@@ -125,9 +125,9 @@ def test_counts_of_a_store_whatever_the_batch(
     store = PhraseDatastore(stores[number])
     segmentation = Segmentation(store.section.segmentation["kind"], 0.5, 3)
     retriever = PhraseRetriever(store, loaded, segmentation, 3, 0.0, CPU)
-    one = count_retrieved(retriever, sources, references, [1, 3], "one", True)
+    one = count_retrieved(retriever, sources, references, [1, 3], [targets, sources], "one", True)
     asked, retrieved = retriever.phrases, retriever.retrieved
-    two = count_retrieved(retriever, sources, references, [1, 3], "two", True, batch=3)
+    two = count_retrieved(retriever, sources, references, [1, 3], [targets, sources], "two", True, batch=3)
     assert (retriever.phrases, retriever.retrieved) == (2 * asked, 2 * retrieved)
     assert np.array_equal(one.own, two.own) and np.array_equal(one.chance, two.chance)
     assert one.own.shape == (2, len(MEASURES), 2, 40)
@@ -137,6 +137,12 @@ def test_counts_of_a_store_whatever_the_batch(
             strings = {r.string for query in queries for r in query.retrieved[:top] if any(map(str.isalnum, r.string))}
             assert strings == distinct_strings(queries, top)
             assert one.own[row, :, :, i].tolist() == [list(m) for m in plain_measure(references[i], strings)]
+            for column, lines in enumerate((targets, sources)):
+                there = {
+                    string for string in strings if plain_measure(Reference(lines[i], [], frozenset()), {string})[0][0]
+                }
+                wanted = plain_measure(references[i], there)[1:3]
+                assert one.written[row, column, :, :, i].tolist() == [list(m) for m in wanted]
             other = plain_measure(references[(i + 20) % 40], strings)
             assert one.chance[row, :, :, i].tolist() == [list(m) for m in other]
     everything = {store.phrase(entry)[0] for entry in range(store.section.size)}
@@ -209,6 +215,25 @@ def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_pa
     assert "held: coverage" in shown and 0 < pairs["held"]["coverage"] <= 100
     small = call(*words, "--entries", 300, "--phrase-segmentation", "learned", "--phrase-k", 1).stdout
     assert "| entries | 300 | 300 | 300 |" in small and small.count("query:learned>0.5") == 3 and "top 3" not in small
+
+
+def test_what_translations_have_of_what_was_retrieved(
+    stores: tuple[Path, Path], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The references themselves have all that is right, a text in which every line is another word nothing."""
+    nothing, short = tmp_path / "nothing.txt", tmp_path / "short.txt"
+    nothing.write_text("".join("zzz\n" for _ in files[1].read_text().splitlines()))
+    short.write_text("zzz\n")
+    words = command(files, "--datastore", stores[1])
+    call(*words, "--hypotheses", f"gold={files[1]}", f"none={nothing}", "--json", tmp_path / "r.json")
+    [store] = json.loads((tmp_path / "r.json").read_text())["stores"]
+    for top in store["tops"]:
+        for name in ("coverage", "coverage by several words"):
+            assert top["written"]["gold"][name] == top["measures"][name]["share"]
+            assert top["written"]["none"][name] == 0
+    refused(
+        call(*words, "--hypotheses", short, check=False), "short.txt has 1 lines, and .* give a translation of each"
+    )
 
 
 def test_text_and_datastores_that_cannot_work(

@@ -13,10 +13,11 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import PhraseFinder
-from fairseq_ccpr.text.pairs import read_together
+from fairseq_ccpr.text.pairs import read_lines, read_together
 from fairseq_ccpr.text.words import by_first_word, has_letters, occurrences, word_spans
 
 MEASURES = "precision", "coverage", "coverage by several words", "reference phrases"
+COVERAGES = slice(1, 3)  # of MEASURES
 BATCH = 64  # sentences
 MOST_WORDS = 7  # of a phrase that is looked for in a whole datastore
 
@@ -36,6 +37,7 @@ class Counts:
 
     own: np.ndarray  # int64 [T, M, 2, S]: for each of MEASURES what counts and out of how many
     chance: np.ndarray  # the same against the reference of another sentence
+    written: np.ndarray  # int64 [T, O, 2, 2, S]: both coverages by strings that each of O translations has as well
 
 
 def read_text(source: Path, target: Path) -> tuple[list[tuple[str, str]], int]:
@@ -51,6 +53,24 @@ def read_text(source: Path, target: Path) -> tuple[list[tuple[str, str]], int]:
             f"{source} and {target} have {len(pairs)} sentence pairs without an empty side: give at least 2"
         )
     return pairs, len(lines) - len(pairs)
+
+
+def read_outputs(paths: Sequence[Path], source: Path, target: Path) -> list[list[str]]:
+    """Read translations of the sentences that `read_text` keeps.
+
+    Raises:
+        ConfigurationError: a file has another number of lines than the source.
+    """
+    kept = [bool(one.strip() and two.strip()) for one, two in read_together(source, target)]
+    outputs = []
+    for path in paths:
+        lines = list(read_lines(path))
+        if len(lines) != len(kept):
+            raise ConfigurationError(
+                f"--hypotheses {path} has {len(lines):,} lines, and {source} {len(kept):,}: give a translation of each line"
+            )
+        outputs.append([line for line, keep in zip(lines, kept) if keep])
+    return outputs
 
 
 def make_references(finder: PhraseFinder, texts: Sequence[str], quiet: bool) -> tuple[list[Reference], int]:
@@ -80,6 +100,7 @@ def count_retrieved(
     sources: Sequence[str],
     references: Sequence[Reference],
     tops: Sequence[int],
+    outputs: Sequence[Sequence[str]],
     name: str,
     quiet: bool,
     batch: int = BATCH,
@@ -91,12 +112,14 @@ def count_retrieved(
         sources: S sentences, at least 2.
         references: their translations.
         tops: T numbers of strings of each query phrase, at most the retriever's k.
+        outputs: O translations of them, by systems that may have written what was retrieved.
         name: of the datastore, for the progress bar.
         quiet: no progress bar.
         batch: sentences at a time, on which memory depends.
     """
     size = len(sources)
     own, chance = (np.zeros((len(tops), len(MEASURES), 2, size), np.int64) for _ in range(2))
+    written = np.zeros((len(tops), len(outputs), len(MEASURES[COVERAGES]), 2, size), np.int64)
     number = 0
     for texts in _batches(sources, name, quiet, batch):
         for queries in retriever.retrieve(texts):
@@ -105,8 +128,12 @@ def count_retrieved(
                 strings = distinct_strings(queries, top)
                 own[row, :, :, number] = measure(references[number], strings)
                 chance[row, :, :, number] = measure(other, strings)
+                by_word = by_first_word(strings)
+                for column, lines in enumerate(outputs):
+                    in_output = measure(references[number], occurrences(lines[number], by_word))
+                    written[row, column, :, :, number] = in_output[COVERAGES]
             number += 1
-    return Counts(own, chance)
+    return Counts(own, chance, written)
 
 
 def count_held(store: PhraseDatastore, references: Sequence[Reference]) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import MEASURES, Counts
+from fairseq_ccpr.evaluation.accuracy.retrieved_phrases import COVERAGES, MEASURES, Counts
 from fairseq_ccpr.evaluation.translation.significance import INTERVAL, p_value, resample
 
 
@@ -38,13 +38,19 @@ class RetrievedReport:
 
 
 def report(
-    results: dict[str, StoreResult], tops: Sequence[int], skipped: int, references_too_long: int, samples: int
+    results: dict[str, StoreResult],
+    tops: Sequence[int],
+    outputs: Sequence[str],
+    skipped: int,
+    references_too_long: int,
+    samples: int,
 ) -> RetrievedReport:
     """Summarise what was retrieved from each datastore.
 
     Args:
         results: by datastore, the first being the baseline.
         tops: numbers of strings of each query phrase, as in the counts.
+        outputs: names of the translations, likewise.
         skipped: lines with an empty side.
         references_too_long: those in which the encoder can find no phrases.
         samples: of the bootstrap.
@@ -64,7 +70,12 @@ def report(
                 for column, measure in enumerate(MEASURES)
             }
             strings = round(float(own[number, row, 0, 1].mean()), 2)
-            by_top.append({"top": top, "strings a sentence": strings, "measures": measures})
+            shares = _share(result.counts.written[row])  # [O, 2]
+            written = {
+                output: dict(zip(MEASURES[COVERAGES], map(_percent, of_output)))
+                for output, of_output in zip(outputs, shares.tolist())
+            }
+            by_top.append({"top": top, "strings a sentence": strings, "measures": measures, "written": written})
         done.stores.append(
             {
                 "store": name,
@@ -133,6 +144,10 @@ def retrieved_table(done: RetrievedReport) -> list[list[Any]]:
             of_measure = [top["measures"][measure] for top in tops]
             table.append([label + measure, *map(_cell, of_measure)])
             table.append(["by chance", *(f"{value['chance']:.1f}" for value in of_measure)])
+            for output, written in tops[0]["written"].items():
+                if measure in written:
+                    shares = (top["written"][output][measure] for top in tops)
+                    table.append([f"and in {output}", *(f"{share:.1f}" for share in shares)])
     for measure in stores[0]["held"]:
         table.append([f"held: {measure}", *(f"{store['held'][measure]:.1f}" for store in stores)])
     return table
