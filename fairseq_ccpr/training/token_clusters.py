@@ -30,12 +30,13 @@ class TokenClusters:
     def __init__(self, values: Tensor, entries: Tensor, groups: Tensor) -> None:
         self._groups = int(groups.max()) + 1
         marks = values.long() * self._groups + groups  # token, then group
-        groups_of = torch.bincount(marks.unique() // self._groups)  # by token
-        # Tokens of a single group last.
-        marks += (groups_of[values.long()] == 1) * (len(groups_of) * self._groups)
         order = marks.argsort(stable=True)
-        self.members = entries[order]  # [P], by slot
-        self._run_marks, sizes = marks[order].unique_consecutive(return_counts=True)  # [R]
+        marks = marks[order]
+        groups_of = torch.bincount(marks.unique_consecutive() // self._groups)  # by token
+        single = groups_of[marks // self._groups] == 1  # to the end
+        marks = torch.cat([marks[~single], marks[single] + len(groups_of) * self._groups])
+        self.members = entries[torch.cat([order[~single], order[single]])]  # [P], by slot
+        self._run_marks, sizes = marks.unique_consecutive(return_counts=True)  # [R]
         self._run_ends = sizes.cumsum(0)
         self._cluster_marks, self.runs = (self._run_marks // self._groups).unique_consecutive(return_counts=True)  # [C]
         self.tokens = self._cluster_marks % len(groups_of)
@@ -109,7 +110,7 @@ class TokenClusters:
             clusters: int64 [B], those of the anchors.
             similarities: [B, C], of each anchor to each centre.
             nearest: K; with fewer than `count` other clusters, they are drawn several times.
-            barred: slots not to draw, unless there are no others.
+            barred: slots not to choose, unless no others were drawn.
 
         Returns:
             Slots, int64 [B, count], never of the anchor's own cluster.
@@ -127,7 +128,7 @@ class TokenClusters:
         return self._choose(torch.where(drawn < start, drawn, drawn + size), count, barred, generator)
 
     def _choose(self, drawn: Tensor, count: int, barred: Barred, generator: torch.Generator) -> Tensor:
-        """Choose `count` of each row at random that are not barred, again and again the same where those are too few."""
+        """Choose `count` of each row at random that are not barred, some several times where those are too few."""
         no = barred(drawn)
         chance = torch.rand(drawn.shape, generator=generator, device=drawn.device)
         order = chance.masked_fill(no, -1.0).argsort(dim=1, descending=True)

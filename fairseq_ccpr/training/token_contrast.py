@@ -47,7 +47,7 @@ class TokenContrastConfig(FairseqDataclass):
         default=None,
         metadata={
             "help": "a datastore of the same states of held-out text, for validation; without it some sentences of the "
-            "one that is trained on are held out, which is no test where the same sentences come again and again"
+            "one that is trained on are held out, with all that have the same translation"
         },
     )
     valid_queries: int = field(default=2000, metadata={"help": "held-out tokens, about, that validation searches for"})
