@@ -93,7 +93,7 @@ class AdapterTraining:
             quiet: let fairseq's messages go to a log in `save_dir`, not to stderr.
 
         Returns:
-            The checkpoint with the best retrieval accuracy on held-out sentences.
+            The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one of them.
 
         Raises:
             ConfigurationError: fairseq-train fails.

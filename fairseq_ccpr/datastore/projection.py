@@ -117,9 +117,9 @@ def fit_pca(rows: Tensor, dimension: int) -> Pca:
     return Pca(mean, vectors.T.flip(0)[:dimension].contiguous())
 
 
-def sample_rows(count: int, seed: int = 1) -> np.ndarray:
+def sample_rows(count: int, seed: int = 1, most: int = PCA_ROWS) -> np.ndarray:
     """Draw which of `count` rows to fit a PCA on, in order."""
-    return np.sort(np.random.default_rng(seed).choice(count, min(PCA_ROWS, count), replace=False))
+    return np.sort(np.random.default_rng(seed).choice(count, min(most, count), replace=False))
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:

@@ -14,7 +14,7 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.identity_init import init_as_identity
+from fairseq_ccpr.models.identity_init import can_be_linear, init_as_identity, init_as_linear
 
 HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024
 WIDEST_OUTPUT = 512  # the paper's, for that decoder
@@ -57,6 +57,20 @@ class TokenAdapter(BaseFairseqModel):
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give a width, or 0 for the default")
         d = task.dimension
         return cls(d, cfg.adapter_hidden_dim or HIDDEN_TIMES * d, cfg.adapter_output_dim or default_output(d))
+
+    @property
+    def can_start_linear(self) -> bool:
+        """Whether its widths let it start as a projection of the keys."""
+        return can_be_linear(self.hidden, self.output)
+
+    def start_as_pca(self, mean: Tensor, components: Tensor) -> None:
+        """Make z = components (h - mean), from which training departs.
+
+        Args:
+            mean: fp64 [d], of the keys.
+            components: fp64 [d_o, d], rows of length 1.
+        """
+        init_as_linear(self.hidden, self.output, components.float(), -(components @ mean).float())
 
     def forward(self, keys: Tensor) -> Tensor:
         """Compute z of each key, [..., d] -> [..., d_o]."""

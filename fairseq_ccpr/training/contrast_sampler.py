@@ -13,9 +13,11 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.precision import matching_neighbours
 from fairseq_ccpr.storage.arrays import as_tensor
+from fairseq_ccpr.training.sentence_origins import Origins, SentenceOrigins
 from fairseq_ccpr.training.token_clusters import BLOCK_ROWS, TokenClusters
 
-HELD_OUT = 0.1  # of the sentences, at most, are kept for validation
+HELD_OUT = 0.1  # of the groups of sentences, at most, are kept for validation
+QUERIES = 1 << 10  # searched for at a time
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,33 @@ class ContrastSettings:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is {value}: give at least 1")
 
 
+@dataclass(frozen=True)
+class _Anchors:
+    """B anchors: of the store, or queries of validation."""
+
+    keys: Tensor  # fp32 [B, d]
+    clusters: Tensor  # int64 [B]
+    own: Tensor  # int64 [B], the run of their group in the cluster, or -1
+    origins: Origins  # [B]
+
+
 class ContrastSampler:
     """Draws contrasts from a token datastore, all on the training device.
 
     The queries of validation are tokens of other text, or, without that, of sentences that are held out from training.
+
+    Equal translations are a group: an anchor's positives are from other groups, and its negatives neither from its own nor
+    from a sentence of the same source, which may be translated in two ways, both right.
 
     Args:
         keys: fp16 [N, d], may be memory-mapped. They move to a GPU when they take no more than half of what is free
             there; else the rows drawn do.
         values: int32 [N].
         sentences: int [N], the sentence each entry came from.
-        other_text: keys and values of text that is not among these, of which the queries are a sample.
+        other_text: keys, values and sentences of text that is not among these, of which the queries are a sample.
 
     Raises:
-        DatastoreError: fewer than 2 tokens occur twice.
+        DatastoreError: fewer than 2 tokens occur in two different sentences.
     """
 
     def __init__(
@@ -64,19 +79,27 @@ class ContrastSampler:
         sentences: np.ndarray,
         settings: ContrastSettings,
         device: torch.device,
-        other_text: tuple[np.ndarray, np.ndarray] | None = None,
+        other_text: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     ) -> None:
         self.settings, self.device = settings, device
-        held_out = _hold_out(sentences, settings) if other_text is None else np.zeros(len(values), dtype=bool)
-        queries = (keys[held_out], values[held_out]) if other_text is None else _sample(*other_text, settings)
-        self.query_keys, self.query_values = (torch.from_numpy(array).to(device) for array in queries)
-        pool = torch.from_numpy(np.flatnonzero(~held_out))
-        self.values = as_tensor(values)
-        clusters = TokenClusters(self.values[pool], pool)
-        if (few := int((clusters.counts > 1).sum())) < 2:
+        known = SentenceOrigins(keys, values, sentences)
+        self.values, self.sentence_of = as_tensor(values), known.sentence_of.to(device)
+        if other_text is None:
+            held_out = _hold_out(known, settings)
+            rows, source = torch.from_numpy(np.flatnonzero(held_out)), (keys, values)
+            origins = known.origins[known.sentence_of[rows]]
+            pool = torch.from_numpy(np.flatnonzero(~held_out))
+        else:
+            rows, source = torch.from_numpy(_sample(len(other_text[1]), settings)), other_text[:2]
+            origins = known.of_rows(*other_text, rows.numpy())
+            pool = torch.arange(len(values))
+        self.query_keys, self.query_values = (torch.from_numpy(array[rows.numpy()]).to(device) for array in source)
+        self.query_origins, self.origins = origins.to(device), known.origins.to(device)
+        clusters = TokenClusters(self.values[pool], pool, known.origins.groups[known.sentence_of[pool]])
+        if (few := int((clusters.runs > 1).sum())) < 2:
             raise DatastoreError(
                 f"the datastore is too small to train an adapter on: of the {len(pool):,} entries that are not held out, "
-                f"{few} tokens occur twice, and 2 are needed; use a larger one, or --adapter none"
+                f"{few} tokens occur in two different sentences, and 2 are needed; use a larger one, or --adapter none"
             )
         rng = np.random.default_rng(settings.seed)
         chosen = rng.choice(len(pool), min(settings.valid_keys, len(pool)), replace=False)
@@ -84,8 +107,7 @@ class ContrastSampler:
         self.clusters = clusters.to(device)
         most = max(int(self.values.max()), int(self.query_values.max()))
         self.cluster_of_token = torch.full((most + 1,), -1, device=device)
-        repeated = (clusters.counts > 1).nonzero().squeeze(1)
-        self.cluster_of_token[clusters.tokens[repeated].long()] = repeated
+        self.cluster_of_token[self.clusters.tokens] = torch.arange(len(self.clusters.tokens), device=device)
         self.keys = as_tensor(keys)
         if device.type == "cuda" and keys.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
             self.keys = self.keys.to(device)
@@ -114,31 +136,41 @@ class ContrastSampler:
         """
         generator = self._generator(update, part)
         slots = torch.randint(self.clusters.anchors, (count,), generator=generator, device=self.device)
-        return self._contrast(adapter, self.rows(self.clusters.members[slots]), slots, update, generator)
+        entries, clusters = self.clusters.members[slots], self.clusters.cluster_of(slots)
+        origins = self.origins[self.sentence_of[entries]]
+        own = self.clusters.own_run(clusters, origins.groups)
+        return self._contrast(adapter, _Anchors(self.rows(entries), clusters, own, origins), update, generator)
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
-        """Draw the same for queries of validation as anchors, those of tokens that training has twice or more."""
+        """Draw the same for queries of validation as anchors, those whose token training has in another group."""
         queries = queries.to(self.device)
         cluster = self.cluster_of_token[self.query_values[queries].long()]
-        known = cluster >= 0
-        anchors = self.query_keys[queries[known]].float()
-        return self._contrast(adapter, anchors, self.clusters.starts[cluster[known]], 0, self._generator(0, 0))
+        queries, cluster = queries[cluster >= 0], cluster[cluster >= 0]
+        own = self.clusters.own_run(cluster, self.query_origins.groups[queries])
+        others = self.clusters.runs[cluster] > (own >= 0).long()
+        queries = queries[others]
+        anchors = _Anchors(
+            self.query_keys[queries].float(), cluster[others], own[others], self.query_origins[queries]
+        )  # fmt: skip
+        return self._contrast(adapter, anchors, 0, self._generator(0, 0))
 
-    def _contrast(
-        self, adapter: Any, anchors: Tensor, slots: Tensor, update: int, generator: torch.Generator
-    ) -> Tensor:
-        """Anchors [B, d] of the clusters of `slots`, with positives, which are never those slots, and negatives."""
+    def _contrast(self, adapter: Any, anchors: _Anchors, update: int, generator: torch.Generator) -> Tensor:
+        """Return anchors with positives and negatives, [B, 1 + M + N, d]."""
         settings, clusters = self.settings, self.clusters
-        positives = clusters.draw_positives(slots, settings.positives, generator)
+        positives = clusters.draw_positives(anchors.clusters, anchors.own, settings.positives, generator)
+
+        def barred(slots: Tensor) -> Tensor:
+            return anchors.origins.repeated_by(self.origins[self.sentence_of[clusters.members[slots]]])
+
         if settings.hard:
-            similarities = self._similarities(adapter, anchors, update)
+            similarities = self._similarities(adapter, anchors.keys, update)
             negatives = clusters.draw_hard_negatives(
-                slots, similarities, settings.negatives, settings.nearest_clusters, generator
+                anchors.clusters, similarities, settings.negatives, settings.nearest_clusters, barred, generator
             )
         else:
-            negatives = clusters.draw_random_negatives(slots, settings.negatives, generator)
+            negatives = clusters.draw_random_negatives(anchors.clusters, settings.negatives, barred, generator)
         others = self.rows(clusters.members[torch.cat([positives, negatives], dim=1)])
-        return torch.cat([anchors.unsqueeze(1), others], dim=1)
+        return torch.cat([anchors.keys.unsqueeze(1), others], dim=1)
 
     @torch.no_grad()
     def _similarities(self, adapter: Any, anchors: Tensor, update: int) -> Tensor:
@@ -177,20 +209,27 @@ class ContrastSampler:
         matches = matching_neighbours(self._index, values, z, self.query_values[queries], k)
         return matches.float().mean(dim=1)
 
+    def measure(self, adapter: Any, k: int) -> float:
+        """Compute the mean precision of all queries with an adapter as it is now."""
+        self.prepare_validation(adapter)
+        numbers = torch.arange(len(self.query_values)).split(QUERIES)
+        return float(torch.cat([self.precision(adapter, block, k) for block in numbers]).mean())
 
-def _hold_out(sentences: np.ndarray, settings: ContrastSettings) -> np.ndarray:
-    """Mark the entries of the sentences held out, bool [N]: about `valid_queries` of them."""
-    first = np.diff(sentences, prepend=sentences[0] - 1) != 0  # entries stand sentence by sentence
-    lengths = np.diff(np.append(np.flatnonzero(first), len(sentences)))
+
+def _hold_out(known: SentenceOrigins, settings: ContrastSettings) -> np.ndarray:
+    """Mark the entries of the sentences held out, bool [N]: about `valid_queries` of them, in whole groups."""
+    groups = known.origins.groups.numpy()
+    lengths = np.bincount(groups, weights=known.lengths)
     order = np.random.default_rng(settings.seed).permutation(len(lengths))
     enough = int(np.searchsorted(lengths[order].cumsum(), settings.valid_queries)) + 1
     chosen = np.zeros(len(lengths), dtype=bool)
-    chosen[order[: max(1, min(enough, int(HELD_OUT * len(lengths))))]] = True
-    return np.repeat(chosen, lengths)
+    least = min(1, len(lengths) - 1)  # a single group is needed for training
+    chosen[order[: max(least, min(enough, int(HELD_OUT * len(lengths))))]] = True
+    return np.repeat(chosen[groups], known.lengths)
 
 
-def _sample(keys: np.ndarray, values: np.ndarray, settings: ContrastSettings) -> tuple[np.ndarray, np.ndarray]:
-    """Sample at most `valid_queries` of some entries, in order."""
-    count = min(settings.valid_queries, len(values))
-    rows = np.sort(np.random.default_rng(settings.seed).choice(len(values), count, replace=False))
-    return keys[rows], values[rows]
+def _sample(count: int, settings: ContrastSettings) -> np.ndarray:
+    """Sample at most `valid_queries` of `count` rows, in order."""
+    return np.sort(
+        np.random.default_rng(settings.seed).choice(count, min(settings.valid_queries, count), replace=False)
+    )

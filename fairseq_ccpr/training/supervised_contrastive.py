@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 
+ACCURACY_DIGITS = 3  # of `accuracy`, in percent
+
 
 def supervised_contrastive_loss(anchors: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> Tensor:
     """Compute equation 6 of the CLKNN paper for each anchor.
@@ -79,7 +81,7 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
         if any("precision" in log for log in logging_outputs):
             queries = sum(log.get("queries", 0) for log in logging_outputs)
             precision = sum(log.get("precision", 0) for log in logging_outputs)
-            metrics.log_scalar("accuracy", 100 * precision / queries, queries, round=3)
+            metrics.log_scalar("accuracy", 100 * precision / queries, queries, round=ACCURACY_DIGITS)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -11,91 +11,130 @@ from torch import Tensor
 CENTRE_MEMBERS = 64
 BLOCK_ROWS = 1 << 14
 
+# Marks slots, int64 [B, C], that may not serve the B anchors: bool [B, C].
+Barred = Callable[[Tensor], Tensor]
+
 
 class TokenClusters:
-    """The clusters C_v of the CLKNN paper. Entries are addressed by *slot*: their place when sorted by token.
+    """The clusters C_v of the CLKNN paper. Entries are addressed by *slot*: their place when sorted by token and group.
 
-    Those of tokens that occur at least twice, which alone can be anchors, have the first `anchors` slots.
+    The entries of a cluster that belong to one group are a *run*. Only tokens of at least two groups, which have the first
+    `anchors` slots, can be anchors: a copy of the anchor's own sentence is no other context.
 
     Args:
         values: int [P], the token of each entry.
         entries: int64 [P], the entry's id.
+        groups: int64 [P], a number from 0 for each group of equal sentences.
     """
 
-    def __init__(self, values: Tensor, entries: Tensor) -> None:
-        count_of = torch.bincount(values.long())
-        # Stable, and singletons last.
-        order = (values.long() + (count_of[values.long()] == 1) * len(count_of)).argsort(stable=True)
-        self.members = entries[order]  # [P], by slot
-        self.tokens, self.counts = values[order].unique_consecutive(return_counts=True)  # [C]
-        self.ends = self.counts.cumsum(0)
-        self.starts = self.ends - self.counts
-        self.anchors = int(self.counts[self.counts > 1].sum())
+    def __init__(self, values: Tensor, entries: Tensor, groups: Tensor) -> None:
+        self._groups = int(groups.max()) + 1
+        marks = values.long() * self._groups + groups  # token, then group
+        order = marks.argsort(stable=True)
+        marks = marks[order]
+        groups_of = torch.bincount(marks.unique_consecutive() // self._groups)  # by token
+        single = groups_of[marks // self._groups] == 1  # to the end
+        marks = torch.cat([marks[~single], marks[single] + len(groups_of) * self._groups])
+        self.members = entries[torch.cat([order[~single], order[single]])]  # [P], by slot
+        self._run_marks, sizes = marks.unique_consecutive(return_counts=True)  # [R]
+        self._run_ends = sizes.cumsum(0)
+        self._cluster_marks, self.runs = (self._run_marks // self._groups).unique_consecutive(return_counts=True)  # [C]
+        self.tokens = self._cluster_marks % len(groups_of)
+        self._last_runs = self.runs.cumsum(0)
+        self.ends = self._run_ends[self._last_runs - 1]
+        self.starts = torch.cat([self.ends.new_zeros(1), self.ends[:-1]])
+        self.counts = self.ends - self.starts
+        self.anchors = int(self.counts[self.runs > 1].sum())
 
     def to(self, device: torch.device) -> TokenClusters:
         """Move, in place."""
-        for name in ("members", "tokens", "counts", "ends", "starts"):
-            setattr(self, name, getattr(self, name).to(device))
+        for name, tensor in list(vars(self).items()):
+            if isinstance(tensor, Tensor):
+                setattr(self, name, tensor.to(device))
         return self
 
     def cluster_of(self, slots: Tensor) -> Tensor:
         """Find the cluster of each slot, int64, in the shape of `slots`."""
         return torch.searchsorted(self.ends, slots, right=True)
 
-    def draw_positives(self, slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Draw other members of each anchor's cluster, all different where there are as many, else with replacement.
+    def own_run(self, clusters: Tensor, groups: Tensor) -> Tensor:
+        """Find which run of its cluster a group is, int64 [B], counted from 0; -1 where it has no entry there.
 
         Args:
-            slots: int64 [B], anchors.
+            clusters: int64 [B].
+            groups: int64 [B], any numbers.
+        """
+        wanted = self._cluster_marks[clusters] * self._groups + groups
+        place = torch.searchsorted(self._run_marks, wanted).clamp_max(len(self._run_marks) - 1)
+        found = (self._run_marks[place] == wanted) & (groups >= 0) & (groups < self._groups)
+        return torch.where(found, place - self._last_runs[clusters] + self.runs[clusters], -1)
+
+    def draw_positives(self, clusters: Tensor, own: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """Draw members of clusters from groups other than the anchor's, all different groups where there are as many, else
+        with replacement. Groups are equally likely, as are the members of each.
+
+        Args:
+            clusters: int64 [B], those of the anchors; each has a run beside `own`.
+            own: int64 [B], the run of the anchor's group, or -1.
 
         Returns:
-            Slots, int64 [B, count], never the anchor's own.
+            Slots, int64 [B, count].
         """
-        cluster = self.cluster_of(slots)
-        others = (self.counts[cluster] - 1).unsqueeze(1)  # [B, 1]
+        own, runs = own.unsqueeze(1), self.runs[clusters].unsqueeze(1)  # [B, 1]
+        others = runs - (own >= 0).long()
         # One from each of `count` equal parts of the others, which are rotated at random: different, and equally likely.
-        parts = torch.arange(count + 1, device=slots.device) * others // count  # [B, count + 1]
+        parts = torch.arange(count + 1, device=clusters.device) * others // count  # [B, count + 1]
         low, size = parts[:, :-1], parts[:, 1:] - parts[:, :-1]
         enough = others >= count
+        shape = (len(clusters), count)
         drawn = torch.where(
-            enough, low + self._below(size, (len(slots), count), generator),
-            self._below(others, (len(slots), count), generator),
+            enough, low + self._below(size, shape, generator), self._below(others, shape, generator)
         )  # fmt: skip
-        drawn = (drawn + self._below(others, (len(slots), 1), generator)) % others
-        start = self.starts[cluster].unsqueeze(1)
-        rank = slots.unsqueeze(1) - start
-        return start + (rank + 1 + drawn) % (others + 1)
+        drawn = (drawn + self._below(others, (len(clusters), 1), generator)) % others
+        run = (self._last_runs[clusters].unsqueeze(1) - runs) + (own + 1 + drawn) % runs
+        start = torch.where(run > 0, self._run_ends[run - 1], 0)
+        return start + self._below(self._run_ends[run] - start, shape, generator)
 
     def draw_hard_negatives(
-        self, slots: Tensor, similarities: Tensor, count: int, nearest: int, generator: torch.Generator
+        self,
+        clusters: Tensor,
+        similarities: Tensor,
+        count: int,
+        nearest: int,
+        barred: Barred,
+        generator: torch.Generator,
     ) -> Tensor:
         """Draw one random member of each of `count` clusters, drawn from those whose centres are nearest to the anchor.
 
         Args:
-            slots: int64 [B], anchors.
+            clusters: int64 [B], those of the anchors.
             similarities: [B, C], of each anchor to each centre.
-            nearest: K; with fewer than `count` other clusters, they are drawn with replacement.
+            nearest: K; with fewer than `count` other clusters, they are drawn several times.
+            barred: slots not to choose, unless no others were drawn.
 
         Returns:
             Slots, int64 [B, count], never of the anchor's own cluster.
         """
-        own = self.cluster_of(slots).unsqueeze(1)
         near = min(nearest, len(self.tokens) - 1)
-        close = similarities.scatter(1, own, float("-inf")).topk(near, dim=1).indices  # [B, K]
-        if near >= count:
-            chance = torch.rand(len(slots), near, generator=generator, device=slots.device)
-            chosen = chance.topk(count, dim=1).indices
-        else:
-            chosen = torch.randint(near, (len(slots), count), generator=generator, device=slots.device)
-        cluster = close.gather(1, chosen)
-        return self.starts[cluster] + self._below(self.counts[cluster], cluster.shape, generator)
+        close = similarities.scatter(1, clusters.unsqueeze(1), float("-inf")).topk(near, dim=1).indices  # [B, K]
+        close = close.repeat(1, -(-count // near))
+        drawn = self.starts[close] + self._below(self.counts[close], close.shape, generator)
+        return self._choose(drawn, count, barred, generator)
 
-    def draw_random_negatives(self, slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Draw slots of any other cluster, each entry equally likely, int64 [B, count]."""
-        cluster = self.cluster_of(slots)
-        start, size = self.starts[cluster].unsqueeze(1), self.counts[cluster].unsqueeze(1)
-        drawn = self._below(len(self.members) - size, (len(slots), count), generator)
-        return torch.where(drawn < start, drawn, drawn + size)
+    def draw_random_negatives(self, clusters: Tensor, count: int, barred: Barred, generator: torch.Generator) -> Tensor:
+        """Draw slots of any other cluster, each entry that is not barred equally likely, int64 [B, count]."""
+        start, size = self.starts[clusters].unsqueeze(1), self.counts[clusters].unsqueeze(1)
+        drawn = self._below(len(self.members) - size, (len(clusters), 2 * count), generator)
+        return self._choose(torch.where(drawn < start, drawn, drawn + size), count, barred, generator)
+
+    def _choose(self, drawn: Tensor, count: int, barred: Barred, generator: torch.Generator) -> Tensor:
+        """Choose `count` of each row at random that are not barred, some several times where those are too few."""
+        no = barred(drawn)
+        chance = torch.rand(drawn.shape, generator=generator, device=drawn.device)
+        order = chance.masked_fill(no, -1.0).argsort(dim=1, descending=True)
+        allowed = (~no).sum(dim=1, keepdim=True)
+        allowed = torch.where(allowed > 0, allowed, drawn.size(1))  # a store of next to nothing
+        return drawn.gather(1, order.gather(1, torch.arange(count, device=drawn.device) % allowed))
 
     def centres(self, embed: Callable[[Tensor], Tensor], generator: torch.Generator) -> Tensor:
         """Compute the mean z of up to `CENTRE_MEMBERS` members of each cluster, scaled to length 1, fp32 [C, d_o].

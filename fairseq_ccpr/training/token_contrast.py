@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -11,6 +12,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
+from fairseq_ccpr.datastore.projection import fit_pca, sample_rows
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
@@ -18,6 +20,10 @@ from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSett
 from fairseq_ccpr.training.contrast_task import ContrastTask
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
 from fairseq_ccpr.training.sized_dataset import SizedDataset
+from fairseq_ccpr.training.start_checkpoint import has_best, save_start
+from fairseq_ccpr.training.supervised_contrastive import ACCURACY_DIGITS
+
+START_ROWS = 1 << 16  # keys to fit the PCA on that training starts from
 
 
 @dataclass
@@ -41,7 +47,7 @@ class TokenContrastConfig(FairseqDataclass):
         default=None,
         metadata={
             "help": "a datastore of the same states of held-out text, for validation; without it some sentences of the "
-            "one that is trained on are held out, which is no test where the same sentences come again and again"
+            "one that is trained on are held out, with all that have the same translation"
         },
     )
     valid_queries: int = field(default=2000, metadata={"help": "held-out tokens, about, that validation searches for"})
@@ -52,6 +58,8 @@ class TokenContrastConfig(FairseqDataclass):
     best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
     maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
     disable_validation: bool = II("dataset.disable_validation")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
 
 
 class NumberedDraws(SizedDataset):
@@ -112,8 +120,17 @@ class TokenContrastTask(ContrastTask):
         gpu = choose_device(self.cfg.cpu).type == "cuda"
         device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
         store, other = self.datastore, self.valid_datastore
-        other_text = (other.keys, other.values) if other is not None else None
+        other_text = (other.keys, other.values, other.provenance[:, 0]) if other is not None else None
         return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text)
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build an adapter that starts as a PCA of the keys, where its widths let it."""
+        adapter = super().build_model(cfg, from_checkpoint)
+        if adapter.can_start_linear and not from_checkpoint:
+            rows = self.datastore.keys[sample_rows(len(self.datastore.keys), most=START_ROWS)]
+            pca = fit_pca(torch.from_numpy(rows), adapter.output.out_features)
+            adapter.start_as_pca(pca.mean, pca.components)
+        return adapter
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
         """Load a split: `train` is what anchors are drawn from, `valid` the queries."""
@@ -138,6 +155,14 @@ class TokenContrastTask(ContrastTask):
             keys = self.sampler.draw(adapter, len(numbers), update_num, sample["first"])
         contrasts = {"keys": keys, "positives": self.settings.positives}
         return super().train_step(contrasts, model, criterion, optimizer, update_num, ignore_grad)
+
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """Let the start of a training compete for the best checkpoint: keys never get worse by training."""
+        if has_best() or self.cfg.no_save or self.cfg.disable_validation:
+            return
+        adapter = _adapter(model)
+        accuracy = round(100 * self.sampler.measure(adapter, self.cfg.valid_neighbours), ACCURACY_DIGITS)
+        save_start(adapter, self.state_dict(), accuracy, Path(self.cfg.save_dir))
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         """Index the keys that validation searches."""

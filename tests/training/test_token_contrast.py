@@ -53,60 +53,93 @@ def test_gradient_of_the_loss() -> None:
 
 @st.composite
 def clustered(draw):
-    """Tokens of entries, at least two of which occur twice, and the entries' ids."""
-    values = [*draw(st.lists(st.integers(4, 20), min_size=1, max_size=60)), 2, 2, 3, 3]
-    shuffled = torch.tensor(draw(st.permutations(values)))
-    return shuffled, 100 + torch.arange(len(values))
+    """Tokens of entries, the groups of their sentences, and the entries' ids; two tokens or more occur in two groups."""
+    drawn = draw(st.lists(st.tuples(st.integers(4, 20), st.integers(0, 6)), min_size=1, max_size=60))
+    rows = draw(st.permutations([*drawn, (2, 0), (2, 1), (3, 2), (3, 3)]))
+    values, groups = torch.tensor(rows).T
+    return values, groups, 100 + torch.arange(len(rows))
 
 
 @settings(max_examples=150, deadline=None)
 @given(clustered(), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(0, 2**31))
 def test_draws_keep_their_rules(data, m, n, nearest, seed) -> None:
-    values, entries = data
-    token = dict(zip(entries.tolist(), values.tolist()))
-    clusters = TokenClusters(values, entries)
-    occurrences = torch.bincount(values)
-    assert clusters.anchors == int(occurrences[occurrences > 1].sum())
+    values, groups, entries = data
+    token, group = ({e: int(x) for e, x in zip(entries.tolist(), of)} for of in (values, groups))
+    groups_of = {t: {group[e] for e in token if token[e] == t} for t in token.values()}
+    clusters = TokenClusters(values, entries, groups)
+    assert clusters.anchors == sum(len(groups_of[token[e]]) > 1 for e in token)
     slots = torch.arange(clusters.anchors)
     generator = torch.Generator().manual_seed(seed)
-    anchor_entries = clusters.members[slots].tolist()
-    assert all(occurrences[token[i]] > 1 for i in anchor_entries)  # no singleton is an anchor
-    positives = clusters.members[clusters.draw_positives(slots, m, generator)].tolist()
-    for anchor, row in zip(anchor_entries, positives):
-        assert anchor not in row and all(token[i] == token[anchor] for i in row)
-        if occurrences[token[anchor]] > m:
-            assert len(set(row)) == m
+    anchors = clusters.members[slots].tolist()
+    assert all(len(groups_of[token[e]]) > 1 for e in anchors)  # a copy of the own sentence is no positive
+    cluster = clusters.cluster_of(slots)
+    assert [int(clusters.tokens[c]) for c in cluster] == [token[e] for e in anchors]
+    own = clusters.own_run(cluster, torch.tensor([group[e] for e in anchors]))
+    assert torch.equal(clusters.own_run(cluster, torch.full_like(cluster, 99)), torch.full_like(cluster, -1))
+    assert torch.equal(clusters.own_run(cluster, torch.full_like(cluster, -1)), torch.full_like(cluster, -1))
+    positives = clusters.members[clusters.draw_positives(cluster, own, m, generator)].tolist()
+    for anchor, row in zip(anchors, positives):
+        others = groups_of[token[anchor]] - {group[anchor]}
+        assert all(token[i] == token[anchor] and group[i] in others for i in row)
+        if len(others) >= m:
+            assert len({group[i] for i in row}) == m
+
+    def barred(drawn):  # of the anchor's group, or of the next one
+        mine = torch.tensor([group[e] for e in anchors])
+        theirs = torch.tensor([group[e] for e in clusters.members[drawn].flatten().tolist()]).view(drawn.shape)
+        return (theirs - mine.unsqueeze(1)).eq(0) | (theirs - mine.unsqueeze(1)).eq(1)
+
     similarities = torch.randn(len(slots), len(clusters.tokens), generator=generator)
-    hard = clusters.draw_hard_negatives(slots, similarities, n, nearest, generator)
-    random = clusters.draw_random_negatives(slots, n, generator)
-    own = clusters.cluster_of(slots).tolist()
-    for number, anchor in enumerate(anchor_entries):
-        drawn = [token[i] for i in clusters.members[hard[number]].tolist()]
-        near = min(nearest, len(clusters.tokens) - 1)
-        order = [c for c in similarities[number].argsort(descending=True).tolist() if c != own[number]]
-        assert set(drawn) <= {int(clusters.tokens[c]) for c in order[:near]}
-        if near >= n:
-            assert len(set(drawn)) == n
+    hard = clusters.draw_hard_negatives(cluster, similarities, n, nearest, barred, generator)
+    random = clusters.draw_random_negatives(cluster, n, barred, generator)
+    near = min(nearest, len(clusters.tokens) - 1)
+    for number, anchor in enumerate(anchors):
+        order = [c for c in similarities[number].argsort(descending=True).tolist() if c != int(cluster[number])]
+        candidates = {int(clusters.tokens[c]) for c in order[:near]}
+        drawn = clusters.members[hard[number]].tolist()
+        assert {token[i] for i in drawn} <= candidates
+        allowed = {t for t in candidates if not groups_of[t] & {group[anchor], group[anchor] + 1}}
+        if allowed:  # whatever member is drawn of these
+            assert not {group[i] for i in drawn} & {group[anchor], group[anchor] + 1}
+        if len(allowed) >= n:
+            assert len({token[i] for i in drawn}) == n
         assert all(token[i] != token[anchor] for i in clusters.members[random[number]].tolist())
 
 
-def test_every_member_is_as_likely_to_be_drawn() -> None:
-    clusters = TokenClusters(torch.tensor([7] * 6 + [8] * 3), torch.arange(9))
+def none(drawn):
+    """Bar no slot."""
+    return torch.zeros_like(drawn, dtype=torch.bool)
+
+
+def test_every_group_is_as_likely_to_be_drawn() -> None:
+    # Group 1 has two of the entries; the anchor is the one of group 2.
+    clusters = TokenClusters(
+        torch.tensor([7] * 7 + [8] * 3), torch.arange(10), torch.tensor([0, 1, 1, 2, 3, 4, 5, 1, 2, 3])
+    )
     generator = torch.Generator().manual_seed(1)
-    slots = torch.full((20000,), 2)
+    cluster = torch.zeros(20000, dtype=torch.long)
     for m in (1, 3, 5):
-        counts = torch.bincount(clusters.draw_positives(slots, m, generator).flatten(), minlength=6)[:6]
-        assert counts[2] == 0
-        np.testing.assert_allclose(counts[[0, 1, 3, 4, 5]] / 20000, m / 5, atol=0.02)
-    counts = torch.bincount(clusters.draw_random_negatives(slots, 1, generator).flatten(), minlength=9)
-    np.testing.assert_allclose(counts[6:] / 20000, 1 / 3, atol=0.02)
+        drawn = clusters.draw_positives(cluster, torch.full((20000,), 2), m, generator)
+        counts = torch.bincount(clusters.members[drawn].flatten(), minlength=7)
+        assert counts[3] == 0
+        np.testing.assert_allclose(counts[[0, 4, 5, 6]] / 20000, m / 5, atol=0.02)
+        np.testing.assert_allclose(counts[[1, 2]] / 20000, m / 10, atol=0.02)
+    drawn = clusters.draw_positives(cluster, torch.full((20000,), -1), 1, generator)  # a query of no group
+    np.testing.assert_allclose(torch.bincount(clusters.members[drawn].flatten())[[0, 3, 4]] / 20000, 1 / 6, atol=0.02)
+    negatives = clusters.members[clusters.draw_random_negatives(cluster, 1, none, generator)]
+    np.testing.assert_allclose(torch.bincount(negatives.flatten(), minlength=10)[7:] / 20000, 1 / 3, atol=0.02)
+    third = clusters.draw_random_negatives(cluster, 3, lambda drawn: clusters.members[drawn] == 8, generator)
+    share = torch.bincount(clusters.members[third].flatten(), minlength=10)[7:] / 60000
+    np.testing.assert_allclose(share, [0.5, 0, 0.5], atol=0.02)
 
 
 def test_centres_of_large_clusters_are_means_of_a_sample() -> None:
     torch.manual_seed(7)
     keys, values = torch.randn(4000, 5) + torch.tensor([1.0, 0, 0, 0, 0]), torch.arange(4000) % 4
     keys[:, 1] += 2 * values
-    found = TokenClusters(values, torch.arange(4000)).centres(lambda entries: keys[entries], torch.Generator())
+    found = TokenClusters(values, torch.arange(4000), torch.arange(4000)).centres(
+        lambda entries: keys[entries], torch.Generator()
+    )
     wanted = torch.nn.functional.normalize(torch.stack([keys[values == v].mean(dim=0) for v in range(4)]), dim=1)
     assert (found * wanted).sum(dim=1).min() > 0.9
 
@@ -114,7 +147,7 @@ def test_centres_of_large_clusters_are_means_of_a_sample() -> None:
 def test_centres_are_means() -> None:
     torch.manual_seed(2)
     keys, values = torch.randn(300, 5), torch.randint(0, 40, (300,))
-    clusters = TokenClusters(values, torch.arange(300))
+    clusters = TokenClusters(values, torch.arange(300), torch.arange(300))
     found = clusters.centres(lambda entries: keys[entries], torch.Generator())
     for token, centre in zip(clusters.tokens, found):
         mean = keys[values == token].mean(dim=0)
@@ -213,9 +246,11 @@ def test_held_out_sentences_are_never_drawn() -> None:
 
 def test_queries_of_other_text_leave_all_the_rest_for_training() -> None:
     keys, values, sentences = noisy_keys(6)
-    other_keys, other_values, _ = noisy_keys(7)
+    other_keys, other_values, other_sentences = noisy_keys(7)
     other_values[:50] = values.max() + 3  # tokens that training has not
-    sampler = ContrastSampler(keys, values, sentences, SETTINGS, torch.device("cpu"), (other_keys, other_values))
+    sampler = ContrastSampler(
+        keys, values, sentences, SETTINGS, torch.device("cpu"), (other_keys, other_values, other_sentences)
+    )
     assert len(sampler.valid_pool) == min(SETTINGS.valid_keys, len(keys)) and sampler.clusters.anchors == len(keys)
     assert len(sampler.query_keys) == SETTINGS.valid_queries
     assert {key.tobytes() for key in sampler.query_keys.numpy()} <= {key.tobytes() for key in other_keys}
