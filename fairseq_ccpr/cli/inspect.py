@@ -70,7 +70,8 @@ def plan(options: Options) -> int:
     for part, section in sections.items():
         if section is None:
             continue
-        known = measure_speeds(directory / part / f"{KEYS}.npy", speeds)
+        folder = directory / (section.folder if isinstance(section, TokenSection) else part)
+        known = measure_speeds(folder / f"{KEYS}.npy", speeds)
         entries = options.size or section.size
         print(
             f"{part} entries: {entries:,} of width {section.dimension}; {options.queries:,} queries a step; "

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, neighbour_log_probabilities, retrieval_confidence
-from fairseq_ccpr.decoding.memory import ModelView, Neighbours, Retriever
+from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -90,6 +91,7 @@ class TokenMemory:
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         trusted: whether learned trust decides over the weight, which then wants evidence.
         skip: a hypothesis is not searched for where the model gives its likeliest token this probability; 1: always.
+        learnt: what is learnt beside the datastore while the memory is used; None: nothing is.
     """
 
     capture: KeyCapture
@@ -100,14 +102,27 @@ class TokenMemory:
     domain: Domain | None = None
     trusted: bool = False
     skip: float = 1.0
+    learnt: LearntMemory | None = None
+
+    def now(self) -> TokenMemory:
+        """Return the memory as it is now: what is learnt or forgotten later does not change it."""
+        return self if self.learnt is None else replace(self, retriever=self._retriever, learnt=None)
+
+    @property
+    def _retriever(self) -> Retriever:
+        """The retriever, with what was learnt up to now."""
+        if self.learnt is None or not isinstance(self.retriever, LearningRetriever):
+            return self.retriever
+        return self.retriever.with_learnt(self.learnt.entries)
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
-        """Wait for the first step: only the decoder has queries."""
-        return lambda: TokenBatch(self, len(sources))
+        """Wait for the first step: only the decoder has queries. What is learnt meanwhile counts for the next batch."""
+        now = self.now()
+        return lambda: TokenBatch(now, len(sources))
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
         """Find the k nearest entries of queries [N, d]; those of the unknown token count as missing, in their places."""
-        ids, scores, values = self.retriever.search(queries, k)
+        ids, scores, values = self._retriever.search(queries, k)
         unknown = values == self.unknown
         return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
 
@@ -199,7 +214,7 @@ class TokenMemory:
     def signature(self) -> str:
         """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
         name = getattr(self.policy, "__name__", type(self.policy).__name__)
-        return signature({**self.retriever.describe(), **signed(self.settings), "weight": name})
+        return signature({**self._retriever.describe(), **signed(self.settings), "weight": name})
 
 
 @dataclass

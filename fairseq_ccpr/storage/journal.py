@@ -128,7 +128,8 @@ class JournalWriter:
             self._undo()
             reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
             raise DatastoreError(
-                f"{self.reader.path} cannot be written ({reason}): nothing was added to it; free some space, or see to the disk"
+                f"{self.reader.path} cannot be written ({reason}): nothing was added to it; free some space, or see to the "
+                "disk"
             ) from None
         self.reader.end += len(frames)
         self.reader.digest = digest

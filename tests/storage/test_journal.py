@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import signal
 import subprocess
@@ -71,7 +72,7 @@ def test_after_a_flipped_bit_no_record_is_read(tmp_path: Path, rng: np.random.Ge
 
 def test_records_that_were_left_out_or_moved_are_noticed(tmp_path: Path) -> None:
     whole = written(tmp_path / "whole").path.read_bytes()
-    frames = [whole[a:b] for a, b in zip(STARTS, STARTS[1:])]
+    frames = [whole[a:b] for a, b in itertools.pairwise(STARTS)]
     for order, count in (((0, 2, 3), 1), ((0, 1, 3, 2), 2), ((0, 0, 1), 1)):
         (tmp_path / "other").write_bytes(MAGIC + b"".join(frames[n] for n in order))
         found, rest = records(tmp_path / "other")
@@ -107,7 +108,7 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_stays(tmp_path: Path) ->
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it, unless a library changed that
     reader = written(tmp_path / "j")
     before, writer = reader.path.read_bytes(), JournalWriter(reader)
-    with files_up_to(len(before) + 300), pytest.raises(DatastoreError, match="cannot be written .*nothing was added"):
+    with files_up_to(len(before) + 300), pytest.raises(DatastoreError, match=r"cannot be written .*nothing was added"):
         writer.append([b"small", b"large" * 1000])
     assert reader.path.read_bytes() == before
     writer.append([b"small"])  # as soon as there is room
