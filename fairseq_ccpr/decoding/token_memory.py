@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, neighbour_log_probabilities, retrieval_confidence
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
@@ -91,7 +91,7 @@ class TokenMemory:
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         trusted: whether learned trust decides over the weight, which then wants evidence.
         skip: a hypothesis is not searched for where the model gives its likeliest token this probability; 1: always.
-        learnt: what is learnt beside the datastore while the memory is used; None: nothing is.
+        learnt: what is learnt beside the datastore, by now or up to a moment; None: nothing is.
     """
 
     capture: KeyCapture
@@ -102,17 +102,18 @@ class TokenMemory:
     domain: Domain | None = None
     trusted: bool = False
     skip: float = 1.0
-    learnt: LearntMemory | None = None
+    learnt: LearntMemory | LearntEntries | None = None
 
     def now(self) -> TokenMemory:
         """Return the memory as it is now: what is learnt or forgotten later does not change it."""
-        return self if self.learnt is None else replace(self, retriever=self._retriever, learnt=None)
+        return self if self.learnt is None else replace(self, learnt=self.learnt.entries)
 
     @property
     def _retriever(self) -> Retriever:
         """The retriever, with what was learnt up to now."""
-        if self.learnt is None or not isinstance(self.retriever, LearningRetriever):
+        if self.learnt is None or self.learnt.entries.empty:
             return self.retriever
+        assert isinstance(self.retriever, LearningRetriever)  # nothing is learnt beside another one's datastore
         return self.retriever.with_learnt(self.learnt.entries)
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:

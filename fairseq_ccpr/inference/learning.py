@@ -20,7 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.sentences import batches_of, encode, encode_with
 from fairseq_ccpr.inference.system import System
 
-MOST_UNKNOWN = 0.5  # fraction of a sentence's subwords that may be unknown
+TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
 
 class Learner:
@@ -55,7 +55,8 @@ class Learner:
         """
         self.system.check_encoding()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
-        ids = iter(self.memory.learn([one for one in made if isinstance(one, NewPair)]))
+        new = [one for one in made if isinstance(one, NewPair)]
+        ids = iter(self.memory.learn(new) if new else [])
         return [next(ids) if isinstance(one, NewPair) else one for one in made]
 
     @torch.no_grad()
@@ -100,8 +101,8 @@ class Learner:
             if len(tokens) > most:
                 return f"its {side} has {len(tokens):,} tokens, and the model takes {most:,}"
             unknown = int((tokens == dictionary.unk()).sum())
-            if unknown > MOST_UNKNOWN * (len(tokens) - 1):
-                return f"most of its {side} is not in the dictionary: it is in another language or script"
+            if unknown >= TOO_MANY_UNKNOWN * (len(tokens) - 1):
+                return f"half of its {side} or more is not in the dictionary, as of another language or script"
         return ""
 
 
@@ -112,7 +113,7 @@ def learnt_memory(system: System) -> LearntMemory:
         ConfigurationError: there is no token datastore.
     """
     tokens = system.ensemble.tokens if system.ensemble is not None else None
-    if tokens is None or tokens.learnt is None:
+    if tokens is None or not isinstance(tokens.learnt, LearntMemory):
         raise ConfigurationError(
             "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
         )
