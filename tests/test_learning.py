@@ -110,8 +110,8 @@ def test_an_explanation_names_what_was_learnt(store: Path, pairs: list[tuple[str
     [
         ("", "one", "its source is empty"),
         ("eins", " \n", "its target is empty"),
-        ("Wort " * 3000, "word", r"its source has [\d,]+ tokens, and the model takes 1,024"),
-        ("Wort", "word " * 3000, r"its target has [\d,]+ tokens, and the model takes 1,024"),
+        ("Wort " * 3000, "word", "its source is longer than the 1,024 tokens that the model takes"),
+        ("Wort", "word " * 3000, "its target is longer than the 1,024 tokens that the model takes"),
         ("Wort", "世界你好朋友", "half of its target or more is not in the dictionary"),
         ("привет мир", "hello world", "half of its source or more is not in the dictionary"),
         ("eins \x00", "one", "its source has control characters"),

@@ -99,7 +99,7 @@ class Learner:
         dictionaries = task.source_dictionary, task.target_dictionary
         for side, tokens, most, dictionary in zip(("source", "target"), (source, target), limits, dictionaries):
             if len(tokens) > most:
-                return f"its {side} has {len(tokens):,} tokens, and the model takes {most:,}"
+                return f"its {side} is longer than the {most:,} tokens that the model takes"
             unknown = int((tokens == dictionary.unk()).sum())
             if unknown >= TOO_MANY_UNKNOWN * (len(tokens) - 1):
                 return f"half of its {side} or more is not in the dictionary, as of another language or script"
