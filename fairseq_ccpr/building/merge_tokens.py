@@ -61,7 +61,7 @@ def merge_tokens(
         array.close()
     for name in (SYMBOLS, *([PROJECTION] if ordered[0].store.section.projection else [])):
         shutil.copyfile(ordered[0].store.folder / name, part / name)
-    section = replace(describe_corpora(ordered[0].store.section, kept), size=arrays[VALUES].rows)
+    section = replace(describe_corpora(ordered[0].store.section, kept), size=arrays[VALUES].rows, ancestors=[])
     section.domain = _write_domain(ordered, starts, section, part)
     return section
 

@@ -16,6 +16,7 @@ DAILY = {
     "learn": "learn sentence pairs, which count from the next translation on",
     "forget": "take pairs out of what was learnt",
     "memory": "show what was learnt, or export it",
+    "compact": "move what was learnt into the datastore, and remove what was forgotten",
     "tune": "choose the settings of retrieval, which are left with the datastore",
     "translate": "translate text with a model and a datastore",
     "explain": "write a page that shows where each token of a translation came from",

@@ -19,8 +19,8 @@ import numpy as np
 
 from fairseq_ccpr.datastore import learnt_records as records
 from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
-from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
+from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.journal import JournalReader, JournalWriter, WriterLock, create_journal
@@ -45,6 +45,7 @@ class LearntStore:
         entries: values int32 [n] and keys fp16 [n, d] of those pairs that have not moved into the datastore.
         forgotten: how many pairs were forgotten so far.
         gone: entries of the datastore itself that were forgotten: the first of each pair, and how many.
+        next_id: of the next pair.
         damage: what is wrong with the journal, a sentence; empty where nothing is.
 
     Raises:
@@ -58,7 +59,7 @@ class LearntStore:
         self.forgotten, self.damage = 0, ""
         self.gone: list[tuple[int, int]] = []
         self._ids: dict[tuple[str, str], int] = {}
-        self._next, self._begun = 1, False
+        self.next_id, self._begun = 1, False
         self._lock = threading.RLock()
         self._reader: JournalReader | None = None
         self._writing: tuple[WriterLock, JournalWriter] | None = None
@@ -86,7 +87,7 @@ class LearntStore:
         with self._lock:
             writer = self._writer()
             ids, changes = [], []
-            known, number = dict(self._ids), self._next
+            known, number = dict(self._ids), self.next_id
             for pair in pairs:
                 if (found := known.get((pair.source, pair.target))) is not None:
                     changes.append(records.again(found))
@@ -177,7 +178,7 @@ class LearntStore:
             raise DatastoreError(f"{self.path} does not begin as a journal does: move it away, and learn again")
         if isinstance(change, records.Header):
             self._check(change)
-            self._next, self._begun = change.first_id, True
+            self.next_id, self._begun = change.first_id, True
         elif isinstance(change, records.Learnt):
             self._keep(change.pair)
             if change.values is not None and change.keys is not None:
@@ -191,7 +192,7 @@ class LearntStore:
     def _keep(self, pair: LearntPair) -> None:
         self.pairs[pair.id] = pair
         self._ids[pair.source, pair.target] = pair.id
-        self._next = max(self._next, pair.id + 1)
+        self.next_id = max(self.next_id, pair.id + 1)
 
     def _drop(self, pair: LearntPair) -> None:
         del self._ids[pair.source, pair.target]
@@ -207,7 +208,7 @@ class LearntStore:
                 f"{self.path} has format version {header.version}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
                 "upgrade fairseq-ccpr"
             )
-        wanted = identity(self.datastore)
+        wanted = identity(self.datastore.section)
         for name in wanted | header.identity:
             there, here = header.identity.get(name), wanted.get(name)
             if there != here:
@@ -226,7 +227,7 @@ class LearntStore:
             try:
                 self._refuse_changed()
                 if not self.path.exists():
-                    create_journal(self.path, [header_of(self.datastore, self._next)])
+                    create_journal(self.path, [header_of(self.datastore.section, self.next_id)])
                 self._read()
                 assert self._reader is not None
                 self._writing = lock, JournalWriter(self._reader)
@@ -245,7 +246,7 @@ class LearntStore:
     def _refuse_changed(self) -> None:
         """Refuse to write beside a datastore that is another one now than when it was opened."""
         section = Manifest.read(self.datastore.directory).token
-        if section is None or section.digest("keys.npy") != self.datastore.keys_fingerprint:
+        if section is None or section.digest(f"{KEYS}.npy") != self.datastore.keys_fingerprint:
             raise DatastoreError(
                 f"{self.datastore.directory} was compacted or built again since it was opened: open it again"
             )
@@ -256,22 +257,21 @@ def journal_path(directory: Path, generation: int) -> Path:
     return directory / LEARNT / f"{generation}.journal"
 
 
-def identity(datastore: TokenDatastore) -> dict[str, Any]:
+def identity(section: TokenSection) -> dict[str, Any]:
     """Name what keys that were learnt belong to."""
-    section = datastore.section
     return {
         "model": section.fingerprints["model"],
         "target dictionary": section.fingerprints["target_dictionary"],
         "key layer": section.key_layer,
         "projection": section.digest(PROJECTION),
-        "set of keys": datastore.keys_fingerprint,
+        "set of keys": section.digest(f"{KEYS}.npy"),
         "width of keys": section.dimension,
     }
 
 
-def header_of(datastore: TokenDatastore, first_id: int) -> bytes:
+def header_of(section: TokenSection, first_id: int) -> bytes:
     """Make the first record of a journal beside a datastore."""
-    return records.header(records.Header(FORMAT_VERSION, identity(datastore), first_id))
+    return records.header(records.Header(FORMAT_VERSION, identity(section), first_id))
 
 
 def _brief(value: Any) -> str:

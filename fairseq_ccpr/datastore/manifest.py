@@ -53,7 +53,12 @@ class TokenSection:
     shard: list[int] | None = None  # its number, of how many, and tokens of a chunk
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
     domain: bool = False  # whether it knows its own text, as datastores built before did not
-    generation: int = 0  # how often what was learnt has moved into it
+    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
+
+    @property
+    def generation(self) -> int:
+        """How often what was learnt has moved into it."""
+        return len(self.ancestors)
 
     @property
     def folder(self) -> str:

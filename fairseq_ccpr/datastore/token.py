@@ -64,6 +64,11 @@ class TokenDatastore:
         assert digest is not None
         return digest
 
+    @property
+    def keys_fingerprints(self) -> list[str]:
+        """Digests of the keys' file, now and before what was learnt moved into it."""
+        return [self.keys_fingerprint, *self.section.ancestors]
+
     def open_index(self) -> Index:
         """Open the index over the keys, on the CPU."""
         return open_index(self.section.index, self.keys, self.folder)

@@ -98,7 +98,7 @@ def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
                 f"here {_short(found)}): tune again, or give --trust none"
             )
     for name, part in parts.items():
-        if described.keys[name] != part.keys_fingerprint:
+        if described.keys[name] not in part.keys_fingerprints:
             logger.warning(
                 "%s was learned with other %s keys than the datastore has: tune again if you can", path, name
             )

@@ -246,6 +246,6 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(folder: Path, 
         number = max([number, *(int(one.source.split()[1]) % 1000 for one in store.pairs.values())])
         store.learn([])  # cuts off what was not completely written, as the next writer would
         store.close()
-        first_id, acknowledged = store._next, acknowledged + len(said)
+        first_id, acknowledged = store.next_id, acknowledged + len(said)
     assert acknowledged > 30
     assert {name: content for name, content in contents(folder).items() if not name.startswith(LEARNT)} == before
