@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.datastore.test_learnt import new_pair, same, store_at
 from tests.helpers import call, contents, refused
+from tests.killing import kill_compacting, new_pair, store_at
 from tests.small_models import World, build, subword_options
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
@@ -47,7 +43,7 @@ def outcome(folder: Path, sentences: list[str]) -> list[tuple[str, tuple[float, 
 
 
 def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, str]]) -> None:
-    sentences = [source for source, _ in rows[:3]]
+    sentences = [source for source, _ in rows[:2]]
     write_tuned({"token": TokenDatastore(store)}, {"knn": {"k": 5}}, "tuned before")
     translator = Translator(datastore=store, **SHORT)
     ids = [translator.learn(*pair) for pair in rows[:5]]
@@ -92,7 +88,7 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
 def test_a_pair_that_has_moved_is_forgotten_as_if_it_never_had_been_learnt(
     store: Path, rows: list[tuple[str, str]]
 ) -> None:
-    sentences = [source for source, _ in rows[:3]]
+    sentences = [source for source, _ in rows[:2]]
     plain = outcome(store, sentences)
     translator = Translator(datastore=store, **SHORT)
     for pair in rows[:4]:
@@ -134,40 +130,7 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
 
 
 def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random.Generator) -> None:
-    learning = store_at(store)
-    ids = learning.learn([new_pair(number) for number in range(1, 30)])
-    learning.forget(ids[::4])
-    learning.close()
-    pairs = {number: new_pair(number) for number in ids if number not in ids[::4]}
-    own = np.array(TokenDatastore(store).keys)
-    keys = np.concatenate([own, *(pair.keys for pair in pairs.values())])
-    start = time.monotonic()
-    compact_datastore(CompactSettings(Path(shutil.copytree(store, store.with_name("timed"))), cpu=True, quiet=True))
-    seconds, states = time.monotonic() - start, []
-    for _ in range(24):
-        folder = Path(shutil.copytree(store, store.with_name("killed")))
-        child = os.fork()
-        if not child:
-            try:
-                compact_datastore(CompactSettings(folder, cpu=True, quiet=True))
-            finally:
-                os._exit(0)
-        time.sleep(float(rng.uniform(0, 1.2 * seconds)))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        found = store_at(folder)
-        states.append(found.datastore.section.generation)
-        if states[-1]:
-            assert np.array_equal(found.datastore.keys, keys)
-            assert [one.id for one in found.pairs.values()] == list(pairs) and not found.entries
-        else:
-            assert same(found, pairs) and np.array_equal(found.datastore.keys, own)
-        compact_datastore(CompactSettings(folder, cpu=True, quiet=True))
-        again = store_at(folder)
-        assert np.array_equal(again.datastore.keys, keys) and [one.id for one in again.pairs.values()] == list(pairs)
-        assert sorted(path.name for path in folder.glob("*")) == ["learnt", "manifest.json", "preprocessing", "token-1"]
-        shutil.rmtree(folder)
-    assert set(states) == {0, 1}, states
+    assert kill_compacting(store, 24, rng) <= {0, 1}
 
 
 def test_an_index_stays_of_its_kind(world: World, tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore, journal_path
-from fairseq_ccpr.datastore.learnt_records import NewPair
+from fairseq_ccpr.datastore.learnt import LEARNT, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.journal import DAMAGED, MAGIC, create_journal
 from tests.helpers import contents
+from tests.killing import kill_learning, new_pair, same, store_at
 from tests.small_models import World, build
 
 
@@ -29,30 +26,6 @@ from tests.small_models import World, build
 def folder(world: World, tmp_path: Path) -> Path:
     shutil.copytree(world.datastore, tmp_path / "store")
     return tmp_path / "store"
-
-
-def store_at(folder: Path) -> LearntStore:
-    return LearntStore(TokenDatastore(folder))
-
-
-def new_pair(number: int, dimension: int = 32) -> NewPair:
-    """A pair of random content, which its number decides."""
-    rng = np.random.default_rng(number)
-    length = int(rng.integers(1, 12))
-    keys = rng.standard_normal((length, dimension)).astype(np.float16)
-    values = rng.integers(4, 400, length).astype(np.int32)
-    return NewPair(f"Quelle {number} äöß", f"Target {number} 中", values, keys)
-
-
-def same(store: LearntStore, pairs: dict[int, NewPair]) -> bool:
-    """Whether a store has exactly these, in their order."""
-    texts = [(one.id, one.source, one.target, one.tokens) for one in store.pairs.values()]
-    wanted = [(number, one.source, one.target, len(one.values)) for number, one in pairs.items()]
-    arrays = list(store.entries.values())
-    return texts == wanted and all(
-        np.array_equal(values, one.values) and np.array_equal(keys, one.keys)
-        for (values, keys), one in zip(arrays, pairs.values())
-    )
 
 
 def test_what_is_learnt_is_read_again_and_what_is_forgotten_is_not(folder: Path) -> None:
@@ -192,60 +165,5 @@ def test_a_folder_that_cannot_be_written_is_read_and_not_learnt_beside(folder: P
             path.chmod(0o755)
 
 
-def write_for_ever(folder: Path, number: int, acknowledged: int) -> None:
-    """Learn two pairs, and forget every third time one of them; write a byte after each that was acknowledged."""
-    store = store_at(folder)
-    while True:
-        number += 1
-        learnt = store.learn([new_pair(number), new_pair(number + 1000)])
-        os.write(acknowledged, b"l")
-        if number % 3 == 0:
-            store.forget(learnt[:1])
-            os.write(acknowledged, b"f")
-
-
-def possible(pairs: dict[int, NewPair], number: int, said: bytes, first_id: int) -> list[dict[int, NewPair]]:
-    """What may be there after a kill: all that was acknowledged, and what was begun after that, none of it half."""
-    now, ids = dict(pairs), first_id
-    expected = (kind for n in range(number + 1, number + 1000) for kind in ("lf" if n % 3 == 0 else "l"))
-    for _, kind in zip(said, expected):
-        if kind == "l":
-            number, ids = number + 1, ids + 2
-            now |= {ids - 2: new_pair(number), ids - 1: new_pair(number + 1000)}
-        else:
-            del now[ids - 2]
-    if next(expected) == "f":
-        return [now, {n: pair for n, pair in now.items() if n != ids - 2}]
-    one = {**now, ids: new_pair(number + 1)}
-    return [now, one, {**one, ids + 1: new_pair(number + 1001)}]
-
-
 def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(folder: Path, rng: np.random.Generator) -> None:
-    """One process after the other goes on where the one before was killed; no other file changes."""
-    before = contents(folder)
-    pairs: dict[int, NewPair] = {}
-    number, first_id, acknowledged = 0, 1, 0
-    for _ in range(36):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                write_for_ever(folder, number, writing)
-            finally:
-                os._exit(1)
-        os.close(writing)
-        time.sleep(float(rng.uniform(0, 0.08)))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with os.fdopen(reading, "rb") as stream:
-            said = stream.read()
-        store = store_at(folder)
-        states = possible(pairs, number, said, first_id)
-        assert any(same(store, state) for state in states), (number, said, list(store.pairs))
-        pairs = next(state for state in states if same(store, state))
-        number = max([number, *(int(one.source.split()[1]) % 1000 for one in store.pairs.values())])
-        store.learn([])  # cuts off what was not completely written, as the next writer would
-        store.close()
-        first_id, acknowledged = store.next_id, acknowledged + len(said)
-    assert acknowledged > 30
-    assert {name: content for name, content in contents(folder).items() if not name.startswith(LEARNT)} == before
+    assert kill_learning(folder, 36, rng) > 0

@@ -20,8 +20,8 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.search import ExactIndex
-from tests.datastore.test_learnt import new_pair
 from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps, watching
+from tests.killing import new_pair
 from tests.small_models import World, build
 from tests.torch_operations import NoRoundTrip, Operations
 
