@@ -34,6 +34,7 @@ class LearntEntries:
         pairs: whose entries they are, one pair after the other.
         moved: pairs whose entries are the datastore's own.
         gone: int64 [m], entries of the datastore itself that were forgotten, ascending, on the same device.
+        first: the first entry that was learnt, whether it has moved into the datastore or not; no entry from it on was not.
     """
 
     index: ExactIndex
@@ -41,6 +42,7 @@ class LearntEntries:
     pairs: tuple[LearntPair, ...]
     moved: tuple[LearntPair, ...]
     gone: Tensor
+    first: int
 
     @property
     def entries(self) -> LearntEntries:
@@ -137,13 +139,11 @@ class LearntMemory:
         pairs = self.store.pairs.values()
         rows = [np.arange(first, first + count) for first, count in self.store.gone]
         gone = torch.from_numpy(np.sort(np.concatenate([np.empty(0, np.int64), *rows]))).to(self.device)
-        self._entries = LearntEntries(
-            index,
-            self._values[: self._size],
-            tuple(pair for pair in pairs if pair.first_entry is None),
-            tuple(pair for pair in pairs if pair.first_entry is not None),
-            gone,
-        )
+        moved = tuple(pair for pair in pairs if pair.first_entry is not None)
+        there = tuple(pair for pair in pairs if pair.first_entry is None)
+        own = self.store.datastore.section.size
+        first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=own)
+        self._entries = LearntEntries(index, self._values[: self._size], there, moved, gone, first)
 
     def _append(self, values: np.ndarray, keys: np.ndarray) -> None:
         """Append entries. Who searches what was there before is not disturbed: its rows stay as they are."""

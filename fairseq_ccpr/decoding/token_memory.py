@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, neighbour_log_probabilities, retrieval_confidence
+from fairseq_ccpr.decoding.interpolation import (
+    ALMOST_ALL,
+    Vote,
+    neighbour_log_probabilities,
+    neighbour_shares,
+    retrieval_confidence,
+)
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
@@ -43,6 +49,17 @@ def token_weight(
     scores = neighbours.scores
     weight = policy(scores, neighbours.values, model, settings)
     return weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
+
+
+def guards(familiarity: Tensor, ids: Tensor, first_learnt: int) -> Tensor:
+    """Tell what the guard leaves of neighbours, fp32 [N, k]: of the datastore's own text as far as a hypothesis is like that
+    text, and all of what was learnt, which is there for texts unlike it.
+
+    Args:
+        familiarity: fp32 [N].
+        ids: int64 [N, k], entries; those from `first_learnt` on were learnt.
+    """
+    return torch.where(ids >= first_learnt, torch.ones_like(familiarity).unsqueeze(1), familiarity.unsqueeze(1))
 
 
 @dataclass
@@ -148,7 +165,18 @@ class TokenMemory:
     @property
     def skips(self) -> bool:
         """Whether some queries need no search."""
-        return self.skip < 1 or (self.settings.guard and self.domain is not None)
+        return self.skip < 1 or self._guards_all
+
+    @property
+    def _learnt(self) -> LearntEntries | None:
+        """What was learnt up to now, where something was; the guard is not for it."""
+        entries = self.learnt.entries if self.learnt is not None else None
+        return entries if entries is not None and (entries.pairs or entries.moved) else None
+
+    @property
+    def _guards_all(self) -> bool:
+        """Whether the guard decides over whole hypotheses, all neighbours being the datastore's own."""
+        return self.settings.guard and self.domain is not None and self._learnt is None
 
     def needed(self, best: Tensor, running_distance: Tensor) -> Tensor:
         """Tell which of N hypotheses are searched for, bool [N].
@@ -160,7 +188,7 @@ class TokenMemory:
             running_distance: fp32 [N], see `Course`.
         """
         unsure = best.exp() < self.skip if self.skip < 1 else torch.ones_like(best, dtype=torch.bool)
-        if self.settings.guard and self.domain is not None:
+        if self._guards_all and self.domain is not None:
             unsure &= self.domain.familiarity(running_distance) > 0
         return unsure
 
@@ -199,7 +227,20 @@ class TokenMemory:
         weight = token_weight(self.policy, neighbours, model, self.settings)
         if not self.settings.guard or self.domain is None or course is None:
             return weight
-        return weight * self.domain.familiarity(course.running_distance)
+        familiarity = self.domain.familiarity(course.running_distance)
+        if (learnt := self._learnt) is None:
+            return weight * familiarity
+        shares = neighbour_shares(neighbours.scores, self.settings.temperature)
+        return weight * (shares * guards(familiarity, neighbours.ids, learnt.first)).sum(dim=1)
+
+    def _guarded(self, neighbours: Neighbours, retrieved: Tensor, course: Course | None) -> Tensor:
+        """Return log p_r, fp32 [N, k], of what the guard leaves of each neighbour: of what was learnt all."""
+        learnt = self._learnt
+        if learnt is None or not self.settings.guard or self.domain is None or course is None:
+            return retrieved
+        left = guards(self.domain.familiarity(course.running_distance), neighbours.ids, learnt.first)
+        scores = neighbours.scores + self.settings.temperature * left.log()
+        return neighbour_log_probabilities(scores, neighbours.values, self.settings.temperature)
 
     def vote(self, neighbours: Neighbours, retrieved: Tensor, model: ModelView, course: Course | None = None) -> Vote:
         """Weigh what `retrieve` gave for N tokens against the model.
@@ -207,6 +248,7 @@ class TokenMemory:
         Args:
             course: of the hypotheses, where the memory `observes`.
         """
+        retrieved = self._guarded(neighbours, retrieved, course)
         evidence = None
         if self.trusted and course is not None:
             evidence = TokenEvidence(neighbours.scores, neighbours.values, retrieved, model.neighbours, course)

@@ -14,10 +14,11 @@ from torch import Tensor
 from fairseq_ccpr.datastore.learnt_records import LearntPair
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding import learnt_memory
+from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps, watching
@@ -36,9 +37,9 @@ def retriever_over(keys: Tensor, values: Tensor, metric: str) -> TokenRetriever:
     return TokenRetriever(datastore, CPU)
 
 
-def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE) -> LearntEntries:
+def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearntEntries:
     pair = LearntPair(1, "eins", "one", 1, len(keys))
-    return LearntEntries(ExactIndex(keys, metric), values, (pair,), (), gone)
+    return LearntEntries(ExactIndex(keys, metric), values, (pair,), (), gone, first)
 
 
 def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
@@ -163,3 +164,32 @@ def test_an_empty_memory_has_nothing_to_say() -> None:
     neighbours, log_probs = memory.retrieve(torch.randn(5, 16))
     assert (neighbours.ids == -1).all() and (neighbours.scores == float("-inf")).all()
     assert (log_probs == float("-inf")).all()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
+    """Against a plain loop; text that is as far as can be is left what was learnt, and text that is not all."""
+    keys = torch.nn.functional.normalize(torch.randn(50, 16), dim=1).half()
+    values = torch.randint(4, 9, (50,), dtype=torch.int32)
+    made = entries(keys[30:], values[30:], metric, first=30)
+    settings = TokenRetrievalSettings(6, 0.8, 0.3, confidence=False, guard=True)
+    familiarity = torch.tensor([0.0, 0.3, 1.0])
+    domain: Any = SimpleNamespace(familiarity=lambda running: familiarity)
+    course: Any = SimpleNamespace(running_distance=None)
+    capture: Any = None
+    memory = TokenMemory(
+        capture, retriever_over(keys[:30], values[:30], metric), settings, 3, domain=domain, learnt=made
+    )
+    assert not memory.skips
+    queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
+    neighbours, retrieved = memory.retrieve(queries)
+    given = memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values), course)
+    mixed = interpolate_(log_probs.clone(), given).exp()
+    shares = (neighbours.scores / 0.3).softmax(dim=1)
+    for row in range(3):
+        wanted = log_probs[row].exp()
+        left = torch.tensor([1.0 if entry >= 30 else float(familiarity[row]) for entry in neighbours.ids[row]])
+        wanted *= 1 - 0.8 * float((shares[row] * left).sum())
+        wanted.index_add_(0, neighbours.values[row], 0.8 * shares[row] * left)
+        torch.testing.assert_close(mixed[row], wanted)
+    assert float(given.weight[2]) == pytest.approx(0.8)
