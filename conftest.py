@@ -49,7 +49,9 @@ def names_in_doctests(request: pytest.FixtureRequest, doctest_namespace: dict[st
     """What the examples of `Translator` speak of."""
     if isinstance(request.node, pytest.DoctestItem) and "translator" in request.node.name:
         world = request.getfixturevalue("world")
-        doctest_namespace |= {"model": world.model, "datastore": world.datastore, "folder": world.folder}
+        folder = request.getfixturevalue("tmp_path")
+        shutil.copytree(world.datastore, folder / "datastore")  # which learns
+        doctest_namespace |= {"model": world.model, "datastore": folder / "datastore", "folder": folder}
 
 
 @pytest.fixture

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fairseq_ccpr.datastore.learnt_records import LearntPair
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_sentences
 from fairseq_ccpr.inference.arguments import words_by_name
+from fairseq_ccpr.inference.learning import Learner, learnt_memory
 from fairseq_ccpr.inference.resources import configure_system
 from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
 
@@ -39,6 +43,10 @@ class Translator(System):
     >>> [(one.source, len(one.text) > 0, one.score < 0) for one in translations]
     [('Und Gott sprach:', True, True), ('Es werde Licht!', True, True)]
     >>> translator.explain("Es werde Licht!").save(folder / "page.html")
+    >>> number = translator.learn("Es werde Licht!", "Let there be light!")
+    >>> [one.target for one in translator.memory("licht")]
+    ['Let there be light!']
+    >>> translator.forget(number)
 
     Everything is loaded once. Several threads may translate with one translator at the same time.
 
@@ -77,6 +85,62 @@ class Translator(System):
         named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True, **options}
         cfg = configure_system(words_by_name(named), Path(data) if data is not None else None)
         super().__init__(cfg, choose(device), precision)
+
+    def learn(self, source: str, target: str) -> int:
+        """Learn a sentence and its translation, such as a correction: it counts from the next sentence on.
+
+        It is on disk, in the datastore's folder, when this returns. From then on no other process, and no other translator,
+        can learn beside this datastore until `close`, or until this process ends.
+
+        Returns:
+            Its id. A pair that was learnt before keeps its id, and is counted.
+
+        Raises:
+            ConfigurationError: there is no token datastore, or the pair cannot be learnt, as where it is empty or too long.
+            DatastoreError: another process learns, or the journal cannot be written: nothing was learnt then.
+        """
+        (learnt,) = self._learner.learn([(source, target)])
+        if isinstance(learnt, str):
+            raise ConfigurationError(f"the pair was not learnt: {learnt}")
+        return learnt
+
+    def learn_all(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
+        """Learn many pairs together, which is faster than one by one.
+
+        Returns:
+            Of each its id, or in place of it a few words that say why it was not learnt.
+
+        Raises:
+            ConfigurationError: there is no token datastore.
+            DatastoreError: another process learns, or the journal cannot be written: nothing was learnt then.
+        """
+        return self._learner.learn(pairs)
+
+    def forget(self, *ids: int) -> None:
+        """Forget pairs that were learnt: translations are from now on as if they never had been.
+
+        Raises:
+            ConfigurationError: there is no token datastore, or no such pair.
+            DatastoreError: another process learns, or the journal cannot be written: nothing was forgotten then.
+        """
+        learnt_memory(self).forget(ids)
+
+    def memory(self, query: str = "") -> list[LearntPair]:
+        """Return what was learnt, newest first: the pairs that have all words of the query, or all pairs.
+
+        Raises:
+            ConfigurationError: there is no token datastore.
+        """
+        return learnt_memory(self).store.find(query)
+
+    def close(self) -> None:
+        """Let others learn beside the datastore; this translator goes on translating."""
+        if self.ensemble is not None and self.ensemble.tokens is not None:
+            learnt_memory(self).store.close()
+
+    @cached_property
+    def _learner(self) -> Learner:
+        return Learner(self)
 
     def explain(self, sentences: str | list[str], neighbours: int = 16) -> Explanation:
         """Translate with and without retrieval, and say where each token came from.

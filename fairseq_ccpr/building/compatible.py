@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from fairseq_ccpr.building.part import Section
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import PROJECTION, TOKEN, TokenDatastore
+from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage import fingerprint
 
@@ -61,8 +61,7 @@ def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
     same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
     if isinstance(section, PhraseSection):
         return same | {"the segmentation": section.segmentation}
-    projection = section.files.get(f"{TOKEN}/{PROJECTION}", {})
-    return same | {"the key layer": section.key_layer, "the projection": projection.get("sha256")}
+    return same | {"the key layer": section.key_layer, "the projection": section.digest(PROJECTION)}
 
 
 def _brief(value: Any) -> str:

@@ -14,6 +14,7 @@ from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
 from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Section
 from fairseq_ccpr.common_options import quiet_option
+from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.manifest import Manifest, Source
 from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
@@ -78,6 +79,7 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     manifests = {name: Manifest.read(path) for name, path in settings.datastores.items()}
     tokens = [Opened(n, TokenDatastore(settings.datastores[n])) for n, m in manifests.items() if m.token]
     phrases = [_open_phrases(n, settings.datastores[n]) for n, m in manifests.items() if m.phrase]
+    _check_learnt(tokens)
     token_plan, phrase_plan = _plan(tokens, settings), _plan(phrases, settings)
     _check_removed([*tokens, *phrases], settings)
     check_space(settings.output, sum(_bytes(manifest) for manifest in manifests.values()))
@@ -90,6 +92,17 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
         if known:  # all are of one model
             remember(known[0], folder)
     return Manifest.read(settings.output)
+
+
+def _check_learnt(opened: list[Opened[TokenDatastore]]) -> None:
+    """Refuse datastores beside which something was learnt or forgotten that is not in their own entries."""
+    for one in opened:
+        learnt = LearntStore(one.store)
+        if learnt.entries or learnt.gone:
+            raise ConfigurationError(
+                f"{len(learnt.pairs):,} pairs were learnt beside {one.directory}, and only a datastore's own entries are "
+                f"merged: fairseq-ccpr compact {one.directory} makes them its own"
+            )
 
 
 def _open_phrases(name: str, directory: Path) -> Opened[PhraseDatastore]:

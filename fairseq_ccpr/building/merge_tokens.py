@@ -17,7 +17,6 @@ from fairseq_ccpr.datastore.token import (
     PROJECTION,
     PROVENANCE,
     SYMBOLS,
-    TOKEN,
     VALUES,
     TokenDatastore,
     array_shapes,
@@ -61,8 +60,8 @@ def merge_tokens(
     for array in arrays.values():
         array.close()
     for name in (SYMBOLS, *([PROJECTION] if ordered[0].store.section.projection else [])):
-        shutil.copyfile(ordered[0].directory / TOKEN / name, part / name)
-    section = replace(describe_corpora(ordered[0].store.section, kept), size=arrays[VALUES].rows)
+        shutil.copyfile(ordered[0].store.folder / name, part / name)
+    section = replace(describe_corpora(ordered[0].store.section, kept), size=arrays[VALUES].rows, ancestors=[])
     section.domain = _write_domain(ordered, starts, section, part)
     return section
 

@@ -91,5 +91,5 @@ class TokenPart(Part[TokenSection]):
 def _identity(section: TokenSection) -> dict[str, Any]:
     """Tell what makes two token parts the same; options come before the size, which follows from them."""
     values = asdict(section)
-    free = ("index", "files", "index_recall", "sources", "domain")
+    free = ("index", "files", "index_recall", "sources", "domain", "ancestors")
     return {name: values[name] for name in ("share", "shard", *values) if name not in free}

@@ -75,7 +75,7 @@ def evaluate(options: Options) -> int:
     print("precision@k / any-hit@k, per cent\n")
     print(markdown_table(as_table(accuracy)) + "\n")
     for name, store in {RAW: raw, **projected, **({"queries": queries} if queries else {})}.items():
-        keys = short(store.section.files["token/keys.npy"]["sha256"])
+        keys = short(store.keys_fingerprint)
         print(f"{name} {store.directory} store:{keys}|entries:{store.section.size}|seed:{options.seed}")
     if options.json:
         options.json.write_text(json.dumps(asdict(accuracy), indent=1) + "\n", encoding="utf-8")

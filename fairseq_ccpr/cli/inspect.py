@@ -11,6 +11,7 @@ import numpy as np
 from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.cli.phrase_prompt import marked
 from fairseq_ccpr.common_options import count_option
+from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
@@ -70,7 +71,8 @@ def plan(options: Options) -> int:
     for part, section in sections.items():
         if section is None:
             continue
-        known = measure_speeds(directory / part / f"{KEYS}.npy", speeds)
+        folder = directory / (section.folder if isinstance(section, TokenSection) else part)
+        known = measure_speeds(folder / f"{KEYS}.npy", speeds)
         entries = options.size or section.size
         print(
             f"{part} entries: {entries:,} of width {section.dimension}; {options.queries:,} queries a step; "
@@ -141,6 +143,11 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
             f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
         )
+    learnt = LearntStore(datastore)
+    if learnt.pairs:
+        print(f"learnt         {len(learnt.pairs):,} pairs beside them")
+    if _print_damage([learnt.damage] if learnt.damage else []):
+        return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
     for token in np.argsort(-counts, kind="stable")[:top]:
         print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
@@ -182,7 +189,7 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     for name, file in section.files.items():
         print(f"{name:32} {file['bytes']:>16,} bytes")
     total = sum(file["bytes"] for file in section.files.values())
-    print(f"{'total':32} {total:>16,} bytes, {total / section.size:,.0f} an entry")
+    print(f"{'total':32} {total:>16,} bytes" + (f", {total / section.size:,.0f} an entry" if section.size else ""))
 
 
 def _print_damage(faults: list[str]) -> bool:

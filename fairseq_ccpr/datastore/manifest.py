@@ -13,9 +13,11 @@ from fairseq_ccpr.storage.atomic import PARTIAL
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_checked_json, write_checked_json
 from fairseq_ccpr.version import __version__
 
-# 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text
-FORMAT_VERSION = 6
+# 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
+# 7 token parts that what was learnt has moved into
+FORMAT_VERSION = 7
 CHECKSUM_SINCE = 5
+TOKEN = "token"  # the folder of a token part
 
 
 @dataclass
@@ -51,6 +53,22 @@ class TokenSection:
     shard: list[int] | None = None  # its number, of how many, and tokens of a chunk
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
     domain: bool = False  # whether it knows its own text, as datastores built before did not
+    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
+
+    @property
+    def generation(self) -> int:
+        """How often what was learnt has moved into it."""
+        return len(self.ancestors)
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder: that of each generation is another, so that the manifest decides which one counts."""
+        return f"{TOKEN}-{self.generation}" if self.generation else TOKEN
+
+    def digest(self, name: str) -> str | None:
+        """Return the SHA-256 of one of its files, None where it has none of that name."""
+        file = self.files.get(f"{self.folder}/{name}")
+        return file["sha256"] if file is not None else None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:

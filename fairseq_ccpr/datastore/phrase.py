@@ -68,6 +68,11 @@ class PhraseDatastore:
         section = self.section
         return section.fingerprints[KEYS] if self.keys is None else section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]
 
+    @property
+    def keys_fingerprints(self) -> list[str]:
+        """The same in a list, as token datastores have it, whose keys may grow."""
+        return [self.keys_fingerprint]
+
     def sentence(self, number: int) -> str:
         """Return a sentence as it stood in the text."""
         return self._sentences[number]

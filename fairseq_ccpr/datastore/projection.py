@@ -22,11 +22,13 @@ class ProjectionDescription:
     """A projection as the manifest describes it."""
 
     query_dimension: int  # d, of the decoder's states
-    adapter_dimension: int  # d_o, before PCA
+    adapter_dimension: int  # d_o, before PCA; 0: there is no adapter, and states are but scaled to length 1
     pca: bool
     normalize_before_pca: bool
 
     def __str__(self) -> str:
+        if not self.adapter_dimension:
+            return "unit"
         before = "norm+" if self.normalize_before_pca else ""
         return f"clknn{self.adapter_dimension}{f'+{before}pca' if self.pca else ''}"
 
@@ -53,6 +55,13 @@ class KeyProjection(nn.Module):
         weight, bias = output.weight.double(), output.bias.double()
         components = pca.components
         return cls(hidden, _linear(components @ weight, components @ (bias - pca.mean)))
+
+    @classmethod
+    def scaling(cls, dimension: int) -> KeyProjection:
+        """Scale states to length 1 and do nothing else: relu(h) - relu(-h) = h."""
+        identity = torch.eye(dimension, dtype=torch.float64)
+        both = torch.cat([identity, -identity])
+        return cls(_linear(both, both.new_zeros(2 * dimension)), _linear(both.T, both.new_zeros(dimension)))
 
     @phase(PROJECTION)
     def forward(self, states: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from fairseq_ccpr.storage.arrays import open_array
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 
-TOKEN = "token"
 KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
@@ -51,8 +50,9 @@ class TokenDatastore:
             )
         self.section: TokenSection = section
         check_sizes(self.directory, section.files)
+        self.folder = self.directory / section.folder
         arrays = {
-            name: open_array(self.directory / TOKEN / f"{name}.npy", shape, dtype)
+            name: open_array(self.folder / f"{name}.npy", shape, dtype)
             for name, (shape, dtype) in array_shapes(section.size, section.dimension).items()
         }
         self.keys, self.values, self.provenance = arrays[KEYS], arrays[VALUES], arrays[PROVENANCE]
@@ -60,12 +60,18 @@ class TokenDatastore:
     @property
     def keys_fingerprint(self) -> str:
         """Digest of the keys' file."""
-        digest: str = self.section.files[f"{TOKEN}/{KEYS}.npy"]["sha256"]
+        digest = self.section.digest(f"{KEYS}.npy")
+        assert digest is not None
         return digest
+
+    @property
+    def keys_fingerprints(self) -> list[str]:
+        """Digests of the keys' file, now and before what was learnt moved into it."""
+        return [self.keys_fingerprint, *self.section.ancestors]
 
     def open_index(self) -> Index:
         """Open the index over the keys, on the CPU."""
-        return open_index(self.section.index, self.keys, self.directory / TOKEN)
+        return open_index(self.section.index, self.keys, self.folder)
 
     def open_projection(self) -> KeyProjection | None:
         """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys.
@@ -76,11 +82,11 @@ class TokenDatastore:
         described = self.section.projection
         if described is None:
             return None
-        projection = KeyProjection.load(self.directory / TOKEN / PROJECTION)
+        projection = KeyProjection.load(self.folder / PROJECTION)
         found = projection.hidden.in_features, projection.dimension
         if found != (described.query_dimension, self.section.dimension):
             raise DatastoreError(
-                f"{self.directory / TOKEN / PROJECTION} goes from width {found[0]} to {found[1]}, but the manifest says "
+                f"{self.folder / PROJECTION} goes from width {found[0]} to {found[1]}, but the manifest says "
                 f"{described.query_dimension} to {self.section.dimension}: build the datastore again"
             )
         return projection
@@ -93,7 +99,7 @@ class TokenDatastore:
         """
         if not self.section.domain:
             return None
-        path = self.directory / TOKEN / DOMAIN
+        path = self.folder / DOMAIN
         domain = Domain.load(path)
         described = self.section.projection
         width = described.query_dimension if described is not None else self.section.dimension
@@ -143,5 +149,5 @@ class TokenDatastore:
 
     def read_symbols(self) -> list[str]:
         """Read the target vocabulary, by token id."""
-        with (self.directory / TOKEN / SYMBOLS).open(encoding="utf-8", newline="\n") as stream:
+        with (self.folder / SYMBOLS).open(encoding="utf-8", newline="\n") as stream:
             return stream.read().split("\n")[:-1]

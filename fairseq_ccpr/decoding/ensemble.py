@@ -102,6 +102,11 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         other.temperature = self.temperature
         return other
 
+    def now(self) -> RetrievalEnsemble:
+        """Return the same with its memories as they are now: what is learnt later does not change it."""
+        tokens = self.tokens.now() if self.tokens is not None else None
+        return self.with_memories(tokens, self.phrases, self.trust)
+
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
         """Encode the sources, and retrieve the phrases of their sentences.
 

@@ -51,8 +51,17 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     >>> neighbour_log_probabilities(scores, values, 1.0).exp()
     tensor([[0.6667, 0.6667, 0.3333, 0.0000]])
     """
-    weights = torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)  # where all are missing
-    return merge_equal(weights, values).log()
+    return merge_equal(neighbour_shares(scores, temperature), values).log()
+
+
+def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
+    """Compute the share of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing.
+
+    Args:
+        scores: fp32 [H, k]; -inf marks a missing neighbour.
+        temperature: T > 0, in the units of the scores.
+    """
+    return torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)
 
 
 def merge_equal(weights: Tensor, values: Tensor) -> Tensor:

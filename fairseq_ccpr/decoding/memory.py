@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 
 
 class Neighbours(NamedTuple):
@@ -39,6 +40,19 @@ class Retriever(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Name all that decides what is retrieved, by name: the retrieval signature prints it."""
+        ...
+
+
+@runtime_checkable
+class LearningRetriever(Retriever, Protocol):
+    """A retriever that also searches what was learnt beside its datastore."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """Make keys of the decoder's states, [N, d] in any float dtype."""
+        ...
+
+    def with_learnt(self, entries: LearntEntries) -> LearningRetriever:
+        """Return the same retriever with what was learnt up to a moment, whose entries are numbered after its own."""
         ...
 
 

@@ -18,7 +18,8 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
-from fairseq_ccpr.decoding.memory import Retriever
+from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.memory import LearningRetriever, Retriever
 from fairseq_ccpr.decoding.options import (
     NO_TRUST,
     MixtureSettings,
@@ -173,10 +174,17 @@ class TranslationRetrievalTask(TranslationTask):
         capture = KeyCapture(member, datastore.section.key_layer)
         device = next(member.parameters()).device
         retriever = self.retriever_class(datastore, device)
+        learnt = LearntMemory(datastore, device)
+        if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
+            raise ConfigurationError(
+                f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
+                f"learnt beside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods of "
+                "LearningRetriever"
+            )
         domain = datastore.open_domain()
         return TokenMemory(
             capture, retriever, self.token_settings, self.target_dictionary.unk(), self.token_weight,
-            domain.to(device) if domain is not None else None,
+            domain.to(device) if domain is not None else None, learnt=learnt,
         )  # fmt: skip
 
     def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:

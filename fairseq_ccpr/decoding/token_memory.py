@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, neighbour_log_probabilities, retrieval_confidence
-from fairseq_ccpr.decoding.memory import ModelView, Neighbours, Retriever
+from fairseq_ccpr.decoding.interpolation import (
+    ALMOST_ALL,
+    Vote,
+    neighbour_log_probabilities,
+    neighbour_shares,
+    retrieval_confidence,
+)
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -42,6 +49,17 @@ def token_weight(
     scores = neighbours.scores
     weight = policy(scores, neighbours.values, model, settings)
     return weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
+
+
+def guards(familiarity: Tensor, ids: Tensor, first_learnt: int) -> Tensor:
+    """Tell what the guard leaves of neighbours, fp32 [N, k]: of the datastore's own text as far as a hypothesis is like that
+    text, and all of what was learnt, which is there for texts unlike it.
+
+    Args:
+        familiarity: fp32 [N].
+        ids: int64 [N, k], entries; those from `first_learnt` on were learnt.
+    """
+    return torch.where(ids >= first_learnt, torch.ones_like(familiarity).unsqueeze(1), familiarity.unsqueeze(1))
 
 
 @dataclass
@@ -90,6 +108,7 @@ class TokenMemory:
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         trusted: whether learned trust decides over the weight, which then wants evidence.
         skip: a hypothesis is not searched for where the model gives its likeliest token this probability; 1: always.
+        learnt: what is learnt beside the datastore, by now or up to a moment; None: nothing is.
     """
 
     capture: KeyCapture
@@ -100,14 +119,28 @@ class TokenMemory:
     domain: Domain | None = None
     trusted: bool = False
     skip: float = 1.0
+    learnt: LearntMemory | LearntEntries | None = None
+
+    def now(self) -> TokenMemory:
+        """Return the memory as it is now: what is learnt or forgotten later does not change it."""
+        return self if self.learnt is None else replace(self, learnt=self.learnt.entries)
+
+    @property
+    def _retriever(self) -> Retriever:
+        """The retriever, with what was learnt up to now."""
+        if self.learnt is None or self.learnt.entries.empty:
+            return self.retriever
+        assert isinstance(self.retriever, LearningRetriever)  # nothing is learnt beside another one's datastore
+        return self.retriever.with_learnt(self.learnt.entries)
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
-        """Wait for the first step: only the decoder has queries."""
-        return lambda: TokenBatch(self, len(sources))
+        """Wait for the first step: only the decoder has queries. What is learnt meanwhile counts for the next batch."""
+        now = self.now()
+        return lambda: TokenBatch(now, len(sources))
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
         """Find the k nearest entries of queries [N, d]; those of the unknown token count as missing, in their places."""
-        ids, scores, values = self.retriever.search(queries, k)
+        ids, scores, values = self._retriever.search(queries, k)
         unknown = values == self.unknown
         return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
 
@@ -132,7 +165,18 @@ class TokenMemory:
     @property
     def skips(self) -> bool:
         """Whether some queries need no search."""
-        return self.skip < 1 or (self.settings.guard and self.domain is not None)
+        return self.skip < 1 or self._guards_all
+
+    @property
+    def _learnt(self) -> LearntEntries | None:
+        """What was learnt up to now, where something was; the guard is not for it."""
+        entries = self.learnt.entries if self.learnt is not None else None
+        return entries if entries is not None and (entries.pairs or entries.moved) else None
+
+    @property
+    def _guards_all(self) -> bool:
+        """Whether the guard decides over whole hypotheses, all neighbours being the datastore's own."""
+        return self.settings.guard and self.domain is not None and self._learnt is None
 
     def needed(self, best: Tensor, running_distance: Tensor) -> Tensor:
         """Tell which of N hypotheses are searched for, bool [N].
@@ -144,7 +188,7 @@ class TokenMemory:
             running_distance: fp32 [N], see `Course`.
         """
         unsure = best.exp() < self.skip if self.skip < 1 else torch.ones_like(best, dtype=torch.bool)
-        if self.settings.guard and self.domain is not None:
+        if self._guards_all and self.domain is not None:
             unsure &= self.domain.familiarity(running_distance) > 0
         return unsure
 
@@ -183,7 +227,20 @@ class TokenMemory:
         weight = token_weight(self.policy, neighbours, model, self.settings)
         if not self.settings.guard or self.domain is None or course is None:
             return weight
-        return weight * self.domain.familiarity(course.running_distance)
+        familiarity = self.domain.familiarity(course.running_distance)
+        if (learnt := self._learnt) is None:
+            return weight * familiarity
+        shares = neighbour_shares(neighbours.scores, self.settings.temperature)
+        return weight * (shares * guards(familiarity, neighbours.ids, learnt.first)).sum(dim=1)
+
+    def _guarded(self, neighbours: Neighbours, retrieved: Tensor, course: Course | None) -> Tensor:
+        """Return log p_r, fp32 [N, k], of what the guard leaves of each neighbour: of what was learnt all."""
+        learnt = self._learnt
+        if learnt is None or not self.settings.guard or self.domain is None or course is None:
+            return retrieved
+        left = guards(self.domain.familiarity(course.running_distance), neighbours.ids, learnt.first)
+        scores = neighbours.scores + self.settings.temperature * left.log()
+        return neighbour_log_probabilities(scores, neighbours.values, self.settings.temperature)
 
     def vote(self, neighbours: Neighbours, retrieved: Tensor, model: ModelView, course: Course | None = None) -> Vote:
         """Weigh what `retrieve` gave for N tokens against the model.
@@ -191,6 +248,7 @@ class TokenMemory:
         Args:
             course: of the hypotheses, where the memory `observes`.
         """
+        retrieved = self._guarded(neighbours, retrieved, course)
         evidence = None
         if self.trusted and course is not None:
             evidence = TokenEvidence(neighbours.scores, neighbours.values, retrieved, model.neighbours, course)
@@ -199,7 +257,7 @@ class TokenMemory:
     def signature(self) -> str:
         """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
         name = getattr(self.policy, "__name__", type(self.policy).__name__)
-        return signature({**self.retriever.describe(), **signed(self.settings), "weight": name})
+        return signature({**self._retriever.describe(), **signed(self.settings), "weight": name})
 
 
 @dataclass

@@ -8,14 +8,20 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.search import Index
+from fairseq_ccpr.search.selection import largest
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
+
+SPARE = 64  # entries that are looked for beyond k, at most, where some of the datastore's own were forgotten
 
 
 class TokenRetriever:
     """The retriever of CLKNN and kNN-MT: projects queries as the keys were, searches the index, looks up values.
+
+    What was learnt beside the datastore is searched together with it: its entries are numbered after the datastore's own.
 
     Args:
         datastore: an opened token datastore.
@@ -27,22 +33,55 @@ class TokenRetriever:
         self.index = datastore.open_index().to(device)
         projection = datastore.open_projection()
         self.projection = projection.to(device) if projection is not None else None
-        self.values = as_tensor(datastore.values).to(device)
+        values = as_tensor(datastore.values)
+        self.values = (values if len(values) else values.new_zeros(1)).to(device)  # missing neighbours have some value
+        self.learnt: LearntEntries | None = None
+
+    def project(self, states: Tensor) -> Tensor:
+        """Make keys of the decoder's states, [N, d] in any float dtype."""
+        return self.projection(states) if self.projection is not None else states
 
     def search(self, queries: Tensor, k: int) -> Neighbours:
         """Find the k nearest entries of the decoder's states, [N, d] in any float dtype."""
-        scores, ids = self.index.search(self.projection(queries) if self.projection is not None else queries, k)
+        keys = self.project(queries)
+        if self.learnt is not None:
+            return self._search_both(keys, k, self.learnt)
+        scores, ids = self.index.search(keys, k)
         return Neighbours(ids, scores, self.values[ids].long())
+
+    def _search_both(self, keys: Tensor, k: int, learnt: LearntEntries) -> Neighbours:
+        """Find the k nearest of the datastore's entries, less those that were forgotten, and of those that were learnt."""
+        scores, ids = self.index.search(keys, k + min(len(learnt.gone), SPARE))
+        if len(learnt.gone):
+            place = torch.searchsorted(learnt.gone, ids).clamp_max(len(learnt.gone) - 1)
+            forgotten = learnt.gone[place] == ids
+            scores, ids = scores.masked_fill(forgotten, float("-inf")), ids.masked_fill(forgotten, -1)
+        more, rows = learnt.index.search(keys, k)
+        values = self.values[ids]
+        if learnt.index.size:
+            values = torch.cat([values, learnt.values[rows]], dim=1)
+            scores = torch.cat([scores, more], dim=1)
+            ids = torch.cat([ids, torch.where(rows >= 0, rows + self.index.size, rows)], dim=1)
+        # Places stand for ids, which may be missing: of equal scores the datastore's own come first.
+        best, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
+
+    def with_learnt(self, entries: LearntEntries) -> TokenRetriever:
+        """Return the same retriever with what was learnt up to a moment."""
+        other = copy.copy(self)
+        other.learnt = None if entries.empty else entries
+        return other
 
     def with_entries(self, index: Index, values: Tensor) -> TokenRetriever:
         """Return the same retriever over other entries: an index of keys, and their tokens [N] on its device."""
         other = copy.copy(self)
-        other.index, other.values = index, values
+        other.index, other.values, other.learnt = index, values, None
         return other
 
     def describe(self) -> dict[str, object]:
         """Name all that decides what is retrieved, by name."""
         section = self.datastore.section
+        learnt = {} if self.learnt is None else {"learnt": self.learnt}
         return {
             "retriever": type(self).__name__,
             "store": short(self.datastore.keys_fingerprint),
@@ -50,4 +89,5 @@ class TokenRetriever:
             "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
             "index": section.index,
             "metric": section.index.metric,
+            **learnt,
         }

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import PROJECTION, TOKEN, TokenDatastore
+from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import VERSION
@@ -58,7 +58,7 @@ def needs_of(parts: Parts) -> dict[str, str]:
                 "key layer": section.key_layer,
                 "metric": section.index.metric,
                 "knowledge of its own text": "yes" if section.domain else "no",
-                "projection": section.files.get(f"{TOKEN}/{PROJECTION}", {"sha256": "none"})["sha256"],
+                "projection": section.digest(PROJECTION) or "none",
             }
         else:
             needs |= {"phrase encoder": part.section.fingerprints["encoder"]}
@@ -98,7 +98,7 @@ def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
                 f"here {_short(found)}): tune again, or give --trust none"
             )
     for name, part in parts.items():
-        if described.keys[name] != part.keys_fingerprint:
+        if described.keys[name] not in part.keys_fingerprints:
             logger.warning(
                 "%s was learned with other %s keys than the datastore has: tune again if you can", path, name
             )

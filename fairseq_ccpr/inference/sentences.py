@@ -60,9 +60,15 @@ class Translation:
 
 def encode(sentence: str, task: Any) -> Tensor:
     """Return the tokens of a source sentence, the end of the sentence included."""
-    for step in (task.tokenizer, task.bpe):
+    return encode_with(sentence, (task.tokenizer, task.bpe), task.source_dictionary)
+
+
+def encode_with(sentence: str, steps: tuple[Any, ...], dictionary: Any) -> Tensor:
+    """Return the tokens of a sentence that fairseq's tokenizer and subwords divide, those that there are."""
+    for step in steps:
         sentence = step.encode(sentence) if step is not None else sentence
-    return task.source_dictionary.encode_line(sentence, add_if_not_exist=False).long()
+    tokens: Tensor = dictionary.encode_line(sentence, add_if_not_exist=False).long()
+    return tokens
 
 
 def length_limit(task: Any, models: list[Any]) -> int:
@@ -71,18 +77,22 @@ def length_limit(task: Any, models: list[Any]) -> int:
     return int(limits[0])
 
 
-def batches_of(tokens: list[Tensor], cfg: Any, task: Any) -> Iterator[dict[str, Any]]:
+def batches_of(
+    tokens: list[Tensor], cfg: Any, task: Any, targets: list[Tensor] | None = None
+) -> Iterator[dict[str, Any]]:
     """Make fairseq's batches of sentences, similar lengths together, longest first.
 
     Args:
         tokens: of each sentence; a batch has their numbers as `id`.
         cfg: says how large batches are (`--max-tokens`, `--batch-size`).
+        targets: tokens of their translations, where they are given.
     """
+    lengths = [len(ids) for ids in targets] if targets is not None else None
     dataset = LanguagePairDataset(
-        tokens, [len(ids) for ids in tokens], task.source_dictionary, tgt_dict=task.target_dictionary,
+        tokens, [len(ids) for ids in tokens], task.source_dictionary, targets, lengths, task.target_dictionary,
         left_pad_source=task.cfg.left_pad_source, left_pad_target=task.cfg.left_pad_target, shuffle=False,
     )  # fmt: skip
     order = dataset.ordered_indices()
-    most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *map(len, tokens), 1)
+    most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *map(len, [*tokens, *(targets or [])]), 1)
     for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
         yield dataset.collater([dataset[number] for number in batch])

@@ -53,6 +53,15 @@ def move_into_place(written: Path, path: Path) -> None:
     written.replace(path)
 
 
+def sync_directory(folder: Path) -> None:
+    """Bring the names in a folder to disk: a file that was made or renamed there then stays."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def atomic_directory(output: Path) -> Iterator[Path]:
     """Yield an empty folder to write to, which then becomes `output`; nothing stays of it if anything fails.

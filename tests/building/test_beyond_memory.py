@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TOKEN, TokenDatastore, array_shapes
+from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
+from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TokenDatastore, array_shapes
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.planning import needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_build, open_index

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.datastore.learnt_records import LearntPair
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 
 Place = tuple[str, int, int]  # a sentence, and where a token begins and ends in it, in characters
 SENTENCES = 65536  # remembered as text
@@ -44,18 +46,34 @@ class CorpusText:
     Args:
         datastore: the entries of a sentence follow each other, token by token.
         to_text: from tokens of the target language to text.
+        learnt: what was learnt beside it, whose entries are numbered after its own.
     """
 
-    def __init__(self, datastore: TokenDatastore, to_text: Callable[[Tensor], str]) -> None:
-        self.datastore, self.to_text = datastore, to_text
+    def __init__(
+        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learnt: LearntEntries | None = None
+    ) -> None:
+        self.datastore, self.to_text, self.learnt = datastore, to_text, learnt
         self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
 
     def place(self, entry: int) -> Place:
-        """Return the sentence that an entry of the datastore stands in, and where."""
+        """Return the sentence that an entry of the datastore stands in, or that was learnt, and where."""
+        if (row := entry - self.datastore.section.size) >= 0:
+            assert self.learnt is not None
+            pair, position = self.learnt.place(row)
+            tokens = self.learnt.values[row - position : row - position + pair.tokens].long().cpu()
+            text = self.to_text(tokens)
+            return text, *place(tokens, position, text, self.to_text)
         position = int(self.datastore.provenance[entry, 1])
         first = entry - position
         text = self._text_once(first)
         return text, *place(self._tokens(first), position, text, self.to_text)
+
+    def learnt_pair(self, entry: int) -> LearntPair | None:
+        """Return the pair that an entry was learnt from; None for one that the datastore was built with."""
+        if self.learnt is None:
+            return None
+        row = entry - self.datastore.section.size
+        return self.learnt.place(row)[0] if row >= 0 else self.learnt.moved_pair(entry)
 
     def _tokens(self, first: int) -> Tensor:
         """Return the sentence whose first entry is given."""

@@ -46,6 +46,7 @@ class Neighbour:
     sentence: int
     start: int
     end: int  # of the token; `start` where it is the end of the sentence
+    learnt: int = 0  # the id of the pair that it was learnt from; 0: the datastore was built with it
 
 
 @dataclass
@@ -267,7 +268,9 @@ class Explainer:
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             text, start, end = self.corpus.place(entry)
             symbol, number = self.dictionary.symbols[value], self.texts.number(text)
-            explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end))
+            pair = self.corpus.learnt_pair(entry)
+            learnt = pair.id if pair is not None else 0
+            explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end, learnt))
 
     def _add_votes(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
         phrases = breakdown.phrase_breakdown

@@ -151,7 +151,8 @@ function shortened(items, count) {
 function neighbours(token) {
   const item = (one) => make("li", {},
     make("span", { class: "score" }, score(one.score)),
-    marked(one, one.symbol === token.symbol ? "by-token" : "by-model"));
+    marked(one, one.symbol === token.symbol ? "by-token" : "by-model"),
+    one.learnt ? make("span", { class: "muted" }, ` · learnt: ${one.learnt}`) : null);
   const count = token.neighbours.length, all = token.neighbours_found;
   return make("section", {},
     make("h4", {}, "Token memory"),

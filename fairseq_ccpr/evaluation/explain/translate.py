@@ -92,14 +92,18 @@ def _explain(
     """
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to explain without a datastore: give --datastore DIR")
-    task, models, ensemble = system.task, system.models, system.ensemble
+    task, models, ensemble = system.task, system.models, system.ensemble.now()
     plain, retrieving = system.generator(retrieve=False), system.generator()
+    retrieving.model = ensemble
     if ensemble.phrases is not None:  # breaking down does not retrieve for a batch again
         remembering = ensemble.phrases.remembering()
         ensemble = retrieving.model = ensemble.with_memories(ensemble.tokens, remembering)
     target_text = partial(system.to_text, task.target_dictionary)
     datastore = ensemble.tokens.retriever.datastore if ensemble.tokens is not None else None
-    corpus = CorpusText(datastore, target_text) if datastore is not None else None
+    learnt = (
+        ensemble.tokens.learnt.entries if ensemble.tokens is not None and ensemble.tokens.learnt is not None else None
+    )
+    corpus = CorpusText(datastore, target_text, learnt) if datastore is not None else None
     explainer = Explainer(task.target_dictionary, target_text, corpus, Texts(), most_neighbours)
     explained: list[SentenceExplanation] = []
     for sample in samples:

@@ -92,7 +92,7 @@ class SpeedTest:
                 unit = store.section.projection is not None
                 keys, values = grow(store.keys, store.values, entries, unit, self.device)
                 made[store.directory] = make_index(keys, choice, store.section.index.metric).index, values
-            tokens = replace(ensemble.tokens, retriever=retriever.with_entries(*made[store.directory]))
+            tokens = replace(ensemble.tokens, retriever=retriever.with_entries(*made[store.directory]), learnt=None)
             generator.model = ensemble.with_memories(tokens, ensemble.phrases)
 
     def batches(self, tokens: int) -> list[dict[str, Any]]:

@@ -1,0 +1,48 @@
+"""`fairseq-ccpr build memory`: an empty datastore to learn beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from fairseq_ccpr.building.empty_store import EmptyStore, one_model
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.datastore.preprocessing import remember
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.models.key_layer import KEY_LAYERS
+from fairseq_ccpr.settings import option
+
+HELP = """\
+Make a token datastore that holds nothing yet, to learn beside: fairseq-ccpr learn adds sentence pairs, one or many at a time,
+each of which counts from the next translation on.
+
+  fairseq-ccpr build memory --path model.pt --output datastores/mine
+
+It remembers model, languages, dictionaries and subwords. Where there is text of the domain, build from that instead
+(fairseq-ccpr build tokens), and learn beside it.
+"""
+
+
+@dataclass
+class Options:
+    """The command's own options."""
+
+    output: Path = option(help="the datastore: a folder that does not exist", metavar="DIR")
+    key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS)
+    data: Optional[Path] = option(
+        None, "folder with the model's dictionaries (found beside the model)", metavar="DATA_BIN"
+    )
+
+
+def build_memory(options: Options, rest: list[str]) -> int:
+    """Make it, and say so."""
+    system = System.of(rest, options.data)
+    symbols = system.task.target_dictionary.symbols
+    section = EmptyStore(one_model(system.models), symbols, options.key_layer).write(options.output)
+    remember(system.preprocessing, options.output)
+    print(f"{options.output}: nothing yet, for entries of width {section.dimension}; fairseq-ccpr learn adds to it")
+    return 0
+
+
+main = command(HELP, build_memory, Options, rest=True)

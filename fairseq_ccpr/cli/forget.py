@@ -1,0 +1,49 @@
+"""`fairseq-ccpr forget`: take pairs out of what was learnt."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.datastore.learnt import LearntStore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.settings import option
+
+HELP = """\
+Forget sentence pairs that were learnt beside a datastore, by their ids, which fairseq-ccpr learn and memory print. From
+the next translation on, all is as if they never had been learnt.
+
+  fairseq-ccpr forget datastores/mine 17 18
+
+Their text and keys stay in the journal's file, unread, until fairseq-ccpr compact writes it anew.
+"""
+
+
+@dataclass
+class Options:
+    """The command's options."""
+
+    datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
+    ids: list[int] = option([], "of pairs", positional=True, nargs="*", metavar="ID")
+    all: bool = option(False, "forget everything that was learnt")
+
+
+def forget(options: Options) -> int:
+    """Forget, and say what."""
+    if options.all == bool(options.ids):
+        raise ConfigurationError("say what to forget: give ids, or --all")
+    with closing(LearntStore(TokenDatastore(options.datastore))) as store:
+        store.lock()  # others may have learnt since
+        ids = list(store.pairs) if options.all else list(dict.fromkeys(options.ids))
+        pairs = [store.pairs[number] for number in ids if number in store.pairs]
+        store.forget(ids)
+    for pair in pairs:
+        print(f"{pair.id}\t{pair.source}\t{pair.target}")
+    print(f"forgot {len(pairs):,} pairs; {len(store.pairs):,} are left")
+    return 0
+
+
+main = command(HELP, forget, Options)

@@ -1,0 +1,112 @@
+"""`fairseq-ccpr learn`: sentence pairs that count from the next translation on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Optional
+
+from tqdm import tqdm
+
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.common_options import quiet_option
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.learning import Learner
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.settings import option
+from fairseq_ccpr.text.translation_memory import Pair, read_memory
+
+HELP = """\
+Learn sentence pairs beside a token datastore: corrections, or a translation memory. What was learnt counts from the next
+translation on, and is on disk before the command says so.
+
+  fairseq-ccpr learn --datastore datastores/mine --source "Guten Morgen." --target "Good morning."
+  fairseq-ccpr learn --datastore datastores/mine memory.tmx project.xlf pairs.tsv
+
+Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is there already is counted, and not there twice.
+Pairs that cannot be learnt, as where a side is empty or too long, are left out and counted by reason. A run that was
+interrupted may be run again.
+
+The command memory shows what was learnt, and exports it; forget takes pairs out again.
+"""
+WINDOW = 256  # pairs that are learnt together
+
+
+@dataclass
+class Options:
+    """The command's own options."""
+
+    files: list[Path] = option([], "translation memories", positional=True, nargs="*", metavar="FILE")
+    source: Optional[str] = option(None, "a sentence", metavar="TEXT")
+    target: Optional[str] = option(None, "its translation", metavar="TEXT")
+    data: Optional[Path] = option(
+        None, "folder with the model's dictionaries (found in the datastore, or beside the model)", metavar="DATA_BIN"
+    )
+    quiet: bool = quiet_option()
+
+
+@dataclass
+class Learnt:
+    """What became of the pairs."""
+
+    ids: list[int] = field(default_factory=list)  # of new ones
+    again: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)  # by reason
+
+
+def learn(options: Options, rest: list[str]) -> int:
+    """Learn a pair, or files of pairs; say what became of them."""
+    if (options.source is None) != (options.target is None):
+        raise ConfigurationError("--source and --target go together: give a sentence and its translation")
+    if not options.files and options.source is None:
+        raise ConfigurationError("there is nothing to learn: give files, or --source and --target")
+    system = System.of(rest, options.data)
+    learner, done = Learner(system), Learnt()
+    languages = system.task.cfg.source_lang, system.task.cfg.target_lang
+    hidden = options.quiet or not options.files
+    with closing(learner.memory.store), tqdm(desc="learnt", unit=" pairs", disable=hidden) as bar:
+        if options.source is not None and options.target is not None:
+            learn_pairs(learner, [(options.source, options.target)], done, bar)
+        for path in options.files:
+            learn_pairs(learner, read_memory(path, *languages, done.skipped), done, bar)
+    print(summary(done))
+    return 0 if done.ids or done.again else 1
+
+
+def learn_pairs(learner: Learner, pairs: Iterable[Pair], done: Learnt, bar: tqdm[object]) -> None:
+    """Learn pairs, some at a time."""
+    known = set(learner.memory.store.pairs)
+    for some in _windows(pairs):
+        for learnt in learner.learn(some):
+            if isinstance(learnt, str):
+                done.skipped[learnt] += 1
+            elif learnt in known:
+                done.again += 1
+            else:
+                done.ids.append(learnt)
+                known.add(learnt)
+        bar.update(len(some))
+
+
+def _windows(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    waiting = iter(pairs)
+    while some := list(islice(waiting, WINDOW)):
+        yield some
+
+
+def summary(done: Learnt) -> str:
+    """Tell what became of the pairs, a line for each reason for which some were left out."""
+    ids = (
+        f" (id {done.ids[0]})" if len(done.ids) == 1 else f" (ids {done.ids[0]} to {done.ids[-1]})" if done.ids else ""
+    )
+    line = f"learnt {len(done.ids):,} pairs{ids}"
+    if done.again:
+        line += f"; {done.again:,} were there already, and are counted"
+    return "\n".join([line, *(f"left out {count:,}: {reason}" for reason, count in done.skipped.most_common())])
+
+
+main = command(HELP, learn, Options, rest=True)

@@ -1,0 +1,278 @@
+"""What was learnt beside a token datastore: sentence pairs with keys and values of their tokens, in a journal.
+
+The datastore stays as it is. `learnt/N.journal` belongs to its generation N, and to its very keys, model, key layer and
+projection. Its first record says so; each other one is a pair that was learnt, one that was learnt again, one that was
+forgotten, or one that has moved into the datastore's own entries. Letters: n tokens of a pair, d width of keys.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq_ccpr.datastore import learnt_records as records
+from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
+from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.storage.fingerprint import short
+from fairseq_ccpr.storage.journal import JournalReader, JournalWriter, WriterLock, create_journal
+
+LEARNT, LOCK = "learnt", "lock"
+FORMAT_VERSION = 1
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+logger = logging.getLogger(__name__)
+
+
+class LearntStore:
+    """The pairs that were learnt beside a datastore, and not forgotten, in the order in which they were learnt.
+
+    Many may read; the first that learns or forgets is the one who may write until it is closed. Threads may share it.
+
+    Args:
+        datastore: an opened token datastore.
+
+    Attributes:
+        pairs: by id.
+        entries: values int32 [n] and keys fp16 [n, d] of those pairs that have not moved into the datastore.
+        forgotten: how many pairs were forgotten so far.
+        gone: entries of the datastore itself that were forgotten: the first of each pair, and how many.
+        next_id: of the next pair.
+        damage: what is wrong with the journal, a sentence; empty where nothing is.
+
+    Raises:
+        DatastoreError: the journal belongs to something else, or is damaged from its beginning on.
+    """
+
+    def __init__(self, datastore: TokenDatastore) -> None:
+        self.datastore = datastore
+        self.pairs: dict[int, LearntPair] = {}
+        self.entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.forgotten, self.damage = 0, ""
+        self.gone: list[tuple[int, int]] = []
+        self._ids: dict[tuple[str, str], int] = {}
+        self.next_id, self._begun = 1, False
+        self._lock = threading.RLock()
+        self._reader: JournalReader | None = None
+        self._writing: tuple[WriterLock, JournalWriter] | None = None
+        self._read()
+
+    @property
+    def folder(self) -> Path:
+        """Where the journal is."""
+        return self.datastore.directory / LEARNT
+
+    @property
+    def path(self) -> Path:
+        """The journal's file."""
+        return journal_path(self.datastore.directory, self.datastore.section.generation)
+
+    def learn(self, pairs: Sequence[NewPair]) -> list[int]:
+        """Learn pairs, all or none; they are on disk when this returns.
+
+        Returns:
+            Their ids. A pair that is there already keeps its id, and is counted.
+
+        Raises:
+            DatastoreError: another process writes, or the journal cannot be written.
+        """
+        with self._lock:
+            writer = self._writer()
+            ids, changes = [], []
+            known, number = dict(self._ids), self.next_id
+            for pair in pairs:
+                if (found := known.get((pair.source, pair.target))) is not None:
+                    changes.append(records.again(found))
+                else:
+                    found = known[pair.source, pair.target] = number
+                    changes.append(records.learnt(found, pair))
+                    number += 1
+                ids.append(found)
+            self._append(writer, changes)
+            return ids
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """Forget pairs, all or none; none of them is found any more when this returns.
+
+        Raises:
+            ConfigurationError: there is no such pair.
+            DatastoreError: another process writes, or the journal cannot be written.
+        """
+        with self._lock:
+            writer, ids = self._writer(), list(dict.fromkeys(ids))
+            for number in ids:
+                if number not in self.pairs:
+                    raise ConfigurationError(
+                        f"there is no pair {number} among what was learnt beside {self.datastore.directory}: it was "
+                        "forgotten, or never learnt"
+                    )
+            self._append(writer, [records.forgotten(number) for number in ids])
+
+    def find(self, query: str) -> list[LearntPair]:
+        """Return the pairs that have all words of a query in their source or target, whatever their case; newest first."""
+        words = query.casefold().split()
+        with self._lock:
+            pairs = list(reversed(self.pairs.values()))
+        texts = ((pair, f"{pair.source}\n{pair.target}".casefold()) for pair in pairs)
+        return [pair for pair, text in texts if all(word in text for word in words)]
+
+    def lock(self) -> None:
+        """Take the right to write, and read what others wrote before.
+
+        Raises:
+            DatastoreError: another one has it, or the folder cannot be written.
+        """
+        with self._lock:
+            self._writer()
+
+    def close(self) -> None:
+        """Give the right to write back."""
+        with self._lock:
+            if self._writing is not None:
+                lock, writer = self._writing
+                self._writing = None
+                writer.close()
+                lock.release()
+
+    def _append(self, writer: JournalWriter, changes: list[bytes]) -> None:
+        if changes:
+            writer.append(changes)
+        for change in changes:
+            self._apply(change)
+
+    def _read(self) -> None:
+        """Read what the journal has, or has more than before."""
+        if self._reader is None:
+            if not self.path.exists():
+                return
+            self._reader = JournalReader(self.path)
+        for record in self._reader.read():
+            self._apply(record)
+        if not self._begun:
+            raise DatastoreError(f"{self.path} is damaged from its beginning on: move it away, and learn again")
+        self.damage = ""
+        if self._reader.rest:
+            self.damage = (
+                f"{self.path}: {self._reader.rest:,} bytes at its end are damaged or were not completely written; the "
+                f"{len(self.pairs):,} pairs before them count"
+            )
+            logger.warning("%s", self.damage)
+
+    def _apply(self, record: bytes) -> None:
+        """Do what a record says."""
+        try:
+            change = records.read(record, self.datastore.section.dimension)
+        except ValueError as error:
+            raise DatastoreError(
+                f"{self.path} has a record that cannot be read ({error}): upgrade fairseq-ccpr"
+            ) from None
+        if isinstance(change, records.Header) != (not self._begun):
+            raise DatastoreError(f"{self.path} does not begin as a journal does: move it away, and learn again")
+        if isinstance(change, records.Header):
+            self._check(change)
+            self.next_id, self._begun = change.first_id, True
+        elif isinstance(change, records.Learnt):
+            self._keep(change.pair)
+            if change.values is not None and change.keys is not None:
+                self.entries[change.pair.id] = change.values, change.keys
+        elif isinstance(change, records.Again):
+            pair = self.pairs[change.id]
+            self.pairs[change.id] = replace(pair, count=pair.count + 1)
+        else:
+            self._drop(self.pairs.pop(change.id))
+
+    def _keep(self, pair: LearntPair) -> None:
+        self.pairs[pair.id] = pair
+        self._ids[pair.source, pair.target] = pair.id
+        self.next_id = max(self.next_id, pair.id + 1)
+
+    def _drop(self, pair: LearntPair) -> None:
+        del self._ids[pair.source, pair.target]
+        self.entries.pop(pair.id, None)
+        self.forgotten += 1
+        if pair.first_entry is not None:
+            self.gone.append((pair.first_entry, pair.tokens))
+
+    def _check(self, header: records.Header) -> None:
+        """Refuse a journal of another format, or one that belongs to something else."""
+        if header.version > FORMAT_VERSION:
+            raise DatastoreError(
+                f"{self.path} has format version {header.version}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
+                "upgrade fairseq-ccpr"
+            )
+        wanted = identity(self.datastore.section)
+        for name in wanted | header.identity:
+            there, here = header.identity.get(name), wanted.get(name)
+            if there != here:
+                raise DatastoreError(
+                    f"{self.path} was learnt with another {name} than {self.datastore.directory} has ({_brief(there)}, here "
+                    f"{_brief(here)}): move it away, or bring the datastore back that it belongs to"
+                )
+
+    def _writer(self) -> JournalWriter:
+        """Return the writer, and be the one who may write from now on."""
+        if self._writing is not None:
+            return self._writing[1]
+        try:
+            self.folder.mkdir(exist_ok=True)
+            lock = WriterLock(self.folder / LOCK)
+            try:
+                self._refuse_changed()
+                if not self.path.exists():
+                    create_journal(self.path, [header_of(self.datastore.section, self.next_id)])
+                self._read()
+                assert self._reader is not None
+                self._writing = lock, JournalWriter(self._reader)
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            if error.errno not in NOT_WRITABLE:
+                raise
+            raise DatastoreError(
+                f"{self.folder} cannot be written ({error.strerror}), and learning needs to: nothing was changed; see to its "
+                "permissions, or learn into a copy of the datastore"
+            ) from None
+        return self._writing[1]
+
+    def _refuse_changed(self) -> None:
+        """Refuse to write beside a datastore that is another one now than when it was opened."""
+        section = Manifest.read(self.datastore.directory).token
+        if section is None or section.digest(f"{KEYS}.npy") != self.datastore.keys_fingerprint:
+            raise DatastoreError(
+                f"{self.datastore.directory} was compacted or built again since it was opened: open it again"
+            )
+
+
+def journal_path(directory: Path, generation: int) -> Path:
+    """Return where the journal of a generation of a datastore is."""
+    return directory / LEARNT / f"{generation}.journal"
+
+
+def identity(section: TokenSection) -> dict[str, Any]:
+    """Name what keys that were learnt belong to."""
+    return {
+        "model": section.fingerprints["model"],
+        "target dictionary": section.fingerprints["target_dictionary"],
+        "key layer": section.key_layer,
+        "projection": section.digest(PROJECTION),
+        "set of keys": section.digest(f"{KEYS}.npy"),
+        "width of keys": section.dimension,
+    }
+
+
+def header_of(section: TokenSection, first_id: int) -> bytes:
+    """Make the first record of a journal beside a datastore."""
+    return records.header(records.Header(FORMAT_VERSION, identity(section), first_id))
+
+
+def _brief(value: Any) -> str:
+    return short(value) if isinstance(value, str) and len(value) == 64 else str(value)

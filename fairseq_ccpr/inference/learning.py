@@ -1,0 +1,148 @@
+"""Learning sentence pairs beside a datastore: their keys come from one forced decoding, as those of the datastore did."""
+
+from __future__ import annotations
+
+import copy
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.data import encoders
+from torch import Tensor
+
+from fairseq_ccpr.datastore.learnt_records import NewPair
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.memory import LearningRetriever
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.sentences import batches_of, encode, encode_with
+from fairseq_ccpr.inference.system import System
+
+TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
+
+
+class Learner:
+    """Learns pairs beside the token datastore of a system.
+
+    Raises:
+        ConfigurationError: there is no token datastore, or its retriever cannot search what is learnt.
+    """
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.memory = learnt_memory(system)
+        assert system.ensemble is not None and system.ensemble.tokens is not None
+        self.ensemble: RetrievalEnsemble = system.ensemble
+        retriever = system.ensemble.tokens.retriever
+        if not isinstance(retriever, LearningRetriever):
+            raise ConfigurationError(
+                f"the retriever {type(retriever).__name__} cannot search what is learnt: give it the methods of "
+                "LearningRetriever"
+            )
+        self.retriever = retriever
+        self._of_target = (_target_tokenizer(system), system.task.bpe)
+
+    def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
+        """Learn source and target sentences, all together; those that can be learnt count when this returns.
+
+        Returns:
+            Of each its id, or in place of it a few words that say why it cannot be learnt.
+
+        Raises:
+            DatastoreError: another process writes, or the journal cannot be written; nothing was learnt then.
+        """
+        self.system.check_encoding()
+        made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
+        new = [one for one in made if isinstance(one, NewPair)]
+        ids = iter(self.memory.learn(new) if new else [])
+        return [next(ids) if isinstance(one, NewPair) else one for one in made]
+
+    @torch.no_grad()
+    def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
+        """Force-decode pairs in batches of similar lengths; in place of those that cannot be learnt, say why."""
+        system, task = self.system, self.system.task
+        faults = [text_fault(*pair) for pair in pairs]
+        sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
+        targets = [
+            encode_with(target, self._of_target, task.target_dictionary) if not fault else None
+            for (_, target), fault in zip(pairs, faults)
+        ]
+        made: list[NewPair | str] = [
+            fault or self._token_fault(*tokens) for fault, *tokens in zip(faults, sources, targets)
+        ]
+        fits = [place for place, fault in enumerate(made) if not fault]
+        if not fits:
+            return made
+        self.ensemble.eval()
+        batches = batches_of([sources[i] for i in fits], system.cfg, task, [targets[i] for i in fits])  # type: ignore[misc]
+        for sample in batches:
+            sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
+            _, queries, _ = self.ensemble.force_decode_models(sample, temperature=1.0)
+            real = sample["target"].ne(task.target_dictionary.pad())
+            keys, values = self.retriever.project(queries[real]).half(), sample["target"][real].int()
+            lengths = real.sum(dim=1).tolist()
+            for number, k, v in zip(sample["id"].tolist(), keys.cpu().split(lengths), values.cpu().split(lengths)):
+                place: int = fits[number]
+                source, target = pairs[place]
+                made[place] = NewPair(source, target, v.numpy(), k.numpy())
+                if not k.isfinite().all():
+                    made[place] = "the model computes numbers that a key cannot hold"
+        return made
+
+    def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
+        """Say why the model cannot decode a pair; nothing where it can."""
+        assert source is not None and target is not None
+        task, models = self.system.task, self.system.models
+        limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
+        dictionaries = task.source_dictionary, task.target_dictionary
+        for side, tokens, most, dictionary in zip(("source", "target"), (source, target), limits, dictionaries):
+            if len(tokens) > most:
+                return f"its {side} is longer than the {most:,} tokens that the model takes"
+            unknown = int((tokens == dictionary.unk()).sum())
+            if unknown >= TOO_MANY_UNKNOWN * (len(tokens) - 1):
+                return f"half of its {side} or more is not in the dictionary, as of another language or script"
+        return ""
+
+
+def learnt_memory(system: System) -> LearntMemory:
+    """Return what is learnt beside the token datastore of a system.
+
+    Raises:
+        ConfigurationError: there is no token datastore.
+    """
+    tokens = system.ensemble.tokens if system.ensemble is not None else None
+    if tokens is None or not isinstance(tokens.learnt, LearntMemory):
+        raise ConfigurationError(
+            "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
+        )
+    return tokens.learnt
+
+
+def tidy(text: str) -> str:
+    """Make one line of a text: white space of any kind becomes single spaces, none at its ends.
+
+    >>> tidy(" Guten\\n Morgen. ")
+    'Guten Morgen.'
+    """
+    return " ".join(text.split())
+
+
+def text_fault(source: str, target: str) -> str:
+    """Say why a pair of texts cannot be learnt; nothing where it can."""
+    for side, text in (("source", source), ("target", target)):
+        if not text:
+            return f"its {side} is empty"
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+            return f"its {side} has control characters, or is no Unicode"
+    return ""
+
+
+def _target_tokenizer(system: System) -> Any:
+    """Return fairseq's tokenizer for the target language, whose own one is for the source language."""
+    cfg = copy.deepcopy(system.cfg.tokenizer)
+    if cfg is None or not hasattr(cfg, "source_lang"):
+        return system.task.tokenizer
+    cfg.source_lang = system.task.cfg.target_lang
+    return encoders.build_tokenizer(cfg)

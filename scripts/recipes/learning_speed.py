@@ -1,0 +1,86 @@
+"""How long a pair takes until it counts, and what decoding costs with so many pairs beside a datastore.
+
+python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNT ...]
+
+The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, together,
+up to each of PAIRS_LEARNT (100 1000 10000); with as many the last 100 are translated, in turns with nothing learnt.
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.cli.command import markdown_table
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.storage.journal import JournalWriter
+from fairseq_ccpr.text.pairs import read_pairs
+
+TIMED, REPEATS = 100, 3
+
+
+def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit(__doc__.strip())
+    store, pairs, *counts = sys.argv[1:]
+    sizes = [int(count) for count in counts] or [100, 1000, 10_000]
+    *rows, last = islice(read_pairs(Path(pairs)), max(sizes) + TIMED)
+    sentences = [source for source, _ in [*rows[len(rows) - TIMED + 1 :], last]]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(store, Path(folder) / "store"))
+        plain, translator = Translator(datastore=copy), Translator(datastore=copy)
+        print(f"{TokenDatastore(copy).section.size:,} entries of the datastore's own; one pair at a time, milliseconds")
+        learnt, appended = time_learning(translator, rows[:TIMED])
+        table: list[list[Any]] = [["", "median", "95 in 100"]]
+        for name, seconds in (("until it counts", learnt), ("of which on disk", appended)):
+            table.append([name, *(f"{1000 * q:.1f}" for q in np.quantile(seconds, [0.5, 0.95]))])
+        print(markdown_table(table))
+        table = [["pairs", "entries", "sentences/s", "without", "speed"]]
+        for size in sizes:
+            done = len(translator.memory())
+            if size > done:
+                translator.learn_all(rows[done:size])
+            speeds = [[speed(one, sentences) for one in (translator, plain)] for _ in range(REPEATS)]
+            own, other = np.median(speeds, axis=0)
+            ratio = np.median([a / b for a, b in speeds])
+            entries = sum(pair.tokens for pair in translator.memory())
+            table.append([f"{size:,}", f"{entries:,}", f"{own:.2f}", f"{other:.2f}", f"{ratio:.1%}"])
+        print(markdown_table(table))
+
+
+def time_learning(translator: Translator, rows: list[tuple[str, str]]) -> tuple[list[float], list[float]]:
+    """Learn pairs one by one; returns the seconds that each took, and those that it took to bring it to disk."""
+    learnt, appended = [], []
+    append = JournalWriter.append
+
+    def timed(*args: Any) -> None:
+        start = time.perf_counter()
+        append(*args)
+        appended.append(time.perf_counter() - start)
+
+    with patch.object(JournalWriter, "append", timed):
+        for source, target in rows:
+            start = time.perf_counter()
+            translator.learn(source, target)
+            learnt.append(time.perf_counter() - start)
+    return learnt, appended
+
+
+def speed(translator: Translator, sentences: list[str]) -> float:
+    """Translate, and return sentences a second."""
+    start = time.perf_counter()
+    list(translator.translate(sentences))
+    return len(sentences) / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()

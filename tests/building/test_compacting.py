@@ -1,0 +1,172 @@
+"""Compacting: the same is found afterwards, what was forgotten is in no file, and a kill at any moment changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.tuned import write_tuned
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, contents, refused
+from tests.killing import kill_compacting, new_pair, store_at
+from tests.small_models import World, build, subword_options
+
+SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
+
+
+@pytest.fixture(scope="module")
+def small(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "store"
+    build(world, folder, "--subset", "valid")
+    return folder
+
+
+@pytest.fixture
+def store(small: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small, tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def rows(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+def outcome(folder: Path, sentences: list[str]) -> list[tuple[str, tuple[float, ...]]]:
+    translations = Translator(datastore=folder, **SHORT).translate(sentences)
+    return [(one.text, tuple(round(score, 3) for score in one.token_scores)) for one in translations]
+
+
+def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, str]]) -> None:
+    sentences = [source for source, _ in rows[:2]]
+    write_tuned({"token": TokenDatastore(store)}, {"knn": {"k": 5}}, "tuned before")
+    translator = Translator(datastore=store, **SHORT)
+    ids = [translator.learn(*pair) for pair in rows[:5]]
+    translator.forget(ids[1])
+    refused(call("compact", store, "--quiet", check=False), "is being written to by process")
+    translator.close()
+    before, own = outcome(store, sentences), TokenDatastore(store)
+    assert "4 pairs moved into it, 1 that were forgotten left it" in call("compact", store, "--quiet", "--cpu").stdout
+    assert outcome(store, sentences) == before
+    datastore = TokenDatastore(store)
+    assert np.array_equal(datastore.keys[: own.section.size], own.keys)
+    assert datastore.section.size > own.section.size and not LearntStore(datastore).entries
+    assert [one.name for one in datastore.section.sources] == ["store", "store-learnt"]
+    assert datastore.provenance[:, 0].max() == 40 + 3 and datastore.section.subsets == {
+        "store/valid": 40,
+        "store-learnt/learnt": 4,
+    }
+    found = Translator(datastore=store, **SHORT)
+    assert "|k:5|" in str(found.signature)  # what was tuned before
+    assert sorted(path.name for path in store.glob("*")) == [
+        "learnt",
+        "manifest.json",
+        "preprocessing",
+        "token-1",
+        "tuned.json",
+    ]
+    assert [path.name for path in sorted((store / LEARNT).iterdir())] == ["1.journal", "lock"]
+    assert "health         good" in call("inspect", store).stdout
+    # ids, texts and explanations are as they were, and it goes on
+    assert [one.id for one in found.memory()] == [5, 4, 3, 1]
+    learnt = {n.learnt for token in found.explain(sentences[0]).sentences[0].tokens for n in token.neighbours}
+    assert 1 in learnt and learnt <= {0, 1, 3, 4, 5}
+    assert found.learn(*rows[0]) == 1 and found.learn(*rows[1]) == 6
+    found.close()
+    unchanged = contents(store)
+    assert "1 pairs moved" in call("compact", store, "--quiet", "--cpu").stdout
+    assert "0 pairs moved" in call("compact", store, "--quiet", "--cpu").stdout
+    assert [one.count for one in store_at(store).pairs.values()] == [2, 1, 1, 1, 1]
+    assert contents(store)["tuned.json"] == unchanged["tuned.json"]
+
+
+def test_a_pair_that_has_moved_is_forgotten_as_if_it_never_had_been_learnt(
+    store: Path, rows: list[tuple[str, str]]
+) -> None:
+    sentences = [source for source, _ in rows[:2]]
+    plain = outcome(store, sentences)
+    translator = Translator(datastore=store, **SHORT)
+    for pair in rows[:4]:
+        translator.learn(*pair)
+    translator.close()
+    call("compact", store, "--quiet", "--cpu")
+    assert outcome(store, sentences) != plain
+    call("forget", store, 1, 3)
+    some = outcome(store, sentences)
+    call("forget", store, 2, 4)
+    assert outcome(store, sentences) == plain != some
+    call("compact", store, "--quiet", "--cpu")
+    assert outcome(store, sentences) == plain and not store_at(store).pairs
+
+
+def find_anywhere(folder: Path, *needles: bytes) -> list[str]:
+    return [name for name, content in contents(folder).items() if any(needle in content for needle in needles)]
+
+
+def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
+    first, second, third, kept = (new_pair(number) for number in (1, 2, 3, 4))
+    needles = [part for pair in (first, second, third) for part in (pair.source.encode(), pair.target.encode())]
+    needles += [pair.keys[0].tobytes() for pair in (first, second, third)]
+    learning = store_at(store)
+    assert learning.learn([first, second, third, kept]) == [1, 2, 3, 4]
+    assert len(find_anywhere(store, *needles)) == 1
+    learning.forget([1])
+    learning.close()
+    call("compact", store, "--quiet", "--cpu")
+    assert not find_anywhere(store, *needles[:2], needles[6]) and find_anywhere(store, needles[7])
+    call("forget", store, 2)
+    path = store / LEARNT / "1.journal"
+    path.write_bytes(path.read_bytes() + b"damage that has Quelle 3 in it")  # put aside by the next writer
+    call("forget", store, 3)
+    assert find_anywhere(store, *needles[2:6])
+    call("compact", store, "--quiet", "--cpu")
+    assert not find_anywhere(store, *needles) and find_anywhere(store, kept.keys[0].tobytes())
+    assert [one.source for one in store_at(store).pairs.values()] == [kept.source]
+
+
+def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random.Generator) -> None:
+    assert kill_compacting(store, 24, rng) <= {0, 1}
+
+
+def test_an_index_stays_of_its_kind(world: World, tmp_path: Path) -> None:
+    build(world, tmp_path / "ivf", "--index", "IVF8,Flat", "--subset", "valid")
+    learning = store_at(tmp_path / "ivf")
+    learning.learn([new_pair(number) for number in range(30)])
+    learning.close()
+    call("compact", tmp_path / "ivf", "--quiet", "--cpu")
+    datastore = TokenDatastore(tmp_path / "ivf")
+    assert datastore.section.index.factory == "IVF8,Flat" and datastore.section.index_recall is not None
+    call("compact", tmp_path / "ivf", "--quiet", "--cpu", "--index", "exact")  # nothing to do: it stays
+    assert TokenDatastore(tmp_path / "ivf").section.index.factory == "IVF8,Flat"
+
+
+def test_an_empty_memory_is_filled_and_emptied(world: World, rows: list[tuple[str, str]], tmp_path: Path) -> None:
+    words = ["--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu"]
+    call("build memory", *words, "-s", "de", "-t", "en", "--output", tmp_path / "store")
+    translator = Translator(datastore=tmp_path / "store", max_len_b=45, device="cpu")
+    for pair in rows[:3]:
+        translator.learn(*pair)
+    before = [one.text for one in translator.translate([source for source, _ in rows[:4]])]
+    translator.close()
+    call("compact", tmp_path / "store", "--quiet", "--cpu")
+    translator = Translator(datastore=tmp_path / "store", max_len_b=45, device="cpu")
+    assert [one.text for one in translator.translate([source for source, _ in rows[:4]])] == before
+    assert before[0] == rows[0][1] and TokenDatastore(tmp_path / "store").section.subsets == {"learnt": 3}
+    translator.forget(1, 2, 3)
+    translator.close()
+    call("compact", tmp_path / "store", "--quiet", "--cpu")
+    assert TokenDatastore(tmp_path / "store").section.size == 0
+    assert "health         good" in call("inspect", tmp_path / "store").stdout
+
+
+def test_a_merge_refuses_what_was_learnt_and_is_not_compacted(store: Path, small: Path, tmp_path: Path) -> None:
+    learning = store_at(store)
+    learning.learn([new_pair(1)])
+    learning.close()
+    words = [store, f"other={small}", "--output", tmp_path / "merged", "--quiet"]
+    refused(call("merge", *words, check=False), "1 pairs were learnt beside .*store, and only .*: fairseq-ccpr compact")

@@ -1,0 +1,128 @@
+"""`fairseq-ccpr build memory`, `learn`, `memory` and `forget`: from nothing to a memory, and back."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, contents, refused
+from tests.small_models import World, subword_options
+
+
+@pytest.fixture(scope="module")
+def rows(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+@pytest.fixture(scope="module")
+def empty(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory") / "empty"
+    words = ["--path", world.model, "--data", world.data_bin, "-s", "de", "-t", "en", *subword_options(world), "--cpu"]
+    shown = call("build memory", *words, "--output", folder).stdout
+    assert "empty: nothing yet, for entries of width 32" in shown
+    refused(call("build memory", *words, "--output", folder, check=False), "empty exists: give a new folder")
+    return folder
+
+
+@pytest.fixture
+def store(empty: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(empty, tmp_path / "store"))
+
+
+def test_an_empty_memory_is_healthy_and_says_nothing(world: World, empty: Path, rows: list[tuple[str, str]]) -> None:
+    shown = call("inspect", empty).stdout
+    assert "entries        0 (keys fp16, 32 wide" in shown and "health         good" in shown
+    alone = Translator(world.model, data=world.data_bin, device="cpu", max_len_b=45)
+    memory = Translator(datastore=empty, device="cpu", max_len_b=45)
+    sentences = [source for source, _ in rows[:5]]
+    assert [one.token_scores for one in memory.translate(sentences)] == [
+        one.token_scores for one in alone.translate(sentences)
+    ]
+    assert "|entries:0|keys:decoder_output+unit|" in str(memory.signature) and "learnt" not in str(memory.signature)
+
+
+def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(store: Path, rows: list[tuple[str, str]]) -> None:
+    translator = Translator(datastore=store, device="cpu", max_len_b=45)
+    sentences = [source for source, _ in rows[:6]]
+    before = [one.text for one in translator.translate(sentences)]
+    translator.learn(*rows[0])
+    after = [one.text for one in translator.translate(sentences)]
+    assert after[0] == rows[0][1] != before[0]
+    explained = translator.explain(sentences[0]).sentences[0].tokens
+    assert all(token.neighbours[0].learnt == 1 for token in explained)
+
+
+def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]], tmp_path: Path) -> None:
+    words = ["--datastore", store, "--cpu", "--quiet"]
+    source, target = rows[0]
+    assert "learnt 1 pairs (id 1)\n" in call("learn", *words, "--source", source, "--target", target).stdout
+    lines = [f"{one}\t{two}\n" for one, two in rows[:8]]
+    (tmp_path / "m.tsv").write_text("".join([*lines, "Ein Satz\t \n", "Wort\t世界你好\n"]), encoding="utf-8")
+    done = call("learn", *words, tmp_path / "m.tsv")
+    assert "learnt 7 pairs (ids 2 to 8); 1 were there already" in done.stdout
+    assert "left out 1: its target is empty" in done.stdout and "left out 1: half of its target" in done.stdout
+    assert "learnt         8 pairs" in call("inspect", store).stdout
+
+    shown = [line.split("\t") for line in call("memory", store).stdout.splitlines()]
+    assert [int(line[0]) for line in shown] == list(range(8, 0, -1)) and shown[-1] == ["1", "2", source, target]
+    word = target.split()[0].upper()
+    some = call("memory", store, word, "--most", 2).stdout.splitlines()
+    assert 1 <= len(some) <= 2 and all(word.lower() in line.lower() for line in some)
+
+    assert "8 pairs" in call("memory", store, "--export", tmp_path / "m.tmx").stdout
+    again = Path(shutil.copytree(store, tmp_path / "again"))
+    shutil.rmtree(again / LEARNT)
+    assert "learnt 8 pairs" in call("learn", "--datastore", again, "--cpu", "--quiet", tmp_path / "m.tmx").stdout
+    of_both = [
+        [(one.source, one.target) for one in LearntStore(TokenDatastore(f)).pairs.values()] for f in (store, again)
+    ]
+    assert of_both[0] == of_both[1] == [(" ".join(one.split()), " ".join(two.split())) for one, two in rows[:8]]
+
+    forgotten = call("forget", store, 3, 1)
+    assert (
+        forgotten.stdout.startswith(f"3\t{rows[2][0]}\t{rows[2][1]}\n1\t")
+        and "forgot 2 pairs; 6 are left" in forgotten.stdout
+    )
+    refused(
+        call("forget", store, 3, check=False), "there is no pair 3 among what was learnt beside .*: it was forgotten"
+    )
+    assert "forgot 6 pairs; 0 are left" in call("forget", store, "--all").stdout
+    assert not call("memory", store).stdout
+
+
+def test_what_cannot_work_is_refused(world: World, store: Path, tmp_path: Path) -> None:
+    words = ["--datastore", store, "--cpu", "--quiet"]
+    refused(call("learn", *words, check=False), "there is nothing to learn: give files, or --source and --target")
+    refused(call("learn", *words, "--source", "eins", check=False), "--source and --target go together")
+    refused(call("learn", *words, tmp_path / "none.tmx", check=False), "there is no file .*none.tmx")
+    refused(call("learn", "--path", world.model, "--data", world.data_bin, *subword_options(world), "--cpu",
+                 "--source", "eins", "--target", "one", check=False), "learning needs a token datastore")  # fmt: skip
+    refused(call("forget", store, check=False), "say what to forget: give ids, or --all")
+    nothing = call("learn", *words, "--source", "eins", "--target", " ", check=False)
+    assert nothing.returncode == 1 and "learnt 0 pairs\nleft out 1: its target is empty" in nothing.stdout
+    pair = f"{world.model}:{world.other_model}"
+    several = ["--path", pair, "--data", world.data_bin, *subword_options(world), "--output", tmp_path / "two"]
+    refused(
+        call("build memory", *several, "--cpu", check=False), "an ensemble of 2 models, and a datastore belongs to one"
+    )
+
+
+def test_damage_is_told_by_inspect_and_memory(store: Path, rows: list[tuple[str, str]]) -> None:
+    words = ["--datastore", store, "--cpu", "--quiet"]
+    for source, target in rows[:2]:
+        call("learn", *words, "--source", source, "--target", target)
+    path = store / LEARNT / "0.journal"
+    path.write_bytes(path.read_bytes()[:-1])
+    before = contents(store)
+    shown = call("inspect", store, check=False)
+    assert shown.returncode == 1 and re.search(r"damaged        .*0.journal: [\d,]+ bytes at its end", shown.stdout)
+    listed = call("memory", store, check=False)
+    assert listed.returncode == 1 and len(listed.stdout.splitlines()) == 1
+    assert contents(store) == before

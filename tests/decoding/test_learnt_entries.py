@@ -1,0 +1,195 @@
+"""What was learnt is searched with the datastore's own entries as if it were among them, or the forgotten ones were not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding import learnt_memory
+from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding.memory import LearningRetriever, Neighbours
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.search import ExactIndex
+from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps, watching
+from tests.killing import new_pair
+from tests.small_models import World, build
+from tests.torch_operations import NoRoundTrip, Operations
+
+NOTHING_GONE = torch.empty(0, dtype=torch.long)
+
+
+def retriever_over(keys: Tensor, values: Tensor, metric: str) -> TokenRetriever:
+    datastore: Any = SimpleNamespace(
+        section=SimpleNamespace(projection=None), open_index=lambda: ExactIndex(keys, metric),
+        open_projection=lambda: None, values=values.numpy(),
+    )  # fmt: skip
+    return TokenRetriever(datastore, CPU)
+
+
+def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearntEntries:
+    pair = LearntPair(1, "eins", "one", 1, len(keys))
+    return LearntEntries(ExactIndex(keys, metric), values, (pair,), (), gone, first)
+
+
+def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
+    there = one.scores > float("-inf")
+    same = torch.equal(one.scores, two.scores) and torch.equal(one.values[there], two.values[there])
+    return same and (not ids or torch.equal(one.ids, two.ids))
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("own", [0, 3, 300])
+def test_both_together_are_one_search_over_all_entries(metric: str, own: int, rng: np.random.Generator) -> None:
+    for learnt in (1, 5, 70):
+        keys = torch.nn.functional.normalize(torch.randn(own + learnt, 16), dim=1).half()
+        keys[-1] = keys[0]  # of equal scores the datastore's own entry comes first
+        values = torch.randint(4, 40, (own + learnt,), dtype=torch.int32)
+        queries = torch.cat([keys[:1].float(), torch.randn(7, 16)])
+        retriever = retriever_over(keys[:own], values[:own], metric)
+        both = retriever.with_learnt(entries(keys[own:], values[own:], metric))
+        for k in (1, 4, 90, 400):
+            assert equal(both.search(queries, k), retriever_over(keys, values, metric).search(queries, k)), (learnt, k)
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_forgotten_entries_of_the_datastore_are_as_if_they_were_not_there(
+    metric: str, rng: np.random.Generator
+) -> None:
+    keys = torch.randn(250, 16).half()
+    values = torch.randint(4, 40, (250,), dtype=torch.int32)
+    gone = torch.from_numpy(np.sort(rng.permutation(250)[:40]))
+    left = torch.from_numpy(np.setdiff1d(np.arange(250), gone.numpy()))
+    queries = keys[::5].float()
+    retriever = retriever_over(keys[:200], values[:200], metric)
+    found = retriever.with_learnt(entries(keys[200:], values[200:], metric, gone[gone < 200])).search(queries, 9)
+    own = left[left < 200]
+    never = retriever_over(keys[own], values[own], metric).with_learnt(entries(keys[200:], values[200:], metric))
+    assert equal(found, never.search(queries, 9), ids=False)
+    assert not np.isin(found.ids.numpy(), gone[gone < 200].numpy()).any()
+
+
+def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
+    retriever = retriever_over(torch.randn(20, 16).half(), torch.arange(4, 24, dtype=torch.int32), "l2")
+    nothing = entries(torch.empty(0, 16).half(), torch.empty(0, dtype=torch.int32), "l2")
+    other = retriever.with_learnt(nothing)
+    assert isinstance(other, LearningRetriever) and other.learnt is None
+    assert (
+        equal(other.search(torch.randn(3, 16), 4), retriever.search(torch.zeros(3, 16) + torch.randn(3, 16), 4))
+        is False
+    )
+    states = torch.randn(5, 16)
+    assert equal(other.search(states, 4), retriever.search(states, 4))
+
+
+def learning(ensemble: Any, count: int) -> Any:
+    """The ensemble of `test_beam_step`, whose datastore something was learnt beside and taken out of."""
+    retriever = ensemble.tokens.retriever
+    keys = torch.nn.functional.normalize(torch.randn(count, 16), dim=1).half()
+    values = torch.randint(4, 7, (count,), dtype=torch.int32)
+    made = entries(keys, values, retriever.index.metric, torch.arange(3, 9))
+    memory: Any = SimpleNamespace(entries=made)
+    settings = ensemble.tokens.settings
+    tokens = TokenMemory(ensemble.tokens.capture, retriever, settings, ensemble.tokens.unknown, learnt=memory)
+    return ensemble.with_memories(tokens, ensemble.phrases)
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(metric: str) -> None:
+    counts = []
+    for count in (5, 4000):
+        with watching(NoRoundTrip):
+            for log_probs in two_steps(learning(make_ensemble(metric, "consent", CPU), count), CPU):
+                torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
+        steps, counted = two_steps(learning(make_ensemble(metric, "consent", CPU), count), CPU), Operations()
+        next(steps)
+        with watching(lambda counted=counted: counted, search=False):
+            next(steps)
+        counts.append(counted.count)
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_batch_that_has_begun_does_not_see_what_is_learnt_meanwhile() -> None:
+    ensemble = make_ensemble("l2", "consent", CPU)
+    wanted = list(two_steps(ensemble, CPU))
+    other = learning(ensemble, 900)
+    learnt = other.tokens.learnt.entries
+    other.tokens.learnt.entries = entries(learnt.index.keys[:0], learnt.values[:0], "l2")
+    steps = two_steps(other, CPU)
+    assert torch.equal(next(steps), wanted[0])
+    other.tokens.learnt.entries = learnt
+    assert torch.equal(next(steps), wanted[1])
+    assert not torch.equal(next(two_steps(other, CPU)), wanted[0])
+
+
+def test_the_segment_grows_and_shrinks_with_the_journal(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learnt_memory, "FIRST_ROWS", 8)
+    build(world, tmp_path / "store", "--subset", "valid")
+    memory = LearntMemory(TokenDatastore(tmp_path / "store"), CPU)
+    pairs = {}
+    for number in range(1, 30):
+        earlier = memory.entries
+        there = earlier.index.keys.clone(), earlier.values.clone(), earlier.index.half_norms.clone()
+        pairs[memory.learn([new_pair(number)])[0]] = new_pair(number)
+        if number % 7 == 0:
+            memory.forget([number - 3, number - 1])
+            del pairs[number - 3], pairs[number - 1]
+        assert all(map(torch.equal, there, (earlier.index.keys, earlier.values, earlier.index.half_norms)))
+        again = LearntMemory(TokenDatastore(tmp_path / "store"), CPU)
+        for one in (memory.entries, again.entries):
+            assert np.array_equal(one.index.keys, np.concatenate([pair.keys for pair in pairs.values()]))
+            assert np.array_equal(one.values, np.concatenate([pair.values for pair in pairs.values()]))
+            torch.testing.assert_close(one.index.half_norms, one.index.keys.float().square().sum(1) / 2)
+            places = [(pair.id, position) for pair, position in map(one.place, range(one.index.size))]
+            assert places == [(n, at) for n, pair in pairs.items() for at in range(len(pair.values))]
+        assert str(memory.entries) == str(again.entries) and str(memory.entries).startswith(f"{len(pairs)}-")
+
+
+def test_an_empty_memory_has_nothing_to_say() -> None:
+    retriever = retriever_over(torch.empty(0, 16).half(), torch.empty(0, dtype=torch.int32), "l2")
+    capture: Any = None
+    memory = TokenMemory(capture, retriever, TokenRetrievalSettings(4, 0.5, 10.0), 3)
+    neighbours, log_probs = memory.retrieve(torch.randn(5, 16))
+    assert (neighbours.ids == -1).all() and (neighbours.scores == float("-inf")).all()
+    assert (log_probs == float("-inf")).all()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
+    """Against a plain loop; text that is as far as can be is left what was learnt, and text that is not all."""
+    keys = torch.nn.functional.normalize(torch.randn(50, 16), dim=1).half()
+    values = torch.randint(4, 9, (50,), dtype=torch.int32)
+    made = entries(keys[30:], values[30:], metric, first=30)
+    settings = TokenRetrievalSettings(6, 0.8, 0.3, confidence=False, guard=True)
+    familiarity = torch.tensor([0.0, 0.3, 1.0])
+    domain: Any = SimpleNamespace(familiarity=lambda running: familiarity)
+    course: Any = SimpleNamespace(running_distance=None)
+    capture: Any = None
+    memory = TokenMemory(
+        capture, retriever_over(keys[:30], values[:30], metric), settings, 3, domain=domain, learnt=made
+    )
+    assert not memory.skips
+    queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
+    neighbours, retrieved = memory.retrieve(queries)
+    given = memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values), course)
+    mixed = interpolate_(log_probs.clone(), given).exp()
+    shares = (neighbours.scores / 0.3).softmax(dim=1)
+    for row in range(3):
+        wanted = log_probs[row].exp()
+        left = torch.tensor([1.0 if entry >= 30 else float(familiarity[row]) for entry in neighbours.ids[row]])
+        wanted *= 1 - 0.8 * float((shares[row] * left).sum())
+        wanted.index_add_(0, neighbours.values[row], 0.8 * shares[row] * left)
+        torch.testing.assert_close(mixed[row], wanted)
+    assert float(given.weight[2]) == pytest.approx(0.8)

@@ -1,0 +1,173 @@
+"""`Translator.learn`, `forget` and `memory`: a correction counts from the next sentence on, and no longer than it should."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.learnt import LEARNT
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.small_models import World
+
+SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
+KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}  # what it learnt, it says
+
+
+@pytest.fixture(scope="module")
+def pairs(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+@pytest.fixture
+def store(world: World, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(world.datastore, tmp_path / "store"))
+
+
+def outcome(translator: Translator, sentences: list[str]) -> list[tuple[str, float, tuple[float, ...]]]:
+    return [(one.text, one.score, one.token_scores) for one in translator.translate(sentences)]
+
+
+def test_a_correction_counts_from_the_next_sentence_on(store: Path, pairs: list[tuple[str, str]]) -> None:
+    translator = Translator(datastore=store, **KEEN)
+    source, target = pairs[0]
+    before = outcome(translator, [source])
+    number = translator.learn(source, target)
+    (learnt,) = translator.translate([source])
+    assert learnt.text == target != before[0][0]
+    assert "|learnt:1-" in str(translator.signature)
+    (other,) = Translator(datastore=store, **KEEN).translate([source])
+    assert other.text == target
+    assert [(one.id, one.source, one.target, one.count) for one in translator.memory()] == [(number, source, target, 1)]
+    assert translator.learn(f" {source}\n", target) == number and translator.memory(source[:5])[0].count == 2
+    translator.forget(number)
+    assert outcome(translator, [source]) == before and not translator.memory()
+
+
+def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
+    """Sentences of the datastore, learnt again: their keys are the datastore's own, but for the company in their batch."""
+    translator, datastore = Translator(datastore=store, **SHORT), TokenDatastore(store)
+    rows = list(read_pairs(world.folder / "train.tsv"))
+    for sentence in (0, 7):
+        number = translator.learn(*rows[sentence])
+        assert translator.ensemble is not None and translator.ensemble.tokens is not None
+        learnt = translator.ensemble.tokens.learnt
+        assert learnt is not None
+        values, keys = learnt.store.entries[number]
+        own = datastore.provenance[:, 0] == sentence
+        assert values.tolist() == datastore.values[own].tolist()
+        torch.testing.assert_close(torch.tensor(keys), torch.tensor(datastore.keys[own]), rtol=2e-2, atol=2e-2)
+
+
+def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
+    store: Path, tmp_path: Path, pairs: list[tuple[str, str]]
+) -> None:
+    """To the bit, signature included; and so is a memory that all was taken out of."""
+    never = Path(shutil.copytree(store, tmp_path / "never"))
+    sentences = [source for source, _ in pairs[:4]]
+    one, other, untouched = (Translator(datastore=folder, **SHORT) for folder in (store, never, never))
+    plain = outcome(untouched, sentences)
+    numbers = [one.learn(*pair) for pair in pairs[:6]]
+    assert outcome(one, sentences) != plain
+    one.forget(*numbers[::2])
+    for pair in pairs[1:6:2]:
+        other.learn(*pair)
+    assert outcome(one, sentences) == outcome(other, sentences) != plain and one.signature == other.signature
+    one.close()
+    assert outcome(Translator(datastore=store, **SHORT), sentences) == outcome(other, sentences)
+    one.forget(*numbers[1::2])
+    assert outcome(one, sentences) == plain and one.signature == untouched.signature
+
+
+def test_an_explanation_names_what_was_learnt(store: Path, pairs: list[tuple[str, str]]) -> None:
+    translator = Translator(datastore=store, **KEEN)
+    (source, target), (other, _) = pairs[:2]
+    number = translator.learn(source, target)
+    explanation = translator.explain([source, other])
+    texts = explanation.texts
+    learnt = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if n.learnt]
+    own = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if not n.learnt]
+    assert own and learnt and {one.learnt for one in learnt} == {number}
+    assert {texts[one.sentence] for one in learnt} == {target} and target not in {texts[one.sentence] for one in own}
+    for token in explanation.sentences[0].tokens:
+        nearest = token.neighbours[0]
+        assert (
+            nearest.learnt == number
+            and texts[nearest.sentence][nearest.start : nearest.end]
+            == explanation.sentences[0].translation[token.start : token.end]
+        )
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "sentence"),
+    [
+        ("", "one", "its source is empty"),
+        ("eins", " \n", "its target is empty"),
+        ("Wort " * 3000, "word", "its source is longer than the 1,024 tokens that the model takes"),
+        ("Wort", "word " * 3000, "its target is longer than the 1,024 tokens that the model takes"),
+        ("Wort", "世界你好朋友", "half of its target or more is not in the dictionary"),
+        ("привет мир", "hello world", "half of its source or more is not in the dictionary"),
+        ("eins \x00", "one", "its source has control characters"),
+        ("eins", "one \udcff", "its target has control characters, or is no Unicode"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused_with_its_reason(
+    world: World, store: Path, source: str, target: str, sentence: str
+) -> None:
+    translator = Translator(datastore=store, **SHORT)
+    with pytest.raises(ConfigurationError, match=f"the pair was not learnt: {sentence}"):
+        translator.learn(source, target)
+    assert not translator.memory()
+    assert translator.learn_all([("Es ist gut.", "It is good."), (source, target)])[0] == 1
+    with pytest.raises(ConfigurationError, match="there is no pair 3 among what was learnt"):
+        translator.forget(3)
+
+
+def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, store: Path, tmp_path: Path) -> None:
+    alone = Translator(world.model, data=world.data_bin, device="cpu")
+    with pytest.raises(
+        ConfigurationError, match="learning needs a token datastore: give one with --datastore, or make"
+    ):
+        alone.learn("eins", "one")
+    first, second = (Translator(datastore=store, **SHORT) for _ in range(2))
+    number = first.learn("Es ist gut.", "It is good.")
+    with pytest.raises(DatastoreError, match="is being written to by process"):
+        second.learn("Es ist gut.", "It is good.")
+    first.close()
+    second.forget(number)
+    assert not second.memory() and not Translator(datastore=store, **SHORT).memory()
+
+
+def test_threads_translate_while_others_learn_and_forget(store: Path, pairs: list[tuple[str, str]]) -> None:
+    """Each translation is one of those with something learnt, and in the end all is as it was."""
+    translator = Translator(datastore=store, **KEEN)
+    source, target = pairs[0]
+    wanted = {tuple(outcome(translator, [source]))}
+    number = translator.learn(source, target)
+    wanted.add(tuple(outcome(translator, [source])))
+    translator.forget(number)
+    found: list[Any] = []
+    done = threading.Event()
+
+    def translate() -> None:
+        while not done.is_set():
+            found.append(tuple(outcome(translator, [source])))
+
+    threads = [threading.Thread(target=translate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(15):
+        number = translator.learn(source, target)
+        translator.forget(number)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert len(found) >= 2 and set(found) <= wanted
+    assert (store / LEARNT).is_dir() and not translator.memory()
