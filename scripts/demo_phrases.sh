@@ -15,7 +15,6 @@ if [ ! -e $built/verses.en.txt ]; then
 fi
 fairseq-ccpr build phrases $built/verses.en.txt --encoder $encoder --bf16 --output $built/phrases
 fairseq-ccpr compare $built/data-bin --path $demo/model.pt --datastore $built/phrases \
-  $(cat $demo/phrase.options) --beam 5 --max-tokens 4000 \
-  --results-path $built/phrase-results
+  --beam 5 --max-tokens 4000 --results-path $built/phrase-results
 echo 'Die Jünger gingen auf den Berg, und Jesus lehrte sie in Gleichnissen.' |
   fairseq-ccpr retrieve $built/phrases

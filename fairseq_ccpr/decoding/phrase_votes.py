@@ -30,12 +30,12 @@ class PhraseVotes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        begun, written = (-3.1, -2.2, -1.8, -2.3, -2.8), (-3.8, -3.8, -2.6, -3.0, -2.8, -3.2)
-        self.similarity = _weights(4.5, 9.7)  # w1, w2
-        self.state = _weights(-5.2, *begun, *written)  # b
-        self.consent = _weights(0.7, 0.4, 0.4, 0.4, 0.2, 0.0, 1.1, 0.4, 0.7, 0.3, 0.3, 0.3)  # c
-        self.covered = _weights(-2.2)  # d
-        self.model = _weights(0.5, 0.7)  # n0, n1
+        begun, written = (-3.8, -2.5, -2.1, -2.1, -2.5), (-3.8, -4.3, -2.8, -3.5, -2.2, -2.8)
+        self.similarity = _weights(4.0, 9.3)  # w1, w2
+        self.state = _weights(-6.4, *begun, *written)  # b
+        self.consent = _weights(0.6, 0.4, 0.4, 0.4, 0.4, 0.1, 2.0, 0.3, 0.9, 0.2, 0.6, 0.3)  # c
+        self.covered = _weights(-1.9)  # d
+        self.model = _weights(1.2, 0.8)  # n0, n1
         assert len(self.state) == len(self.consent) == len(STATES)
 
     def of_phrases(self, table: PhraseTable) -> Tensor:

@@ -20,7 +20,7 @@ from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
 
 TOKENS = 24_000  # of a text, about: more teach little, and cost as long as they are decoded
 CPU = torch.device("cpu")  # where what is kept lies
-PHRASE_TOKENS = 16_000  # of these, with phrases: there are hundreds to weigh at each, for every point of a grid
+PHRASE_TOKENS = 10_000  # of these, with phrases: there are hundreds to weigh at each, for every point of a grid
 
 
 class CachedView(NamedTuple):
