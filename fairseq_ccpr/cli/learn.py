@@ -17,6 +17,7 @@ from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.learning import Learner
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.translation_memory import Pair, read_memory
 
@@ -74,6 +75,11 @@ def learn(options: Options, rest: list[str]) -> int:
         for path in options.files:
             learn_pairs(learner, read_memory(path, *languages, done.skipped), done, bar)
     print(summary(done))
+    size = learner.memory.entries.index.size
+    if size > EXACT_UP_TO:
+        print(
+            f"each step of decoding now compares with {size:,} learnt entries: fairseq-ccpr compact moves them into the index"
+        )
     return 0 if done.ids or done.again else 1
 
 

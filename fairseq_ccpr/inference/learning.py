@@ -32,6 +32,7 @@ class Learner:
 
     def __init__(self, system: System) -> None:
         self.system = system
+        system.check_encoding()
         self.memory = learnt_memory(system)
         assert system.ensemble is not None and system.ensemble.tokens is not None
         self.ensemble: RetrievalEnsemble = system.ensemble
@@ -53,7 +54,6 @@ class Learner:
         Raises:
             DatastoreError: another process writes, or the journal cannot be written; nothing was learnt then.
         """
-        self.system.check_encoding()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
         new = [one for one in made if isinstance(one, NewPair)]
         ids = iter(self.memory.learn(new) if new else [])

@@ -63,7 +63,7 @@ class System:
         for dictionary in (self.task.source_dictionary, self.task.target_dictionary):
             check_subwords(dictionary, self.task.bpe, cfg.common_eval.post_process)
         self._of_thread = threading.local()
-        self._warned = False
+        self._warned = self._encodes = False
 
     @classmethod
     def of(cls, words: list[str], data: Path | None = None) -> System:
@@ -130,7 +130,9 @@ class System:
         Raises:
             ConfigurationError: `--remove-bpe` alone is given, which only joins them.
         """
-        check_subwords(self.task.source_dictionary, self.task.bpe)
+        if not self._encodes:  # it looks at the whole dictionary, which a program that translates one sentence feels
+            check_subwords(self.task.source_dictionary, self.task.bpe)
+            self._encodes = True
 
     def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
         """Say once that much of the text is not in the source dictionary."""

@@ -3,7 +3,8 @@
 python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNT ...]
 
 The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, together,
-up to each of PAIRS_LEARNT (100 1000 10000); with as many the last 100 are translated, in turns with nothing learnt.
+up to each of PAIRS_LEARNT (100 1000 10000); with as many the last 40 are translated, in turns with nothing learnt, and in the
+end once more when the datastore is compacted.
 """
 
 import shutil
@@ -20,12 +21,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
+from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.storage.journal import JournalWriter
 from fairseq_ccpr.text.pairs import read_pairs
 
-TIMED, REPEATS = 100, 3
+TIMED, TRANSLATED, REPEATS = 100, 40, 3
 
 
 def main() -> None:
@@ -33,8 +35,8 @@ def main() -> None:
         sys.exit(__doc__.strip())
     store, pairs, *counts = sys.argv[1:]
     sizes = [int(count) for count in counts] or [100, 1000, 10_000]
-    *rows, last = islice(read_pairs(Path(pairs)), max(sizes) + TIMED)
-    sentences = [source for source, _ in [*rows[len(rows) - TIMED + 1 :], last]]
+    rows = list(islice(read_pairs(Path(pairs)), max(sizes) + TRANSLATED))
+    sentences = [source for source, _ in rows[-TRANSLATED:]]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(store, Path(folder) / "store"))
         plain, translator = Translator(datastore=copy), Translator(datastore=copy)
@@ -43,18 +45,28 @@ def main() -> None:
         table: list[list[Any]] = [["", "median", "95 in 100"]]
         for name, seconds in (("until it counts", learnt), ("of which on disk", appended)):
             table.append([name, *(f"{1000 * q:.1f}" for q in np.quantile(seconds, [0.5, 0.95]))])
-        print(markdown_table(table))
+        print(markdown_table(table), flush=True)
         table = [["pairs", "entries", "sentences/s", "without", "speed"]]
         for size in sizes:
             done = len(translator.memory())
             if size > done:
                 translator.learn_all(rows[done:size])
-            speeds = [[speed(one, sentences) for one in (translator, plain)] for _ in range(REPEATS)]
-            own, other = np.median(speeds, axis=0)
-            ratio = np.median([a / b for a, b in speeds])
-            entries = sum(pair.tokens for pair in translator.memory())
-            table.append([f"{size:,}", f"{entries:,}", f"{own:.2f}", f"{other:.2f}", f"{ratio:.1%}"])
+            table.append(compare(f"{size:,}", translator, plain, sentences))
+        translator.close()
+        start = time.perf_counter()
+        compact_datastore(CompactSettings(copy, quiet=True))
+        seconds = time.perf_counter() - start
+        table.append(compare(f"{size:,}, compacted", Translator(datastore=copy), plain, sentences))
         print(markdown_table(table))
+        print(f"compacting took {seconds:.0f} s")
+
+
+def compare(name: str, translator: Translator, plain: Translator, sentences: list[str]) -> list[Any]:
+    """Translate with what was learnt and without, in turns; returns a row of the table."""
+    speeds = [[speed(one, sentences) for one in (translator, plain)] for _ in range(REPEATS)]
+    own, other = np.median(speeds, axis=0)
+    entries = sum(pair.tokens for pair in translator.memory())
+    return [name, f"{entries:,}", f"{own:.2f}", f"{other:.2f}", f"{np.median([a / b for a, b in speeds]):.1%}"]
 
 
 def time_learning(translator: Translator, rows: list[tuple[str, str]]) -> tuple[list[float], list[float]]:

@@ -181,7 +181,9 @@ def test_version_and_checksum_must_agree(copied: Path):
             Manifest.read(copied)
 
     write_json(copied / MANIFEST, {name: value for name, value in data.items() if name != CHECKSUM})
-    opening_fails("it lacks a checksum, unlike any of format version 6.*copy it again, or build the datastore again")
+    opening_fails(
+        f"it lacks a checksum, unlike any of format version {FORMAT_VERSION}.*copy it again, or build the datastore again"
+    )
     write_json(copied / MANIFEST, data | {"format_version": 4})
     opening_fails("checksum is not that of its bytes")
     write_json(copied / MANIFEST, {**{n: v for n, v in data.items() if n != CHECKSUM}, "format_version": 4, "other": 1})
@@ -192,4 +194,4 @@ def test_version_and_checksum_must_agree(copied: Path):
     edit_manifest(copied, format_version=6, token=data["token"] | {"colour": "red"})
     opening_fails("it has an unknown entry 'colour'")
     edit_manifest(copied, format_version=99)
-    opening_fails("format version 99.*reads up to 6: upgrade")
+    opening_fails(f"format version 99.*reads up to {FORMAT_VERSION}: upgrade")
