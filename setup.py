@@ -46,6 +46,8 @@ setup(
         "tqdm",
         # An adapter and its PCA in a datastore: tensors that are never unpickled.
         "safetensors>=0.4",
+        # The settings inside files of Marian's own format; fairseq brings it as well.
+        "pyyaml",
         # t-SNE; fairseq brings it as well.
         "scikit-learn>=1.3",
         # Disjoint sets of strings, and the exact binomial test (1.7) that is McNemar's; scikit-learn brings it as well.
@@ -68,6 +70,8 @@ setup(
             "import-linter>=2.0",
             "subword-nmt>=0.3.8",
             "sacremoses>=0.1",
+            # Marian models, for what is converted to be compared with.
+            "transformers>=5",
         ],
     },
     entry_points={"console_scripts": ["fairseq-ccpr = fairseq_ccpr.cli:main"]},

@@ -1,6 +1,7 @@
 """Finding what a translation needs and was not told: model, languages, dictionaries and subwords.
 
-They are looked for in the data folder, in the datastore, which remembers what it was built with, and beside the model.
+They are looked for in the data folder, in the datastore, which remembers what it was built with, and beside the model. What
+`prepare` and `convert` wrote there says all of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.checkpoint import read_settings
 from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.fingerprint import of_file, of_files
+from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
 
 UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 OF_RETRIEVAL = ("--knn-", "--no-knn-", "--phrase-", "--no-phrase-", "--store-", "--retrieval-")
@@ -40,9 +42,7 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     Raises:
         ConfigurationError: something was not found, or twice, and differs.
     """
-    names = {word.partition("=")[0] for word in words}
-    if "--sentencepiece-model" in names and "--bpe" not in names:
-        words = ["--bpe", "sentencepiece", *words]
+    words = implied_bpe(words)
     given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
     datastores = [Path(folder) for folder in utils.split_paths(given.task.datastore)] if given.task.datastore else []
     for folder in datastores:
@@ -53,6 +53,7 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     for model in models:
         if not model.is_file():
             raise ConfigurationError(f"--path: there is no checkpoint {model}")
+    known += [beside for model in models if (beside := read_preprocessing(model.parent))]
     source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
     source, target = _languages(source, target, known, data, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
@@ -102,8 +103,12 @@ def find_beside(
         given: options of tokenizer and BPE that are known.
 
     Raises:
-        ConfigurationError: the subwords are there, but not known well enough, or twice.
+        ConfigurationError: the subwords are there, but not known well enough, or twice, or of other languages.
     """
+    remembered_there = read_preprocessing(model.parent)
+    if remembered_there is not None:
+        _languages(source, target, [remembered_there], None, model)
+        return replace(remembered_there, options={**remembered_there.options, **given})
     if not _has_dictionaries(model.parent, source, target):
         return None
     files = _subword_files(model.parent)

@@ -16,6 +16,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.sentencepiece_pair import for_target
 from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
@@ -94,7 +95,7 @@ class DecoderSubwords:
 
     def starts(self, text: str) -> list[int]:
         """Return the character at which each subword of a source sentence begins; they never fall."""
-        return list(accumulate((start for _, start, _ in self._place(text)), max))
+        return list(accumulate((start for _, start, _ in self._place(text, self.bpe)), max))
 
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
         """Return the token ids with which the decoder emits text[start:end], whole words, in its sentence.
@@ -127,7 +128,7 @@ class DecoderSubwords:
 
     def _split(self, text: str) -> Pieces:
         index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
-        placed = self._place(text)
+        placed = self._place(text, for_target(self.bpe))
         symbols, starts, ends = zip(*placed) if placed else ((), (), ())
         found = (index.get(symbol, unknown) for symbol in symbols)
         ids = [number if number >= first else unknown for number in found]  # a word "</s>" is no marker
@@ -141,21 +142,21 @@ class DecoderSubwords:
             )
         return Pieces(tuple(ids), tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
 
-    def _place(self, text: str) -> list[Placed]:
+    def _place(self, text: str, bpe: Any) -> list[Placed]:
         """Return the symbols of a text, with the characters each stands for."""
         if self.tokenizer is None:
-            return self._place_pieces(text)
+            return self._place_pieces(text, bpe)
         tokenised = self.tokenizer.encode(text)
         units = _MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
         origins = _Origins.trace(units, text)
-        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
+        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised, bpe)]
 
-    def _place_pieces(self, text: str) -> list[Placed]:
+    def _place_pieces(self, text: str, bpe: Any) -> list[Placed]:
         """Return the symbols of tokenised text; like fairseq, white space of any kind parts them."""
         if self.mark == BLANK:
-            pieces = piece_spans(self.bpe.sp, text)
+            pieces = piece_spans(bpe.sp, text)
             return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
-        symbols = (text if self.bpe is None else self.bpe.encode(text)).split()
+        symbols = (text if bpe is None else bpe.encode(text)).split()
         if self.mark and self.mark in text:  # which pieces continue is ambiguous
             return [(symbol, 0, len(text) + 1) for symbol in symbols]
         surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
@@ -230,7 +231,8 @@ def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = 
             f"{_KINDS_OF_SYMBOLS[found]}"
         )
     if isinstance(bpe, SentencepieceBPE):
-        pieces = {bpe.sp.id_to_piece(number) for number in range(len(bpe.sp))}
+        models = (bpe.sp, for_target(bpe).sp)
+        pieces = {piece for sp in models for piece in sp.id_to_piece(list(range(len(sp))))}
         symbols = dictionary.symbols[dictionary.nspecial :]
         known = sum(symbol in pieces for symbol in symbols) / max(1, len(symbols))
         if known < ENOUGH_KNOWN:
