@@ -23,7 +23,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.13",  # as wheels of fairseq exist; docs/models.md tells which were tried
     packages=find_packages(include=["fairseq_ccpr", "fairseq_ccpr.*"]),
     package_data={
         "fairseq_ccpr.evaluation": ["*.css"],
@@ -73,6 +73,8 @@ setup(
             # Marian models, for what is converted to be compared with.
             "transformers>=5",
         ],
+        # What scripts/marian_speed.py compares a converted model with.
+        "benchmark": ["ctranslate2>=4", "transformers>=5"],
     },
     entry_points={"console_scripts": ["fairseq-ccpr = fairseq_ccpr.cli:main"]},
 )

@@ -151,20 +151,25 @@ class PhraseCandidates:
         rows = [row[row != pad] for row in src_tokens.cpu()]
         texts = [self.subwords.recover(self.source_dictionary, row) for row in rows]
         answer = self.retriever.start(texts, k)
-        return lambda: self._of_sentences(texts, [len(row) for row in rows], answer())
+        pieces = [(*self.subwords.text_pieces(self.source_dictionary, row), len(row)) for row in rows]
+        return lambda: self._of_sentences(texts, pieces, answer())
 
-    def _of_sentences(self, texts: list[str], lengths: list[int], retrieved: RetrievedEntries) -> list[SentencePhrases]:
+    def _of_sentences(
+        self, texts: list[str], pieces: list[tuple[int, int, int]], retrieved: RetrievedEntries
+    ) -> list[SentencePhrases]:
+        """Lay out the phrases of sentences, each with where its pieces begin and end, and how many ids it has."""
         read = cache(lambda: self.retriever.read(texts, retrieved))
         first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
         candidates = self._candidates(retrieved)
         bounds = np.searchsorted(candidates.queries, first)
         found = []
-        for number, (text, length) in enumerate(zip(texts, lengths)):
+        for number, (text, (begin, end, length)) in enumerate(zip(texts, pieces)):
             own = Candidates(*(part[bounds[number] : bounds[number + 1]] for part in candidates))
             own = own._replace(queries=own.queries - first[number])
             spans = retrieved.spans[first[number] : first[number + 1], 1:]
             starts = self.subwords.starts(text)
-            attended = np.searchsorted(starts, spans) if len(starts) == length - 1 else np.zeros_like(spans, np.int64)
+            known = len(starts) == end - begin
+            attended = begin + np.searchsorted(starts, spans) if known else np.zeros_like(spans, np.int64)
             found.append(SentencePhrases(own, attended, length, read, number))
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -16,7 +16,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.sentencepiece_pair import for_target
+from fairseq_ccpr.text.sentencepiece_pair import for_target, is_tag
 from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
@@ -68,6 +68,7 @@ class DecoderSubwords:
         tokenizer: of `task.build_tokenizer`, or None.
         bpe: of `task.build_bpe`: SentencePiece, subword-nmt or fastBPE; or None where the model knows words.
         dictionary: of the target language.
+        tags: symbols that name a language, and are no text.
 
     Attributes:
         pieces: how many pieces the sentences split so far have.
@@ -77,8 +78,9 @@ class DecoderSubwords:
         ConfigurationError: `bpe` is of another kind, or not of the kind that made the dictionary's symbols.
     """
 
-    def __init__(self, tokenizer: Any, bpe: Any, dictionary: Dictionary) -> None:
+    def __init__(self, tokenizer: Any, bpe: Any, dictionary: Dictionary, tags: Collection[str] = frozenset()) -> None:
         self.tokenizer, self.bpe, self.dictionary = _for_target_text(tokenizer), bpe, dictionary
+        self.tags = frozenset(tags)
         self.mark = _mark_of_bpe(bpe)
         self.pieces = self.unknown = 0
         self._source_dictionary: Dictionary | None = None
@@ -96,6 +98,21 @@ class DecoderSubwords:
     def starts(self, text: str) -> list[int]:
         """Return the character at which each subword of a source sentence begins; they never fall."""
         return list(accumulate((start for _, start, _ in self._place(text, self.bpe)), max))
+
+    def text_pieces(self, source_dictionary: Dictionary, ids: Tensor) -> tuple[int, int]:
+        """Return where the pieces of a source sentence's text begin and end in its ids [L], without tags and markers."""
+        symbols = [source_dictionary.symbols[i] for i in ids.tolist()]
+        begin = next((at for at, symbol in enumerate(symbols) if not self._is_tag(symbol, at)), len(symbols))
+        end = next(
+            (at for at in range(len(ids), begin, -1) if not self._ends(symbols[at - 1], source_dictionary)), begin
+        )
+        return begin, end
+
+    def _is_tag(self, symbol: str, at: int) -> bool:
+        return symbol in self.tags or (at == 0 and is_tag(self.bpe, symbol))
+
+    def _ends(self, symbol: str, dictionary: Dictionary) -> bool:
+        return symbol in self.tags or symbol == dictionary.eos_word
 
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
         """Return the token ids with which the decoder emits text[start:end], whole words, in its sentence.
@@ -118,7 +135,9 @@ class DecoderSubwords:
         Raises:
             ConfigurationError: the BPE is not of the kind that made the dictionary's symbols.
         """
-        known = [i for i in ids.tolist() if i != source_dictionary.pad()]
+        left_out = {source_dictionary.index(tag) for tag in self.tags if tag in source_dictionary}
+        left_out.add(source_dictionary.pad())
+        known = [i for i in ids.tolist() if i not in left_out]
         text = source_dictionary.string(known, unk_string=UNKNOWN)
         if source_dictionary is not self._source_dictionary:
             self._check_mark(source_dictionary, "the source text cannot be recovered from its subwords", text)

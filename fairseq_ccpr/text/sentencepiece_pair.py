@@ -80,3 +80,8 @@ def implied_bpe(words: list[str]) -> list[str]:
 def for_target(bpe: Any) -> Any:
     """Return the subword model of the target language: of a pair its second, of any other itself."""
     return bpe.target if isinstance(bpe, SentencepiecePair) else bpe
+
+
+def is_tag(bpe: Any, symbol: str) -> bool:
+    """Tell whether a subword at the beginning of a source sentence is a tag of a pair's model."""
+    return isinstance(bpe, SentencepiecePair) and _TAG.fullmatch(symbol) is not None
