@@ -23,7 +23,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.13",  # as wheels of fairseq exist; docs/models.md tells which were tried
     packages=find_packages(include=["fairseq_ccpr", "fairseq_ccpr.*"]),
     package_data={
         "fairseq_ccpr.evaluation": ["*.css"],
@@ -46,6 +46,8 @@ setup(
         "tqdm",
         # An adapter and its PCA in a datastore: tensors that are never unpickled.
         "safetensors>=0.4",
+        # The settings inside files of Marian's own format; fairseq brings it as well.
+        "pyyaml",
         # t-SNE; fairseq brings it as well.
         "scikit-learn>=1.3",
         # Disjoint sets of strings, and the exact binomial test (1.7) that is McNemar's; scikit-learn brings it as well.
@@ -68,7 +70,11 @@ setup(
             "import-linter>=2.0",
             "subword-nmt>=0.3.8",
             "sacremoses>=0.1",
+            # Marian models, for what is converted to be compared with.
+            "transformers>=5",
         ],
+        # What scripts/marian_speed.py compares a converted model with.
+        "benchmark": ["ctranslate2>=4", "transformers>=5"],
     },
     entry_points={"console_scripts": ["fairseq-ccpr = fairseq_ccpr.cli:main"]},
 )

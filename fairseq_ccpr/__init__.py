@@ -33,8 +33,10 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 from fairseq_ccpr import models, training  # noqa: E402
 from fairseq_ccpr.datastore.phrase import PhraseDatastore  # noqa: E402
 from fairseq_ccpr.datastore.token import TokenDatastore  # noqa: E402
+from fairseq_ccpr.decoding.language_tags import LanguageTags  # noqa: E402
 from fairseq_ccpr.decoding.memory import Memory, ModelView, Neighbours, Retriever  # noqa: E402
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, TranslationRetrievalConfig  # noqa: E402
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
 from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub  # noqa: E402
@@ -44,11 +46,13 @@ from fairseq_ccpr.translator import Translator  # noqa: E402
 refuse_retrieval_by_hub()
 
 __all__ = [
+    "LanguageTags",
     "Memory",
     "ModelView",
     "Neighbours",
     "PhraseDatastore",
     "PhraseSettings",
+    "RetrievalTask",
     "Retriever",
     "TokenDatastore",
     "TokenRetrievalSettings",

@@ -127,6 +127,11 @@ class Malice:
         return os.system, (f"touch {self.mark}",)
 
 
+def output_of(done: subprocess.CompletedProcess[str], kind: str) -> dict[int, str]:
+    """The lines of fairseq's output of one kind, such as H or D, by sentence."""
+    return {int(i): rest for i, rest in re.findall(rf"^{kind}-(\d+)\t(.*)$", done.stdout, flags=re.MULTILINE)}
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

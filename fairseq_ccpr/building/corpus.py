@@ -10,6 +10,7 @@ import numpy as np
 from fairseq.data import data_utils
 
 from fairseq_ccpr.building.shards import chunks_of_shard
+from fairseq_ccpr.decoding.language_tags import LanguageTags
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset
@@ -88,7 +89,7 @@ def draw_fraction(count: int, fraction: float) -> np.ndarray:
 def read_corpus(
     task: Any, subsets: list[str], max_positions: tuple[int, int], chunk_tokens: int, fraction: float
 ) -> Corpus:
-    """Load a fraction of `subsets` through fairseq's translation task, in chunks of about `chunk_tokens` target tokens.
+    """Load a fraction of `subsets` through the task, in chunks of about `chunk_tokens` target tokens.
 
     Raises:
         ConfigurationError: a subset is missing or holds no sentence the model can take.
@@ -112,8 +113,9 @@ def read_corpus(
             dataset.src_sizes, dataset.tgt_sizes, draw_fraction(len(dataset), fraction), max_positions
         )
         left_out += len(ignored)
-        for sentences in _cut(kept, dataset.tgt_sizes, chunk_tokens):
-            rows = int(dataset.tgt_sizes[sentences].sum())
+        lengths = entries_of(dataset, task.tags)
+        for sentences in _cut(kept, lengths, chunk_tokens):
+            rows = int(lengths[sentences].sum())
             chunks.append(Chunk(len(chunks), subset, sentences, first_row, rows))
             first_row += rows
     if first_row == 0:
@@ -122,6 +124,11 @@ def read_corpus(
             f"takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
         )
     return Corpus(task, sentence_counts, chunks, left_out, corpus_fingerprint(task, subsets), fraction)
+
+
+def entries_of(dataset: Any, tags: LanguageTags) -> np.ndarray:
+    """Return how many entries each sentence of a subset has, int64: all target tokens but the tags that decoding forces."""
+    return np.asarray(dataset.tgt_sizes, np.int64) - tags.forced
 
 
 def _cut(sentences: np.ndarray, lengths: np.ndarray, chunk_tokens: int) -> list[np.ndarray]:

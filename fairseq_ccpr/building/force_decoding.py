@@ -11,7 +11,7 @@ import torch
 from fairseq import utils
 from fairseq.data.iterators import EpochBatchIterator
 
-from fairseq_ccpr.building.corpus import Chunk, Corpus
+from fairseq_ccpr.building.corpus import Chunk, Corpus, entries_of
 from fairseq_ccpr.datastore.token import KEYS, PROVENANCE, VALUES
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -53,7 +53,8 @@ def _decode_chunk(
     dataset = corpus.task.dataset(chunk.subset)
     pad = corpus.task.target_dictionary.pad()
     offset = corpus.sentence_offset(chunk.subset)
-    lengths = dataset.tgt_sizes[chunk.sentences].astype(np.int64)
+    forced = corpus.task.tags.forced
+    lengths = entries_of(dataset, corpus.task.tags)[chunk.sentences]
     first_row = dict(zip(chunk.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
     keys = np.empty((chunk.rows, capture.dimension), dtype=np.float16)
     values = np.empty(chunk.rows, dtype=np.int32)
@@ -65,6 +66,7 @@ def _decode_chunk(
             net_input, target = utils.move_to_cuda(net_input), target.cuda()
         model(**net_input)
         real = target.ne(pad)  # [B, T]; all that follows is [B, T] -> [tokens]
+        real[:, :forced] = False
         position = (real.cumsum(1) - 1)[real].cpu().numpy()
         length = real.sum(1).cpu().numpy()
         sentence = np.repeat(sample["id"].numpy(), length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,35 @@ import torch
 from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+from fairseq_ccpr.decoding.task import BILINGUAL
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import check_data_bin
 
 
-def load_task(data_bin: Path, source_lang: str | None, target_lang: str | None, user_dir: str | None = None) -> Any:
-    """Set up fairseq's `translation` task for a folder that fairseq-preprocess wrote.
+def load_task(
+    data_bin: Path,
+    source_lang: str | None,
+    target_lang: str | None,
+    user_dir: str | None = None,
+    of_task: Sequence[str] = (),
+) -> Any:
+    """Set up the task that retrieves for a folder that fairseq-preprocess wrote.
 
     fairseq tells the languages by the names of the folder's files where they are not given.
+
+    Args:
+        of_task: words of a command line, see `task_words`; for a bilingual model none are needed.
 
     Raises:
         ConfigurationError: the folder or a dictionary is missing.
     """
     check_data_bin(data_bin, *filter(None, (source_lang, target_lang)))
-    named = {"task": "translation", "source_lang": source_lang, "target_lang": target_lang, "user_dir": user_dir}
-    arguments = [str(data_bin), *as_words(named)]
-    parsed = options.parse_args_and_arch(options.get_generation_parser(), input_args=arguments)
+    named = {"source_lang": source_lang, "target_lang": target_lang, "user_dir": user_dir}
+    arguments = [str(data_bin), *as_words(named), *of_task]
+    parser = options.get_generation_parser(default_task=BILINGUAL)
+    parsed = options.parse_args_and_arch(parser, input_args=arguments)
     config = convert_namespace_to_omegaconf(parsed)
     utils.import_user_module(config.common)
     return tasks.setup_task(config.task)

@@ -19,6 +19,7 @@ from fairseq_cli import preprocess
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import read_pairs, read_together
+from fairseq_ccpr.text.sentencepiece_pair import for_target
 
 SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by itself
 
@@ -50,11 +51,12 @@ def read_subset(path: Path, *languages: str) -> Iterator[tuple[str, str]]:
     return read_pairs(path) if files == [path] else read_together(*files)
 
 
-def splitter(subwords: list[str], language: str) -> Callable[[str], str]:
+def splitter(subwords: list[str], language: str, target: bool = False) -> Callable[[str], str]:
     """Return a function from text of a language to its subwords, separated by spaces.
 
     Args:
         subwords: options of fairseq: `--tokenizer`, `--bpe`, and those that belong to them.
+        target: whether it is the target language, which some models have subwords of its own for.
     """
     printed = io.StringIO()
     try:
@@ -63,7 +65,8 @@ def splitter(subwords: list[str], language: str) -> Callable[[str], str]:
                 options.get_generation_parser(), input_args=["data", "-s", language, "-t", language, *subwords]
             )
         cfg = convert_namespace_to_omegaconf(parsed)
-        steps = [encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe)]
+        bpe = encoders.build_bpe(cfg.bpe)
+        steps = [encoders.build_tokenizer(cfg.tokenizer), for_target(bpe) if target else bpe]
     except SystemExit:
         reason = printed.getvalue().strip().split("error: ")[-1]
         raise ConfigurationError(f"fairseq does not take '{' '.join(subwords)}': {reason}") from None
@@ -90,7 +93,7 @@ def binarise(
         dictionaries: a joint one, or those of source and target.
         output: the DATA_BIN; its folder `text` keeps the subwords.
     """
-    split_source, split_target = (splitter(subwords, language) for language in languages)
+    split_source, split_target = splitter(subwords, languages[0]), splitter(subwords, languages[1], target=True)
     text = output / "text"
     text.mkdir(parents=True, exist_ok=True)
     source_lang, target_lang = languages

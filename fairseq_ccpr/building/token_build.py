@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards
 from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.common_options import cpu_option, data_bin_option, quiet_option
 from fairseq_ccpr.datastore.manifest import TokenSection
+from fairseq_ccpr.decoding.retrieval_task import LANGUAGES
+from fairseq_ccpr.decoding.task_options import task_words
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.search import METRICS, IndexDescription
@@ -99,6 +102,12 @@ class TokenBuildSettings:
     fp16: bool = option(False, "run the model in half precision")
     cpu: bool = cpu_option()
     user_dir: Optional[str] = option(None, "your own fairseq plug-in, if the model needs one", metavar="DIR")
+    task_options: str = option(
+        "",
+        "options of a multilingual model's task that its checkpoint does not tell, in one string, such as "
+        "'--lang-dict langs.txt'",
+        metavar="STRING",
+    )
     quiet: bool = quiet_option()
 
     def check(self) -> None:
@@ -138,7 +147,8 @@ class Extraction:
 
     def __init__(self, settings: TokenBuildSettings, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
-        self.task = load_task(settings.data_bin, settings.source_lang, settings.target_lang, settings.user_dir)
+        of_task = [*task_words(Path(settings.path)), *shlex.split(settings.task_options)]
+        self.task = load_task(settings.data_bin, settings.source_lang, settings.target_lang, settings.user_dir, of_task)
         self.device = processes.device(settings.cpu)
         self.model = load_model(settings.path, self.task, self.device, settings.fp16)
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
@@ -173,6 +183,7 @@ class Extraction:
                 "model": self.model_fingerprint,
                 "target_dictionary": fingerprint.of_strings(self.symbols),
                 "corpus": self.corpus.fingerprint,
+                **({LANGUAGES: tags.languages} if (tags := self.task.tags).languages else {}),
             },
             index=index,
             share=self.corpus.fraction,

@@ -9,6 +9,7 @@ from fairseq_ccpr.errors import PROGRAM, did_you_mean
 from fairseq_ccpr.version import __version__
 
 DAILY = {
+    "convert": "make a model of fairseq of one from Hugging Face: Marian (OPUS-MT), or an encoder",
     "prepare": "make a DATA_BIN from sentence pairs",
     "build tokens": "build a token datastore from sentence pairs",
     "build phrases": "build a phrase datastore from target-language text alone",
@@ -35,7 +36,6 @@ RESEARCH = {
     "evaluate mining": "measure how well translations are found among sentences many of which have none",
     "extract": "extract phrase pairs from sentence pairs",
     "lexicon": "find example sentences for the phrases of a dictionary",
-    "convert": "make an encoder directory from a pretrained model",
     "mine": "mine sentence pairs from two texts that were not aligned",
     "benchmark decoding": "measure the speed of decoding and of search with datastores of any size",
     "benchmark phrases": "measure the speed and size of phrase datastores",

@@ -20,7 +20,7 @@ from fairseq_ccpr.common_options import (
     quiet_option,
 )
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.task import find_parts
+from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.decoding_speed import REST, DecodingSpeed, SpeedTest

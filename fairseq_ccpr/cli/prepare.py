@@ -14,6 +14,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import find_beside
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.atomic import atomic_directory
+from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
 
 HELP = """\
 Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz), or two files, PREFIX.de and PREFIX.en.
@@ -60,8 +61,7 @@ def prepare(options: Options, subwords: list[str]) -> int:
         raise ConfigurationError("there is nothing to prepare: give --train, --valid or --test")
     languages = options.source_lang, options.target_lang
     dictionaries = options.dict
-    if "--sentencepiece-model" in subwords and "--bpe" not in subwords:
-        subwords = ["--bpe", "sentencepiece", *subwords]
+    subwords = implied_bpe(subwords)
     if options.path is not None:
         subwords, dictionaries = of_model(options, subwords)
     if bool(subwords) != bool(dictionaries):

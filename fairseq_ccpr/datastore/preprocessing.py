@@ -29,7 +29,10 @@ PREPROCESSING = "preprocessing"  # folder in a datastore
 FILE = "preprocessing.json"
 FORMAT_VERSION = 1
 # Options of fairseq's tokenizers and subwords whose values are files.
-FILE_OPTIONS = ("sentencepiece_model", "bpe_codes", "bpe_vocab", "bpe_merges", "gpt2_encoder_json", "gpt2_vocab_bpe")
+FILE_OPTIONS = (
+    "sentencepiece_model", "sentencepiece_target_model", "bpe_codes", "bpe_vocab", "bpe_merges", "gpt2_encoder_json",
+    "gpt2_vocab_bpe",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,18 @@ class Preprocessing:
         return frozenset(map(of_file, self._files()))
 
     def save(self, folder: Path) -> None:
-        """Write the description to a folder, with copies of the files that are not in it."""
+        """Write the description to a folder, with copies of the files that are not in it.
+
+        Raises:
+            DatastoreError: two of the files have one name.
+        """
         dictionaries = [self.folder / f"dict.{language}.txt" for language in (self.source_lang, self.target_lang)]
         files = list(dict.fromkeys([*dictionaries, *self._files()]))
         for path in files:
+            if (other := next(one for one in files if one.name == path.name)) != path:
+                raise DatastoreError(
+                    f"{other} and {path} cannot both be kept in {folder}: give one of them another name"
+                )
             if path.parent.resolve() != folder.resolve():
                 shutil.copyfile(path, folder / path.name)
         described = {

@@ -70,7 +70,7 @@ def break_down(
         hypotheses: the tokens of each sentence's translation.
         dictionary: the target dictionary.
     """
-    pad, eos = dictionary.pad(), dictionary.eos()
+    pad, eos = dictionary.pad(), dictionary.eos() if ensemble.end is None else ensemble.end
     target = collate_tokens(hypotheses, pad)
     previous = collate_tokens(hypotheses, pad, eos, move_eos_to_beginning=True)
     forced = ensemble.force_decode(

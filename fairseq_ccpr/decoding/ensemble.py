@@ -44,7 +44,7 @@ class EncodedBatch(list[Any]):
 class Forced:
     """What models and memories say at the N real tokens of given targets of B sentences."""
 
-    real: Tensor  # bool [B, T]
+    real: Tensor  # bool [B, T], see `RetrievalEnsemble.real_tokens`
     log_probs: Tensor  # fp32 [B, T, V], log p_NMT
     attention: Tensor | None  # [B, T, S], the models' mean
     neighbours: Neighbours | None = None  # [N, k]
@@ -91,6 +91,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         super().__init__(models)
         self.pad, self.settings, self.trust = pad, settings, trust
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
+        self.forced = 0  # target tokens at the beginning that are language tags; nothing is retrieved for them
+        self.end: int | None = None  # the token that target sentences end with; </s> where None
         self.tokens = replace(tokens, trusted=trust is not None, skip=settings.skip) if tokens is not None else None
         self.phrases = replace(phrases, trusted=trust is not None) if phrases is not None else None
 
@@ -99,7 +101,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     ) -> RetrievalEnsemble:
         """Return the same models with other memories, and trust in them."""
         other = RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings, trust)
-        other.temperature = self.temperature
+        other.temperature, other.forced, other.end = self.temperature, self.forced, self.end
         return other
 
     def now(self) -> RetrievalEnsemble:
@@ -140,6 +142,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         3. interpolate.
         """
         batches = encoder_outs.tokens, encoder_outs.phrases
+        if tokens.size(1) <= self.forced:
+            log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+            return log_probs.float(), attention
         with ExitStack() as listening:
             for batch in batches:
                 if batch is not None:
@@ -147,7 +152,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             with phase(DECODER):
                 log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         log_probs = log_probs.float()
-        votes = [batch.vote(tokens, log_probs) if batch is not None else None for batch in batches]
+        written = tokens[:, self.forced :]
+        votes = [batch.vote(written, log_probs) if batch is not None else None for batch in batches]
         return self.mix(log_probs, self.decided(log_probs, *votes)), attention
 
     @phase(MERGE)
@@ -187,7 +193,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             temperature: of the models' distributions; None: that of beam search.
         """
         log_probs, queries, attention = self.force_decode_models(sample, temperature)
-        real = sample["target"].ne(self.pad)
+        real = self.real_tokens(sample["target"])
         of_real = log_probs[real]
         forced = Forced(real, log_probs, attention)
         if self.tokens is not None:
@@ -197,13 +203,29 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             forced.token_vote = self.tokens.vote(forced.neighbours, retrieved, model, course)
         if self.phrases is not None:
             forced.phrases = self.phrases.start(sample["net_input"]["src_tokens"])()
-            previous = sample["net_input"]["prev_output_tokens"]
-            forced.proposals = forced.phrases.force_proposals(previous, log_probs, real)
+            forced.proposals = self.force_proposals(forced.phrases, sample, log_probs)
             forced.phrase_vote = forced.phrases.weigh(
                 *forced.proposals, DistributionView(of_real, forced.proposals[0].values)
             )
         forced.votes = self.decided(of_real, forced.token_vote, forced.phrase_vote)
         return forced
+
+    def real_tokens(self, targets: Tensor) -> Tensor:
+        """Tell which tokens of targets [B, T] memories have a say in, bool [B, T]: neither padding nor forced tags."""
+        real = targets.ne(self.pad)
+        real[:, : self.forced] = False
+        return real
+
+    def force_proposals(
+        self, phrases: PhraseBatch, sample: dict[str, Any], log_probs: Tensor
+    ) -> tuple[Proposals, Tensor]:
+        """Collect what phrases propose at the real tokens of given targets; see `PhraseBatch.force_proposals`."""
+        after = slice(self.forced, None)
+        return phrases.force_proposals(
+            sample["net_input"]["prev_output_tokens"][:, after],
+            log_probs[:, after],
+            self.real_tokens(sample["target"])[:, after],
+        )
 
     def force_decode_models(
         self, sample: dict[str, Any], temperature: float | None = None

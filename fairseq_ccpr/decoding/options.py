@@ -1,4 +1,4 @@
-"""The options of `--task translation_retrieval`: settings of the memories, each declared once, and how fairseq reads them."""
+"""The options of the tasks that retrieve: settings of the memories, each declared once, and how fairseq reads them."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Optional
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -189,8 +190,8 @@ class MixtureSettings:
 
 
 @with_options(TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
-class TranslationRetrievalConfig(TranslationConfig):
-    """Options of the task, beside those of `translation`."""
+class RetrievalConfig(FairseqDataclass):
+    """Options of retrieval, beside those of a task of fairseq."""
 
     datastore: Optional[str] = field(
         default=None,
@@ -218,6 +219,11 @@ class TranslationRetrievalConfig(TranslationConfig):
     )
 
 
+@dataclass
+class TranslationRetrievalConfig(RetrievalConfig, TranslationConfig):
+    """Options of the task, beside those of `translation`."""
+
+
 def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None = None) -> dict[str, object]:
     """Choose what suits a datastore's keys where options are left out.
 
@@ -236,7 +242,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
 
 
 def token_settings(
-    cfg: TranslationRetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
+    cfg: RetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
 ) -> TokenRetrievalSettings:
     """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys.
 

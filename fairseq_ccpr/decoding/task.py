@@ -1,95 +1,41 @@
-"""`--task translation_retrieval`: translating with a datastore beside the model."""
+"""The tasks that retrieve: fairseq's own translation tasks, bilingual and multilingual, with a datastore beside the model."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
-import logging
-from collections.abc import Callable
+import argparse
+import copy
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq import utils
-from fairseq.search import DiverseBeamSearch
+from fairseq.data import ConcatDataset
+from fairseq.data.multilingual.multilingual_utils import get_lang_tok
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
+from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
-from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
-from fairseq_ccpr.decoding.memory import LearningRetriever, Retriever
-from fairseq_ccpr.decoding.options import (
-    NO_TRUST,
-    MixtureSettings,
-    PhraseSettings,
-    StoreSettings,
-    TokenRetrievalSettings,
-    TranslationRetrievalConfig,
-    token_settings,
-)
-from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
-from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
-from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
-from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
-from fairseq_ccpr.decoding.trust_file import load_trust
+from fairseq_ccpr.decoding.language_tags import LanguageTags
+from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalConfig
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.key_layer import KeyCapture
-from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.settings import read_options
-from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import check_data_bin
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 
-logger = logging.getLogger(__name__)
+BILINGUAL, MULTILINGUAL, BART = "translation_retrieval", "translation_retrieval_multi", "translation_retrieval_bart"
+# The task that a checkpoint was trained with, and the one that retrieves with it.
+RETRIEVING = {"translation_multi_simple_epoch": MULTILINGUAL, "translation_from_pretrained_bart": BART}
 
 
-@register_task("translation_retrieval", dataclass=TranslationRetrievalConfig)
-class TranslationRetrievalTask(TranslationTask):
-    """fairseq's translation task whose generators mix what a datastore says into beam search."""
+@register_task(BILINGUAL, dataclass=TranslationRetrievalConfig)
+class TranslationRetrievalTask(RetrievalTask, TranslationTask):
+    """fairseq's `translation`."""
 
-    retriever_class: Callable[[TokenDatastore, torch.device], Retriever] = TokenRetriever
-    token_weight: WeightPolicy = staticmethod(confidence_weight)
+    name = BILINGUAL
 
     def __init__(self, cfg: TranslationRetrievalConfig, src_dict: Any, tgt_dict: Any) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        folders = find_parts(cfg.datastore)
-        self.token_datastore = TokenDatastore(folders["token"]) if "token" in folders else None
-        self.phrase_datastore = PhraseDatastore(folders["phrase"]) if "phrase" in folders else None
-        tuned, self.trust = self._read_tuned(cfg)
-        self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
-        if self.token_datastore is not None:
-            self.token_datastore.check_fingerprint(
-                "target_dictionary", fingerprint.of_strings(tgt_dict.symbols), "the data folder"
-            )
-            self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
-        if self.phrase_datastore is not None:
-            self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
-        self.log = RetrievalLog(Path(cfg.knn_log), tgt_dict) if cfg.knn_log else None
-        self.bpe = self.tokenizer = None
-
-    def _read_tuned(self, cfg: TranslationRetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None]:
-        """Read what was tuned for the datastore: settings by the prefix of their options, and trust."""
-        if cfg.trust is not None and cfg.trust != NO_TRUST:
-            trust, described = load_trust(Path(cfg.trust), self.parts)
-            return described.settings, trust
-        tuned = {} if cfg.untuned else read_tuned(self.parts)
-        if not tuned:
-            return {}, None
-        logger.info("settings that are not given are those that tuning left with the datastore (--untuned: defaults)")
-        path = tuned_trust(self.parts) if cfg.trust is None else None
-        return tuned, load_trust(path, self.parts)[0] if path is not None else None
-
-    @property
-    def parts(self) -> dict[str, TokenDatastore | PhraseDatastore]:
-        """The parts of the datastore that decoding uses, by name: token, phrase, or both."""
-        both = {"token": self.token_datastore, "phrase": self.phrase_datastore}
-        return {name: part for name, part in both.items() if part is not None}
+        self.open_datastore(cfg)
 
     @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
@@ -98,139 +44,108 @@ class TranslationRetrievalTask(TranslationTask):
         check_data_bin(data_bin, *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
         return super().setup_task(cfg, **kwargs)
 
-    def build_base_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
-        """fairseq's own generator, without retrieval."""
-        return super().build_generator(models, args, **kwargs)
 
-    def build_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
-        """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one.
+@register_task(MULTILINGUAL)
+class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
+    """fairseq's `translation_multi_simple_epoch`: M2M-100, NLLB, mBART-50."""
 
-        Raises:
-            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
-        """
-        generator = self.build_base_generator(models, args, **kwargs)
-        scoring = getattr(args, "score_reference", False)
-        ensemble = self.build_ensemble(models)
-        ensemble.temperature = getattr(args, "temperature", 1.0)
-        logger.info("retrieval signature: %s", ensemble.signature())
-        if scoring:
-            return RetrievalScorer(
-                ensemble, self.target_dictionary, compute_alignment=getattr(args, "print_alignment", False)
-            )
-        generator.model = ensemble
-        return generator
+    name = MULTILINGUAL
 
-    def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
-        """Iterate over all sentences.
-
-        fairseq-generate requires batches of a multiple of 8 sentences, and fairseq then drops those that remain in the end.
-        """
-        return super().get_batch_iterator(*args, required_batch_size_multiple=1, **kwargs)
-
-    def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
-        """Generate for a batch, and log what retrieval did where `--knn-log` wants it."""
-        if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
-            # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
-            given = {name: value for name, value in sample.items() if name != "id"}
-        else:
-            given = sample
-        hypotheses = super().inference_step(generator, models, given, **kwargs)
-        if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
-            self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
-        return hypotheses
-
-    def build_tokenizer(self, args: Any) -> Any:
-        """Build the tokenizer of `--tokenizer`, and keep it: phrases are made of text."""
-        self.tokenizer = super().build_tokenizer(args)
-        return self.tokenizer
-
-    def build_bpe(self, args: Any) -> Any:
-        """Build the subword model of `--bpe`, and keep it: phrases are made of text."""
-        self.bpe = super().build_bpe(args)
-        return self.bpe
-
-    def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
-        """Join the models and the memories of the datastore in one ensemble.
-
-        Raises:
-            ConfigurationError: there is no datastore.
-            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
-        """
-        if self.token_datastore is None and self.phrase_datastore is None:
-            raise ConfigurationError("--task translation_retrieval needs --datastore DIR, made by fairseq-ccpr build")
-        tokens, phrases = self._token_memory(models), self._phrase_memory(models)
-        trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
-        return RetrievalEnsemble(models, tokens, phrases, self.target_dictionary.pad(), self.mixture_settings, trust)
-
-    def _token_memory(self, models: list[Any]) -> TokenMemory | None:
-        datastore = self.token_datastore
-        if datastore is None:
-            return None
-        prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
-        expected = datastore.section.fingerprints["model"]
-        if expected not in prints:
-            datastore.check_fingerprint("model", prints[0], "--path")
-        member = models[prints.index(expected)]
-        capture = KeyCapture(member, datastore.section.key_layer)
-        device = next(member.parameters()).device
-        retriever = self.retriever_class(datastore, device)
-        learnt = LearntMemory(datastore, device)
-        if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
-            raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
-                f"learnt beside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods of "
-                "LearningRetriever"
-            )
-        domain = datastore.open_domain()
-        return TokenMemory(
-            capture, retriever, self.token_settings, self.target_dictionary.unk(), self.token_weight,
-            domain.to(device) if domain is not None else None, learnt=learnt,
-        )  # fmt: skip
-
-    def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
-        datastore = self.phrase_datastore
-        if datastore is None:
-            return None
-        device, settings = next(models[0].parameters()).device, self.phrase_settings
-        path = find_encoder(datastore, settings.encoder)
-        with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
-            encoder = load_phrase_encoder(path, bf16=settings.bf16)
-        if getattr(encoder, "similarity", "cosine") != "cosine":
-            logger.warning(
-                "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
-                "phrases are made for cosines, and weigh these wrongly until they are tuned", path,
-            )  # fmt: skip
-        segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
-        waiting = read_options(StoreSettings, self.cfg)
-        retriever = PhraseRetriever(
-            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
+    def __init__(self, args: Any, langs: list[str], dicts: dict[str, Any], training: bool) -> None:
+        super().__init__(args, langs, dicts, training)
+        self.cfg = args
+        of_source, of_target = args.langtoks["main"]
+        symbols = (get_lang_tok(one, args.lang_tok_style, spec) for one in langs for spec in args.langtoks_specs)
+        self.tags = LanguageTags(
+            frozenset(symbols),
+            added=int(bool(of_source)),
+            forced=int(bool(of_target)),
+            languages=f"{args.source_lang}-{args.target_lang}",
         )
-        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
-        learned = self.trust.votes if isinstance(self.trust, LearnedTrust) else None
-        votes = (learned or PhraseVotes()).requires_grad_(False).to(device)
-        return PhraseMemory(candidates, settings, votes, device)
+        self.open_datastore(args)
 
-    def _decoder_subwords(self) -> DecoderSubwords:
-        """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
-        return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary)
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Add fairseq's options and those of retrieval."""
+        TranslationMultiSimpleEpochTask.add_args(parser)
+        gen_parser_from_dataclass(parser, RetrievalConfig())
+
+    @classmethod
+    def setup_task(cls, args: Any, **kwargs: Any) -> Any:
+        """Set up the task, once its languages and dictionaries are seen to be known."""
+        _check_languages(cls.name, args)
+        if args.lang_tok_replacing_bos_eos:
+            raise ConfigurationError(f"--lang-tok-replacing-bos-eos does not work with --task {cls.name}")
+        if args.lang_pairs is None:
+            args.lang_pairs = f"{args.source_lang}-{args.target_lang}"
+        if args.fixed_dictionary is None and args.source_dict is None and args.target_dict is None:
+            check_data_bin(Path(utils.split_paths(args.data)[0]), args.source_lang, args.target_lang)
+        try:
+            return super().setup_task(args, **kwargs)
+        except (AssertionError, ValueError, FileNotFoundError) as error:
+            raise ConfigurationError(
+                f"--task {cls.name}: {' '.join(str(error).split())}; give --langs or --lang-dict, and the dictionaries, "
+                "of the model"
+            ) from None
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load a subset, as sentence pairs where it is of the one language pair."""
+        super().load_dataset(split, epoch, combine, **kwargs)
+        loaded = self.datasets[split]
+        if isinstance(loaded, ConcatDataset) and len(loaded.datasets) == 1:
+            self.datasets[split] = loaded.datasets[0]
+
+    def with_data(self, data_bin: Path) -> Any:
+        """Return the same task over the subsets of another data folder."""
+        task = super().with_data(data_bin)
+        task.args, task.data_manager = task.cfg, copy.copy(self.data_manager)
+        task.data_manager.args = task.cfg
+        return task
 
 
-def find_parts(datastore: str | None) -> dict[str, str]:
-    """Find the folder of each part, token and phrase, in one datastore or several, separated as in `--path`.
+@register_task(BART)
+class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
+    """fairseq's `translation_from_pretrained_bart`: models that were made of mBART."""
 
-    Raises:
-        ConfigurationError: two of them have the same part.
-        DatastoreError: a folder is not a datastore.
-    """
-    found: dict[str, str] = {}
-    for folder in utils.split_paths(datastore) if datastore else []:
-        manifest = Manifest.read(Path(folder))
-        for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):
-            if section is None:
-                continue
-            if part in found:
+    name = BART
+
+    def __init__(self, args: Any, src_dict: Any, tgt_dict: Any) -> None:
+        super().__init__(args, src_dict, tgt_dict)
+        self.cfg = self.args = args  # fairseq's class reads both
+        symbols = frozenset(f"[{language}]" for language in self.langs) | {"<mask>"}
+        end = f"[{args.target_lang}]"
+        self.tags = LanguageTags(symbols, added=1, end=end, languages=f"{args.source_lang}-{args.target_lang}")
+        for tag in (f"[{args.source_lang}]", end):
+            if tag not in symbols:
                 raise ConfigurationError(
-                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of each kind"
+                    f"--langs has no {tag[1:-1]}: give -s and -t as the model's languages are called"
                 )
-            found[part] = folder
-    return found
+        self.open_datastore(args)
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Add fairseq's options and those of retrieval."""
+        TranslationFromPretrainedBARTTask.add_args(parser)
+        gen_parser_from_dataclass(parser, RetrievalConfig())
+
+    @classmethod
+    def setup_task(cls, args: Any, **kwargs: Any) -> Any:
+        """Set up the task, once its languages and dictionaries are seen to be known."""
+        _check_languages(cls.name, args)
+        if not args.langs:
+            raise ConfigurationError(
+                f"--task {cls.name} needs --langs, the languages of the pretrained model in their order"
+            )
+        check_data_bin(Path(utils.split_paths(args.data)[0]), args.source_lang, args.target_lang)
+        return super().setup_task(args, **kwargs)
+
+    def with_data(self, data_bin: Path) -> Any:
+        """Return the same task over the subsets of another data folder."""
+        task = super().with_data(data_bin)
+        task.args = task.cfg
+        return task
+
+
+def _check_languages(name: str, args: Any) -> None:
+    if not args.source_lang or not args.target_lang:
+        raise ConfigurationError(f"--task {name} translates from one language to another: give -s and -t")

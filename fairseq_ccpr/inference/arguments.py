@@ -11,8 +11,11 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
+from fairseq_ccpr.decoding.task import BILINGUAL, RETRIEVING
+from fairseq_ccpr.decoding.task_options import TASKS
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
+from fairseq_ccpr.inference.passed_on import generation_parser
 from fairseq_ccpr.settings import as_words
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
@@ -27,13 +30,14 @@ def parse_generation(words: list[str]) -> Any:
     Raises:
         ConfigurationError: an option that does not exist, that has no effect here, or whose value is none of its own.
     """
-    parser = options.get_generation_parser(default_task="translation_retrieval")
+    parser = options.get_generation_parser(default_task=BILINGUAL)
     _refuse_in_one_sentence(parser)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
-    if not issubclass(TASK_REGISTRY[cfg.task._name], TranslationRetrievalTask):
-        raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
+    if not issubclass(TASK_REGISTRY[cfg.task._name], RetrievalTask):
+        retrieving = RETRIEVING.get(cfg.task._name, BILINGUAL)
+        raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use {retrieving}")
     of_generate_alone = {
         "--lm-path": cfg.generation.lm_path,
         "--replace-unk": cfg.generation.replace_unk,
@@ -41,7 +45,7 @@ def parse_generation(words: list[str]) -> Any:
         "--score-reference": cfg.generation.score_reference,
         "--constraints": cfg.generation.constraints,
         "--print-alignment": cfg.generation.print_alignment,
-        "--knn-log": cfg.task.get("knn_log"),
+        "--knn-log": getattr(cfg.task, "knn_log", None),
     }
     for name, value in of_generate_alone.items():
         if value:
@@ -53,9 +57,7 @@ def parse_generation(words: list[str]) -> Any:
 
 def words_by_name(named: Mapping[str, Any]) -> list[str]:
     """Return options given by name, such as `beam=5`, as words; False is the opposite of an option that has one."""
-    parser = options.get_generation_parser(default_task="translation_retrieval")
-    options.parse_args_and_arch(parser, input_args=["."], parse_known=True)  # this adds those of the task
-    known = {action.dest for action in parser._actions}
+    known = {action.dest for task in TASKS for action in generation_parser(task)._actions}
     given = {}
     for name, value in named.items():
         has_opposite = value is False and f"no_{name}" in known

@@ -9,7 +9,7 @@ from typing import Any
 from fairseq import checkpoint_utils
 from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 
 
@@ -23,7 +23,7 @@ def refuse_retrieval_by_hub() -> None:
     ) -> Any:
         wanted = arg_overrides or {}
         kind = TASK_REGISTRY.get(wanted.get("task"))
-        if task is None and (wanted.get("datastore") or (kind and issubclass(kind, TranslationRetrievalTask))):
+        if task is None and (wanted.get("datastore") or (kind and issubclass(kind, RetrievalTask))):
             raise ConfigurationError(
                 "fairseq's from_pretrained does not retrieve: use fairseq_ccpr.Translator(path, datastore=...)"
             )

@@ -32,6 +32,10 @@ class Learner:
 
     def __init__(self, system: System) -> None:
         self.system = system
+        if system.task.tags.symbols:
+            raise ConfigurationError(
+                f"--task {system.task.name}: pairs can be learnt beside bilingual models alone, without language tags"
+            )
         system.check_encoding()
         self.memory = learnt_memory(system)
         assert system.ensemble is not None and system.ensemble.tokens is not None

@@ -10,14 +10,21 @@ from fairseq import options
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.registry import REGISTRIES
 
+from fairseq_ccpr.decoding.task_options import TASKS
+
 Known = dict[str, Union[int, str, None]]  # options by name, and how many values they take, as argparse has it
 
 
 def options_of_decoding() -> Known:
-    """Return fairseq's options of generation, and those of the task."""
-    parser = options.get_generation_parser(default_task="translation_retrieval")
+    """Return fairseq's options of generation, and those of the tasks that retrieve."""
+    return _known([action for task in TASKS for action in generation_parser(task)._actions])
+
+
+def generation_parser(task: str) -> argparse.ArgumentParser:
+    """Return fairseq's parser of options of generation, those of a task included."""
+    parser = options.get_generation_parser(default_task=task)
     options.parse_args_and_arch(parser, input_args=["."], parse_known=True)  # this adds those of the task
-    return _known(parser._actions)
+    return parser
 
 
 def options_of_subwords() -> Known:

@@ -1,10 +1,12 @@
 """Finding what a translation needs and was not told: model, languages, dictionaries and subwords.
 
-They are looked for in the data folder, in the datastore, which remembers what it was built with, and beside the model.
+They are looked for in the data folder, in the datastore, which remembers what it was built with, and beside the model. What
+`prepare` and `convert` wrote there says all of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +20,13 @@ from fairseq.data import data_utils
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing, remembered
+from fairseq_ccpr.decoding.task_options import task_words
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.arguments import parse_generation
-from fairseq_ccpr.models.checkpoint import read_settings
+from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.fingerprint import of_file, of_files
+from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
 
 UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 OF_RETRIEVAL = ("--knn-", "--no-knn-", "--phrase-", "--no-phrase-", "--store-", "--retrieval-")
@@ -40,20 +44,20 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     Raises:
         ConfigurationError: something was not found, or twice, and differs.
     """
-    names = {word.partition("=")[0] for word in words}
-    if "--sentencepiece-model" in names and "--bpe" not in names:
-        words = ["--bpe", "sentencepiece", *words]
+    words = [*_task_of(words), *implied_bpe(words)]
     given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
     datastores = [Path(folder) for folder in utils.split_paths(given.task.datastore)] if given.task.datastore else []
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
-    known = [found for found in (read_preprocessing(data) if data else None, *map(remembered, datastores)) if found]
+    source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
+    kept = _of_pair([one for one in map(remembered, datastores) if one], source, target)
+    known = [found for found in (read_preprocessing(data) if data else None, *kept) if found]
     path = given.common_eval.path or _model_of(known)
     models = [Path(one) for one in utils.split_paths(path)]
     for model in models:
         if not model.is_file():
             raise ConfigurationError(f"--path: there is no checkpoint {model}")
-    source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
+    known += [beside for model in models if (beside := read_preprocessing(model.parent))]
     source, target = _languages(source, target, known, data, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
     found = ["--path", path, "-s", source, "-t", target]
@@ -63,6 +67,24 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     if cfg.bpe is not None:
         cfg.common_eval.post_process = None  # --remove-bpe; the subword model does that, and more
     return cfg
+
+
+def _of_pair(kept: list[Preprocessing], source: str | None, target: str | None) -> list[Preprocessing]:
+    """Of what several datastores of a multilingual model keep, return what is for a language pair, if anything is."""
+    return [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
+
+
+def _task_of(words: list[str]) -> list[str]:
+    """Return the task that retrieves with the model of a command line, and what its checkpoint tells of it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--path", "--datastore"):
+        parser.add_argument(name, nargs="?", default="")
+    given, _ = parser.parse_known_args(words)
+    path = given.path or ""
+    for folder in utils.split_paths(given.datastore or ""):
+        known = remembered(Path(folder)) if not path and folder else None
+        path = known.model if known is not None else path
+    return task_words(Path(utils.split_paths(path)[0])) if path else []
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
@@ -102,8 +124,12 @@ def find_beside(
         given: options of tokenizer and BPE that are known.
 
     Raises:
-        ConfigurationError: the subwords are there, but not known well enough, or twice.
+        ConfigurationError: the subwords are there, but not known well enough, or twice, or of other languages.
     """
+    remembered_there = read_preprocessing(model.parent)
+    if remembered_there is not None:
+        _languages(source, target, [remembered_there], None, model)
+        return replace(remembered_there, options={**remembered_there.options, **given})
     if not _has_dictionaries(model.parent, source, target):
         return None
     files = _subword_files(model.parent)
@@ -157,8 +183,8 @@ def _languages(
         of_files = data_utils.infer_language_pair(str(data))
         source, target = source or of_files[0], target or of_files[1]
     if not source or not target:
-        settings = read_settings(model).get("task") or {}
-        source, target = source or settings.get("source_lang"), target or settings.get("target_lang")
+        told = read_task(model)
+        source, target = source or told.get("source_lang"), target or told.get("target_lang")
     if not source or not target:
         raise ConfigurationError(f"{model} does not say which languages it translates: give -s and -t")
     return source, target

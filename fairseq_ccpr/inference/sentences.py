@@ -41,13 +41,16 @@ class Translation:
         """Make a translation of fairseq's hypotheses, the best first."""
         dictionary = system.task.target_dictionary
         best, *others = hypotheses
-        ids = [i for i in best["tokens"].tolist() if i != dictionary.eos()]
+        tags = system.task.tags.ids(dictionary)
+        scored = [
+            pair for pair in zip(best["tokens"].tolist(), best["positional_scores"].tolist()) if pair[0] not in tags
+        ]
         return cls(
             source,
             system.to_text(dictionary, best["tokens"]),
             float(best["score"]),
-            tuple(dictionary.symbols[i] for i in ids),
-            tuple(best["positional_scores"].tolist()),
+            tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos()),
+            tuple(score for _, score in scored),
             tuple(cls.of(source, [other], system) for other in others),
         )
 
@@ -74,7 +77,7 @@ def encode_with(sentence: str, steps: tuple[Any, ...], dictionary: Any) -> Tenso
 def length_limit(task: Any, models: list[Any]) -> int:
     """Return the most tokens that a source sentence may have."""
     limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
-    return int(limits[0])
+    return int(limits[0]) - task.tags.added
 
 
 def batches_of(
@@ -87,11 +90,13 @@ def batches_of(
         cfg: says how large batches are (`--max-tokens`, `--batch-size`).
         targets: tokens of their translations, where they are given.
     """
-    lengths = [len(ids) for ids in targets] if targets is not None else None
-    dataset = LanguagePairDataset(
-        tokens, [len(ids) for ids in tokens], task.source_dictionary, targets, lengths, task.target_dictionary,
-        left_pad_source=task.cfg.left_pad_source, left_pad_target=task.cfg.left_pad_target, shuffle=False,
-    )  # fmt: skip
+    dataset = task.inference_dataset(tokens)
+    if targets is not None:
+        lengths = [len(ids) for ids in targets]
+        dataset = LanguagePairDataset(
+            tokens, [len(ids) for ids in tokens], task.source_dictionary, targets, lengths, task.target_dictionary,
+            left_pad_source=task.cfg.left_pad_source, left_pad_target=task.cfg.left_pad_target, shuffle=False,
+        )  # fmt: skip
     order = dataset.ordered_indices()
     most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *map(len, [*tokens, *(targets or [])]), 1)
     for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):

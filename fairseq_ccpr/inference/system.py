@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
@@ -152,9 +152,7 @@ class System:
         return self._of_thread.generator
 
 
-def load(
-    cfg: Any, device: torch.device | None = None, precision: str = FP32
-) -> tuple[TranslationRetrievalTask, list[Any]]:
+def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) -> tuple[RetrievalTask, list[Any]]:
     """Load task and models, as fairseq-generate does.
 
     Raises:
@@ -162,7 +160,7 @@ def load(
         CheckpointError: `--path` is no model of these dictionaries.
     """
     task = tasks.setup_task(cfg.task)
-    if not isinstance(task, TranslationRetrievalTask):
+    if not isinstance(task, RetrievalTask):
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
     try:
         task.build_tokenizer(cfg.tokenizer)
@@ -188,7 +186,8 @@ def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
 
     def to_text(dictionary: Any, tokens: torch.Tensor, reference: bool = False) -> str:
         tokens = utils.strip_pad(tokens, dictionary.pad()).int().cpu()
-        text = dictionary.string(tokens, cfg.common_eval.post_process, escape_unk=reference)
+        tags = task.tags.ids(dictionary)
+        text = dictionary.string(tokens, cfg.common_eval.post_process, reference, extra_symbols_to_ignore=tags)
         text = task.bpe.decode(text) if task.bpe is not None else text
         return task.tokenizer.decode(text) if task.tokenizer is not None else text
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils
 
 from fairseq_ccpr.errors import CheckpointError, describe
@@ -32,15 +34,17 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
     return list(models)
 
 
-def read_settings(path: Path) -> Mapping[str, Any]:
-    """Read the settings that a checkpoint was trained with.
+def read_task(path: Path) -> Mapping[str, Any]:
+    """Read the options of the task that a checkpoint was trained with; its weights are not read.
 
     Raises:
         CheckpointError: it is none of fairseq, or would run code.
     """
     with _faults_told(str(path), "no checkpoint of fairseq"):
-        settings: Mapping[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path)).get("cfg") or {}
-    return settings
+        mapped = zipfile.is_zipfile(path)  # older ones cannot be mapped into memory
+        state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+        options = (state.get("cfg") or {}).get("task") or state.get("args") or {}
+    return options if isinstance(options, Mapping) else vars(options)
 
 
 @contextmanager
@@ -49,7 +53,7 @@ def _faults_told(name: str, what: str) -> Iterator[None]:
         yield
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{name}: {describe(error)}") from None
-    except (KeyError, TypeError, EOFError, RuntimeError, AssertionError) as error:
+    except (KeyError, TypeError, AttributeError, EOFError, RuntimeError, AssertionError) as error:
         message = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(
             f"{name} is {what} ({message[0]}): give the DATA_BIN it was trained for, or another checkpoint"

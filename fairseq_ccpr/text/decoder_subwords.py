@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -16,6 +16,7 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.sentencepiece_pair import for_target
 from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
@@ -67,6 +68,7 @@ class DecoderSubwords:
         tokenizer: of `task.build_tokenizer`, or None.
         bpe: of `task.build_bpe`: SentencePiece, subword-nmt or fastBPE; or None where the model knows words.
         dictionary: of the target language.
+        tags: symbols that name a language, and are no text.
 
     Attributes:
         pieces: how many pieces the sentences split so far have.
@@ -76,8 +78,9 @@ class DecoderSubwords:
         ConfigurationError: `bpe` is of another kind, or not of the kind that made the dictionary's symbols.
     """
 
-    def __init__(self, tokenizer: Any, bpe: Any, dictionary: Dictionary) -> None:
+    def __init__(self, tokenizer: Any, bpe: Any, dictionary: Dictionary, tags: Collection[str] = frozenset()) -> None:
         self.tokenizer, self.bpe, self.dictionary = _for_target_text(tokenizer), bpe, dictionary
+        self.tags = frozenset(tags)
         self.mark = _mark_of_bpe(bpe)
         self.pieces = self.unknown = 0
         self._source_dictionary: Dictionary | None = None
@@ -120,7 +123,9 @@ class DecoderSubwords:
         Raises:
             ConfigurationError: the BPE is not of the kind that made the dictionary's symbols.
         """
-        known = [i for i in ids.tolist() if i != source_dictionary.pad()]
+        left_out = {source_dictionary.index(tag) for tag in self.tags if tag in source_dictionary}
+        left_out.add(source_dictionary.pad())
+        known = [i for i in ids.tolist() if i not in left_out]
         text = source_dictionary.string(known, unk_string=UNKNOWN)
         if source_dictionary is not self._source_dictionary:
             self._check_mark(source_dictionary, "the source text cannot be recovered from its subwords", text)
@@ -130,7 +135,7 @@ class DecoderSubwords:
 
     def _split(self, text: str) -> Pieces:
         index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
-        placed = self._place(text)
+        placed = self._place(text, for_target(self.bpe))
         symbols, starts, ends = zip(*placed) if placed else ((), (), ())
         found = (index.get(symbol, unknown) for symbol in symbols)
         ids = [number if number >= first else unknown for number in found]  # a word "</s>" is no marker
@@ -144,21 +149,21 @@ class DecoderSubwords:
             )
         return Pieces(tuple(ids), tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
 
-    def _place(self, text: str) -> list[Placed]:
+    def _place(self, text: str, bpe: Any) -> list[Placed]:
         """Return the symbols of a text, with the characters each stands for."""
         if self.tokenizer is None:
-            return self._place_pieces(text)
+            return self._place_pieces(text, bpe)
         tokenised = self.tokenizer.encode(text)
         units = _MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
         origins = _Origins.trace(units, text)
-        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
+        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised, bpe)]
 
-    def _place_pieces(self, text: str) -> list[Placed]:
+    def _place_pieces(self, text: str, bpe: Any) -> list[Placed]:
         """Return the symbols of tokenised text; like fairseq, white space of any kind parts them."""
         if self.mark == BLANK:
-            pieces = piece_spans(self.bpe.sp, text)
+            pieces = piece_spans(bpe.sp, text)
             return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]
-        symbols = (text if self.bpe is None else self.bpe.encode(text)).split()
+        symbols = (text if bpe is None else bpe.encode(text)).split()
         if self.mark and self.mark in text:  # which pieces continue is ambiguous
             return [(symbol, 0, len(text) + 1) for symbol in symbols]
         surfaces = [symbol.removesuffix(self.mark) for symbol in symbols]
@@ -233,7 +238,8 @@ def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = 
             f"{_KINDS_OF_SYMBOLS[found]}"
         )
     if isinstance(bpe, SentencepieceBPE):
-        pieces = {bpe.sp.id_to_piece(number) for number in range(len(bpe.sp))}
+        models = (bpe.sp, for_target(bpe).sp)
+        pieces = {piece for sp in models for piece in sp.id_to_piece(list(range(len(sp))))}
         symbols = dictionary.symbols[dictionary.nspecial :]
         known = sum(symbol in pieces for symbol in symbols) / max(1, len(symbols))
         if known < ENOUGH_KNOWN:

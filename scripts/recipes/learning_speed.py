@@ -55,10 +55,10 @@ def main() -> None:
         translator.close()
         start = time.perf_counter()
         compact_datastore(CompactSettings(copy, quiet=True))
-        seconds = time.perf_counter() - start
+        spent = time.perf_counter() - start
         table.append(compare(f"{size:,}, compacted", Translator(datastore=copy), plain, sentences))
         print(markdown_table(table))
-        print(f"compacting took {seconds:.0f} s")
+        print(f"compacting took {spent:.0f} s")
 
 
 def compare(name: str, translator: Translator, plain: Translator, sentences: list[str]) -> list[Any]:

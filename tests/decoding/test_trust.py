@@ -15,7 +15,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, merge_equal, neighbour_log_probabilities
-from fairseq_ccpr.decoding.task import find_parts
+from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.decoding.trust import LearnedTrust, Step, Trust, reweigh
 from fairseq_ccpr.decoding.trust_features import (
     Course,

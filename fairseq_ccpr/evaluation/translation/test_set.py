@@ -9,7 +9,7 @@ from typing import Any
 from fairseq import utils
 from tqdm import tqdm
 
-from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores, score
 from fairseq_ccpr.inference import system as inference
 
@@ -42,7 +42,7 @@ class Decodings:
         return score([self.systems[name].hypotheses[i] for i in ids], [self.references[i] for i in ids])
 
 
-def load(cfg: Any) -> tuple[TranslationRetrievalTask, list[Any]]:
+def load(cfg: Any) -> tuple[RetrievalTask, list[Any]]:
     """Load the task, the subset `--gen-subset`, and the models, as fairseq-generate does."""
     task, models = inference.load(cfg)
     task.load_dataset(cfg.dataset.gen_subset)

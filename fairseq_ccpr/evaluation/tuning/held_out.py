@@ -142,7 +142,7 @@ def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble
     phrases = PhraseCache()
     total = sentences = 0
     for sample in tqdm(samples, desc=name, unit="batch"):
-        real = sample["target"].ne(ensemble.pad)
+        real = ensemble.real_tokens(sample["target"])
         log_probs, queries, _ = ensemble.force_decode_models(sample)
         targets, of_tokens = sample["target"][real], log_probs[real]
         numbers = real.nonzero()[:, 0]
@@ -154,8 +154,7 @@ def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble
         columns.append(tuple(part.cpu() for part in (*of_model, *of_memory)))
         if ensemble.phrases is not None and id(sample) in phrase_samples:
             batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
-            previous = sample["net_input"]["prev_output_tokens"]
-            proposals, places = batch.force_proposals(previous, log_probs, real)
+            proposals, places = ensemble.force_proposals(batch, sample, log_probs)
             kept = (of_tokens.gather(1, proposals.values), view.best, view.favourite)
             rows = torch.arange(total, total + len(targets))
             phrases.batches.append(

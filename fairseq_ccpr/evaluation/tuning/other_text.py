@@ -57,9 +57,7 @@ class OtherText:
         self._task(system)
 
     def _task(self, system: System) -> Any:
-        task = copy.copy(system.task)
-        task.cfg, task.datasets, task.dataset_to_epoch_iter = copy.copy(task.cfg), {}, {}
-        task.cfg.data = str(self.data_bin)
+        task = system.task.with_data(self.data_bin)
         check_data_bin(self.data_bin, task.cfg.source_lang, task.cfg.target_lang)
         for language, own in (
             (task.cfg.source_lang, task.source_dictionary),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.pretrained.bert import ROWS_BEFORE, BertShape, fairseq_arguments, fairseq_weights
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.models.pretrained.hub_folder import CONFIG, TOKENIZER_CONFIG, read_json, read_weights
 from fairseq_ccpr.text.sentencepiece_model import SPECIALS, read_pieces
 from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.wordpiece_tokenizer import WordPieceSettings, WordPieceTokenizer
 
-CONFIG = "config.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 WORDPIECE_VOCABULARY = "vocab.txt"
 ROWS_BEFORE_POSITIONS = {"bert": 0, "xlm-roberta": ROWS_BEFORE}  # by model type
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
@@ -33,16 +28,17 @@ XLMR_SPECIALS = 4  # <s> <pad> </s> <unk> come before the pieces there too
 
 
 def read_huggingface(folder: Path) -> ContextEncoder:
-    """Read the encoder of a folder with config.json, safetensors, and a tokenizer's files.
+    """Read the encoder of a folder with config.json, weights, and a tokenizer's files.
 
     Raises:
-        CheckpointError: another architecture, no safetensors, no tokenizer, or files that do not go together.
+        CheckpointError: another architecture, no weights, no tokenizer, or files that do not go together.
     """
-    config = _read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     kind = config.get("model_type")
     if kind not in ROWS_BEFORE_POSITIONS:
         raise CheckpointError(
-            f"{folder} holds a model of type '{kind}': give one of {', '.join(ROWS_BEFORE_POSITIONS)}"
+            f"{folder} holds a model of type '{kind}': give a translation model of type marian, or an encoder of type "
+            f"{' or '.join(ROWS_BEFORE_POSITIONS)}"
         )
     activation, positions = config.get("hidden_act", "gelu"), config.get("position_embedding_type", "absolute")
     if activation not in ACTIVATIONS or positions != "absolute":
@@ -59,7 +55,7 @@ def read_huggingface(folder: Path) -> ContextEncoder:
         ROWS_BEFORE_POSITIONS[kind], config.get("hidden_dropout_prob", 0.1),
         config.get("attention_probs_dropout_prob", 0.1),
     )  # fmt: skip
-    weights = fairseq_weights(_read_weights(folder), shape, rows)
+    weights = fairseq_weights(_renamed(read_weights(folder)), shape, rows)
     return ContextEncoder(fairseq_arguments(shape, weights), tokenizer, weights).eval()
 
 
@@ -93,7 +89,7 @@ def _read_wordpiece(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
     row = {piece.rstrip("\r"): at for at, piece in enumerate(pieces)}
     if missing := [special for special in (*BERT_SPECIALS, BERT_MASK) if special not in row]:
         raise CheckpointError(f"{path} has no {missing[0]}: give the vocabulary of a BERT")
-    settings = _read_json(folder / TOKENIZER_CONFIG)
+    settings = read_json(folder / TOKENIZER_CONFIG)
     lower = bool(settings.get("do_lower_case", True))
     accents = settings.get("strip_accents")
     symbols = [piece for piece in row if piece and piece not in (*BERT_SPECIALS, BERT_MASK)]
@@ -104,34 +100,8 @@ def _read_wordpiece(folder: Path) -> tuple[SubwordTokenizer, list[int]]:
     return tokenizer, [row[piece] for piece in (*BERT_SPECIALS, *symbols, BERT_MASK)]
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a folder's safetensors files, by today's names without a prefix."""
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        others = [path.name for kind in ("*.bin", "*.h5", "*.pt") for path in sorted(folder.glob(kind))]
-        found = f"only {others[0]}" if others else "none"
-        raise CheckpointError(
-            f"{folder} has no model.safetensors ({found}), and pickled weights are not read: save it with "
-            "transformers' save_pretrained(safe_serialization=True)"
-        )
-    weights: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            weights |= load_file(path)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is damaged ({error}): copy it again") from None
+def _renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by today's names without a prefix."""
     for old, new in RENAMED.items():
         weights = {re.sub(old, new, name): tensor for name, tensor in weights.items()}
     return weights
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no {path.name}: copy the model's whole folder")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged ({error}): copy it again") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is damaged (it holds no settings): copy it again")
-    return content

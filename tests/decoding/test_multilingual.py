@@ -1,0 +1,301 @@
+"""Retrieval in fairseq's multilingual tasks: random models of two language pairs, as fairseq-train leaves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from fairseq import utils
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.breakdown import break_down
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.retrieval_task import find_parts
+from fairseq_ccpr.decoding.task_options import task_words
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
+from fairseq_ccpr.inference.resources import configure
+from fairseq_ccpr.inference.sentences import batches_of, encode
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import DEMO, USER_DIR, call, equal, output_of, refused, write_lines
+from tests.small_models import random_encoders
+
+COUNT = 16
+SIZES = (
+    "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --share-all-embeddings "
+)
+SIZES += "--encoder-attention-heads 2 --decoder-attention-heads 2 --optimizer adam --lr 1e-3 --criterion cross_entropy "
+SIZES += (
+    "--max-tokens 1000 --max-update 2 --no-epoch-checkpoints --disable-validation --no-progress-bar --cpu --dropout 0"
+)
+KINDS = {
+    "multi": (
+        "translation_multi_simple_epoch",
+        "--lang-pairs de-en,en-de --langs de,en,fr --encoder-langtok src --decoder-langtok --sampling-method temperature",
+    ),
+    "bart": ("translation_retrieval_bart", "--langs fr,de,en -s de -t en"),
+}
+
+
+@dataclass
+class Several:
+    """A model of several languages, and a datastore of the test subset from German to English."""
+
+    kind: str
+    data_bin: Path
+    model: Path
+    datastore: Path
+
+    def words(self, *extra: object, source: str = "de", target: str = "en") -> list[str]:
+        words = ["-s", source, "-t", target, "--path", self.model, "--cpu", "--gen-subset", "test", "--max-len-b", 40]
+        return [str(word) for word in (*words, *extra)]
+
+    def retrieving(self, share: float, *extra: object) -> list[object]:
+        """Options of decoding with the datastore, where only the nearest neighbour counts."""
+        return ["--datastore", self.datastore, "--knn-lambda", share, "--knn-k", 2, "--knn-temperature", 0.1, *extra]
+
+    def decode(self, *extra: object, base: bool = False, scoring: bool = False) -> dict[int, list[dict[str, Any]]]:
+        """Decode the test subset as fairseq-generate does; gives the hypotheses of each sentence."""
+        cfg = configure(self.words(*extra), self.data_bin)
+        cfg.generation.score_reference = scoring
+        utils.set_torch_seed(1)
+        task, models = load(cfg)
+        generator = (task.build_base_generator if base else task.build_generator)(models, cfg.generation)
+        found = {}
+        for sample in task.get_batch_iterator(task.dataset("test"), max_tokens=1000).next_epoch_itr(shuffle=False):
+            found.update(zip(sample["id"].tolist(), task.inference_step(generator, models, sample)))
+        return found
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Several:
+    folder = tmp_path_factory.mktemp(request.param)
+    rows = [row for row in read_pairs(DEMO / "bible.train.tsv.xz") if len(row[1]) < 50][:COUNT]
+    table = write_lines(folder / "rows.tsv", *map("\t".join, rows))
+    data_bin = folder / "data-bin"
+    call("prepare", "--train", table, "--test", table, "-s", "de", "-t", "en", "--pieces", 300, "--output", data_bin)
+    task, options = KINDS[request.param]
+    words = [*SIZES.split(), "--task", task, *options.split(), "--save-dir", folder / "model", "--seed", 3]
+    call("fairseq-train", data_bin, "--user-dir", USER_DIR, "--arch", "transformer", *words)
+    made = Several(request.param, data_bin, folder / "model/checkpoint_last.pt", folder / "datastore")
+    words = [
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--path",
+        made.model,
+        "--output",
+        made.datastore,
+        "--index",
+        "exact",
+        "--cpu",
+        "--quiet",
+    ]
+    call("build tokens", data_bin, "--subset", "test", *words)
+    return made
+
+
+@pytest.mark.parametrize("search", [["--beam", 1], ["--lenpen", 0.5, "--nbest", 3], None], ids=str)
+def test_share_of_zero_equals_stock_fairseq_to_the_bit(several: Several, search: list[object] | None) -> None:
+    words, scoring = search or [], search is None
+    found = several.decode(*several.retrieving(0, *words), scoring=scoring)
+    assert equal(found, several.decode(*words, base=True, scoring=scoring))
+    changed = several.decode(*several.retrieving(0.9, *words), scoring=scoring)
+    assert not equal(changed, found, tolerance=1e-2)
+
+
+def test_datastore_of_the_answers_gives_the_answers(several: Several) -> None:
+    task, _ = load(configure(several.words(), several.data_bin))
+    targets = [pair["target"] for pair in task.dataset("test")]
+
+    def right(found: dict[int, list[dict[str, Any]]]) -> int:
+        return sum(torch.equal(found[i][0]["tokens"], targets[i]) for i in found)
+
+    assert right(several.decode(*several.retrieving(0.99))) >= 0.9 * COUNT
+    assert right(several.decode(base=True)) == 0
+
+
+def test_tags_are_no_keys_and_forced_ones_are_not_searched_for(several: Several) -> None:
+    task, _ = load(configure(several.words(), several.data_bin))
+    store, dataset = TokenDatastore(several.datastore), task.dataset("test")
+    tags = task.tags.ids(task.target_dictionary)
+    in_values = np.isin(store.values, list(tags)).sum()
+    assert store.section.fingerprints["languages"] == "de-en"
+    if several.kind == "multi":  # the tag in front is forced
+        assert in_values == 0 and store.section.size == dataset.tgt_sizes.sum() - COUNT
+    else:  # the tag at the end is the end
+        assert in_values == COUNT and store.section.size == dataset.tgt_sizes.sum()
+    first = np.flatnonzero(store.provenance[:, 1] == 0)
+    assert len(first) == COUNT and (np.diff(store.provenance[:, 1])[np.diff(store.provenance[:, 0]) == 0] == 1).all()
+    steps, searches = [], []
+    forward, search = RetrievalEnsemble.forward_decoder, TokenRetriever.search
+
+    def watched_step(self: Any, *given: Any, **named: Any) -> Any:
+        steps.append(1)
+        return forward(self, *given, **named)
+
+    def watched_search(self: TokenRetriever, queries: torch.Tensor, k: int) -> Neighbours:
+        searches.append(len(queries))
+        return search(self, queries, k)
+
+    with (
+        patch.object(RetrievalEnsemble, "forward_decoder", watched_step),
+        patch.object(TokenRetriever, "search", watched_search),
+    ):
+        cfg = configure(several.words(*several.retrieving(0.5)), several.data_bin)
+        task, models = load(cfg)
+        generator = task.build_generator(models, cfg.generation)
+        sample = dataset.collater([dataset[number] for number in range(6)])
+        task.inference_step(generator, models, sample)
+    assert len(searches) == len(steps) - task.tags.forced and searches[0] == 6 and searches[1] == 30
+
+
+def test_breaking_down_a_translation_gives_the_scores_of_beam_search(several: Several) -> None:
+    cfg = configure(several.words(*several.retrieving(0.6)), several.data_bin)
+    task, models = load(cfg)
+    generator = task.build_generator(models, cfg.generation)
+    dataset = task.dataset("test")
+    sample = dataset.collater([dataset[number] for number in range(4)])
+    best = [hypotheses[0] for hypotheses in task.inference_step(generator, models, sample)]
+    found = break_down(generator.model, sample, [one["tokens"] for one in best], task.target_dictionary)
+    wanted = torch.cat([one["positional_scores"][task.tags.forced :] for one in best])
+    assert torch.allclose(found.mixed, wanted, atol=2e-3)
+    held_out = force_decode_text("test", [sample], generator.model, 4)
+    assert len(held_out.targets) == int(sample["ntokens"]) - 4 * task.tags.forced
+
+
+def test_raw_text_is_translated_as_by_fairseq_and_without_tags(several: Several, tmp_path: Path) -> None:
+    texts = [source for source, _ in list(read_pairs(several.data_bin.parent / "rows.tsv"))[:6]]
+    named = {"device": "cpu", "knn_lambda": 0.9, "knn_k": 2, "knn_temperature": 0.1, "max_len_b": 40, "beam": 2}
+    system = Translator(datastore=several.datastore, **named)
+    translations = list(system.translate([*texts, ""]))
+    pieces = ["--bpe", "sentencepiece", "--sentencepiece-model", several.data_bin / "spm.model", "--beam", 2]
+    words = [*several.words(*several.retrieving(0.9), *pieces), *task_words(several.model), "--user-dir", USER_DIR]
+    words[words.index("--gen-subset") : words.index("--gen-subset") + 2] = []
+    source = write_lines(tmp_path / "some.de", *texts)
+    typed = output_of(call("fairseq-interactive", several.data_bin, *words, "--input", source), "D")
+    assert [one.text for one in translations[:6]] == [
+        _without_tags(typed[number].split("\t", 1)[1]) for number in range(6)
+    ]
+    references = [target for _, target in list(read_pairs(several.data_bin.parent / "rows.tsv"))[:6]]
+    assert sum(one.text == wanted for one, wanted in zip(translations, references)) >= 5
+    for one in translations[:6]:
+        assert not {"__en__", "[en]", "</s>"} & set(one.tokens) and len(one.token_scores) == len(one.tokens) + 1
+    assert translations[6].text == ""
+    explained = system.explain(texts[:2])
+    assert [one.translation for one in explained.sentences] == [one.text for one in translations[:2]]
+
+
+def _without_tags(text: str) -> str:
+    """What fairseq-interactive prints without the tag that it leaves at the end of mBART's translations."""
+    return text.removesuffix("[en]").rstrip()
+
+
+def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path) -> None:
+    text = write_lines(tmp_path / "text", *(target for _, target in read_pairs(several.data_bin.parent / "rows.tsv")))
+    words = [
+        "--encoder",
+        random_encoders(tmp_path)["ccpr"],
+        "--segmentation",
+        "all",
+        "--max-words",
+        2,
+        "--cpu",
+        "--quiet",
+    ]
+    call("build phrases", text, "--output", tmp_path / "phrases", *words)
+    subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", several.data_bin / "spm.model"]
+    words = several.words("--datastore", tmp_path / "phrases", "--phrase-min-similarity", 0, *subwords)
+    system = System.of(words, several.data_bin)
+    assert system.ensemble is not None and system.ensemble.phrases is not None
+    of_decoder, dictionary = system.ensemble.phrases.candidates.subwords, system.task.source_dictionary
+    source = "Und er sprach zu ihnen."
+    sample = next(batches_of([encode(source, system.task)], system.cfg, system.task))
+    ids = sample["net_input"]["src_tokens"][0]
+    assert {"__de__", "[de]"} & {dictionary[i] for i in ids.tolist()}
+    assert of_decoder.recover(dictionary, ids) == source
+    assert len(list(system.translate([source]))) == 1
+
+
+def test_datastores_of_several_pairs_lie_side_by_side(several: Several, tmp_path: Path) -> None:
+    words = [
+        "-s",
+        "en",
+        "-t",
+        "de",
+        "--path",
+        several.model,
+        "--subset",
+        "test",
+        "--index",
+        "exact",
+        "--cpu",
+        "--quiet",
+    ]
+    call(
+        "prepare",
+        "--test",
+        _swapped(several, tmp_path),
+        "-s",
+        "en",
+        "-t",
+        "de",
+        *_pieces(several),
+        "--output",
+        tmp_path / "b",
+    )
+    call("build tokens", tmp_path / "b", *words, "--output", tmp_path / "other")
+    other_way = several.words("--datastore", several.datastore, source="en", target="de")
+    other_way[other_way.index("--gen-subset") : other_way.index("--gen-subset") + 2] = []
+    refused(call("translate", *other_way, check=False), "is for de to en, and not for en to de")
+    with pytest.raises(DatastoreError, match="are for de-en, and not for en-de"):
+        find_parts(str(several.datastore), "en-de")
+    pair = f"{several.datastore}:{tmp_path / 'other'}"
+    for source, target, data_bin, wanted in (
+        ("de", "en", several.data_bin, several.datastore),
+        ("en", "de", tmp_path / "b", tmp_path / "other"),
+    ):
+        task, _ = load(configure(several.words("--datastore", pair, source=source, target=target), data_bin))
+        assert task.tags.languages == f"{source}-{target}" and task.token_datastore.directory == wanted
+
+
+def _swapped(several: Several, folder: Path) -> Path:
+    rows = read_pairs(several.data_bin.parent / "rows.tsv")
+    return write_lines(folder / "swapped.tsv", *(f"{target}\t{source}" for source, target in rows))
+
+
+def _pieces(several: Several) -> list[object]:
+    return ["--sentencepiece-model", several.data_bin / "spm.model", "--dict", several.data_bin / "dict.de.txt"]
+
+
+def test_bad_input(several: Several) -> None:
+    refused(call("translate", "--path", several.model, check=False), "does not say which languages|dict")
+    stock = [
+        "--path",
+        several.model,
+        "--task",
+        "translation_multi_simple_epoch",
+        "-s",
+        "de",
+        "-t",
+        "en",
+        "--lang-pairs",
+        "de-en",
+    ]
+    refused(
+        call("translate", *stock, "--data", several.data_bin, check=False),
+        "does not retrieve: use translation_retrieval_multi",
+    )
+    wrong = ["-s", "de", "-t", "en", "--data", several.data_bin, "--path", several.model, "--langs", "de,fr"]
+    refused(call("translate", *wrong, check=False), "en", "--langs")
