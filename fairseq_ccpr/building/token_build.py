@@ -20,7 +20,7 @@ from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards
 from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.common_options import cpu_option, data_bin_option, quiet_option
 from fairseq_ccpr.datastore.manifest import TokenSection
-from fairseq_ccpr.decoding.retrieval_task import LANGUAGES
+from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task_options import task_words
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
@@ -183,7 +183,7 @@ class Extraction:
                 "model": self.model_fingerprint,
                 "target_dictionary": fingerprint.of_strings(self.symbols),
                 "corpus": self.corpus.fingerprint,
-                **({LANGUAGES: tags.languages} if (tags := self.task.tags).languages else {}),
+                **({LANGUAGE_PAIR: tags.languages} if (tags := self.task.tags).languages else {}),
             },
             index=index,
             share=self.corpus.fraction,

@@ -23,7 +23,7 @@ SIZES = (
     "decoder_ffn_dim",
 )  # fmt: skip
 # What older configs tell of Transformers that are built otherwise; left out, it is off.
-OTHERWISE = ("normalize_before", "normalize_embedding", "add_final_layer_norm", "extra_pos_embeddings")
+OTHERWISE = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class TokenSection:
     dimension: int
     key_layer: str
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
-    fingerprints: dict[str, str]  # model, target_dictionary, corpus; adapter, languages
+    fingerprints: dict[str, str]  # model, target_dictionary, corpus; adapter, language_pair
     index: IndexDescription
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     share: float = 1.0  # fraction of the sentences that was drawn at random

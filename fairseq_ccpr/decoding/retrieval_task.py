@@ -50,7 +50,7 @@ from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 logger = logging.getLogger(__name__)
 
 
-LANGUAGES = "languages"  # the fingerprint of a datastore's language pair, where one model knows several
+LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
 
 
 class RetrievalTask(FairseqTask):
@@ -256,7 +256,9 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
     others: dict[str, str] = {}
     for folder in utils.split_paths(datastore) if datastore else []:
         manifest = Manifest.read(Path(folder))
-        of_tokens = manifest.token.fingerprints.get(LANGUAGES, languages) if manifest.token is not None else languages
+        of_tokens = (
+            manifest.token.fingerprints.get(LANGUAGE_PAIR, languages) if manifest.token is not None else languages
+        )
         if of_tokens != languages:
             others[folder] = str(of_tokens)
         for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):

@@ -127,7 +127,9 @@ def test_translations_are_those_of_transformers(pair: Pair, rng: np.random.Gener
         **pair.inputs(sentences), num_beams=beam, max_length=longest + 2, do_sample=False, early_stopping=True,
         bad_words_ids=[[pair.theirs.config.decoder_start_token_id]],
     )  # fmt: skip
-    generator = pair.task.build_generator([pair.ours], Namespace(beam=beam, min_len=0, max_len_a=0, max_len_b=longest))
+    generator = pair.task.build_base_generator(
+        [pair.ours], Namespace(beam=beam, min_len=0, max_len_a=0, max_len_b=longest)
+    )
     sample = pair.sample(sentences, sentences)
     ended = 0
     for number, found in zip(sample["id"].tolist(), pair.task.inference_step(generator, [pair.ours], sample)):

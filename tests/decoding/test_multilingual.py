@@ -131,7 +131,7 @@ def test_tags_are_no_keys_and_forced_ones_are_not_searched_for(several: Several)
     store, dataset = TokenDatastore(several.datastore), task.dataset("test")
     tags = task.tags.ids(task.target_dictionary)
     in_values = np.isin(store.values, list(tags)).sum()
-    assert store.section.fingerprints["languages"] == "de-en"
+    assert store.section.fingerprints["language_pair"] == "de-en"
     if several.kind == "multi":  # the tag in front is forced
         assert in_values == 0 and store.section.size == dataset.tgt_sizes.sum() - COUNT
     else:  # the tag at the end is the end
