@@ -86,7 +86,7 @@ def write_marian(
     return model
 
 
-def end_some(model: Any, share: float = 0.15) -> None:
+def end_some(model: Any, share: float = 0.3) -> None:
     """Let a model of random weights end some sentences: </s> becomes the likeliest symbol at this share of tokens."""
     config = model.config
     sources, targets = (torch.randint(2, size - 1, (16, 20)) for size in (config.vocab_size, config.decoder_vocab_size))

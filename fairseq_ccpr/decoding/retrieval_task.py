@@ -116,7 +116,7 @@ class RetrievalTask(FairseqTask):
 
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
         """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""
-        dataset = super().build_dataset_for_inference(tokens, [len(ids) for ids in tokens])
+        dataset = self.build_dataset_for_inference(tokens, [len(ids) for ids in tokens])
         dataset.shuffle = False
         dataset.left_pad_source, dataset.left_pad_target = self.cfg.left_pad_source, self.cfg.left_pad_target
         return dataset

@@ -138,7 +138,7 @@ def test_translations_are_those_of_transformers(pair: Pair, rng: np.random.Gener
             ours = pair.to_theirs(1, found[0]["tokens"])[:longest]
             assert torch.equal(ours, generated[number, 1 : len(ours) + 1]), number
         ended += all_ended
-    assert ended >= 3
+    assert ended >= 2
 
 
 def test_positions_beyond_the_table_are_refused(pair: Pair) -> None:
