@@ -38,6 +38,7 @@ from fairseq_ccpr.datastore.token import (
 )
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.search import DISK, IndexDescription
+from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
@@ -96,7 +97,7 @@ def _compact(datastore: TokenDatastore, store: LearntStore, settings: CompactSet
             places = _write_arrays(datastore, store, part.partial, bar)
         grown = _describe(datastore, store, places)
         _write_others(datastore, grown, part.partial)
-        grown.index = _plan(section.index, grown, settings)
+        grown.index = _plan(section, grown, settings)
         part.publish(grown)
         generation = section.generation + 1
         grown.ancestors = [*section.ancestors, datastore.keys_fingerprint]
@@ -176,13 +177,18 @@ def _write_others(datastore: TokenDatastore, section: TokenSection, part: Path) 
         section.domain = True
 
 
-def _plan(index: IndexDescription, section: TokenSection, settings: CompactSettings) -> IndexDescription:
-    """Choose the index: another one where it is asked for, else of the kind there is."""
-    of_kind = f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or "auto"
-    same = not settings.index and of_kind != "auto"
-    parameters = settings.index_parameters or (index.parameters if same else "")
+def _plan(before: TokenSection, grown: TokenSection, settings: CompactSettings) -> IndexDescription:
+    """Choose the index: another one where it is asked for, else of the kind there is.
+
+    Exact search is chosen anew where it was so for few entries that any datastore has it.
+    """
+    index = before.index
+    of_kind = f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or index.backend
+    if before.size <= EXACT_UP_TO and not index.factory:
+        of_kind = "auto"
+    parameters = settings.index_parameters or ("" if settings.index else index.parameters)
     gpu = choose_device(settings.cpu).type == "cuda"
-    return plan_index(settings.index or of_kind, index.metric, parameters, section.size, section.dimension, gpu)
+    return plan_index(settings.index or of_kind, index.metric, parameters, grown.size, grown.dimension, gpu)
 
 
 def remove_older(directory: Path, section: TokenSection) -> None:

@@ -152,6 +152,7 @@ class LearntStore:
         """Read what the journal has, or has more than before."""
         if self._reader is None:
             if not self.path.exists():
+                self._refuse_changed()  # or else what was learnt may have moved elsewhere
                 return
             self._reader = JournalReader(self.path)
         for record in self._reader.read():

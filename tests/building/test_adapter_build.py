@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr import Translator
 from fairseq_ccpr.building import adapter_build, adapter_training, part, token_part
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.datastore.projection import fit_pca
@@ -32,6 +34,7 @@ from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
+from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import PROGRAM, ROOT, USER_DIR, call, equal, refused, run, run_two_processes
 from tests.small_models import World, build, build_options
 
@@ -362,3 +365,25 @@ def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
     refused(call("evaluate systems", tmp_path / "no.txt", *words[1:], check=False), r"no\.txt cannot be read")
     with pytest.raises(ConfigurationError, match="--pca-dim is 7"):
         fit_pca(torch.randn(10, 6), 7)
+
+
+def test_what_is_learnt_beside_an_adapters_keys(world: World, clknn: Path, tmp_path: Path) -> None:
+    """It is projected as they are, counts in text that the guard keeps them from, and moves in beside them."""
+    store = Path(shutil.copytree(clknn, tmp_path / "store"))
+    pairs = list(read_pairs(world.folder / "test.tsv"))[:2]
+    options = {"max_len_b": 45, "device": "cpu", "knn_k": 2, "knn_temperature": 0.01}
+    translator = Translator(datastore=store, **options)
+    before = [one.text for one in translator.translate([source for source, _ in pairs])]
+    assert "|guard:yes|" in str(translator.signature)
+    number = translator.learn(*pairs[0])
+    learnt = [one.text for one in translator.translate([source for source, _ in pairs])]
+    assert learnt[0] == pairs[0][1] != before[0]
+    translator.close()
+    call("compact", store, "--quiet", "--cpu")
+    for name in ("projection.safetensors", "domain.safetensors"):
+        assert (store / "token-1" / name).read_bytes() == (clknn / "token" / name).read_bytes()
+    translator = Translator(datastore=store, **options)
+    assert [one.text for one in translator.translate([source for source, _ in pairs])] == learnt
+    translator.forget(number)
+    assert [one.text for one in translator.translate([source for source, _ in pairs])] == before
+    translator.close()

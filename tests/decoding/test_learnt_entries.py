@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding import learnt_memory
 from fairseq_ccpr.decoding.interpolation import interpolate_
@@ -22,6 +24,7 @@ from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps, watching
+from tests.helpers import equal as same
 from tests.killing import new_pair
 from tests.small_models import World, build
 from tests.torch_operations import NoRoundTrip, Operations
@@ -193,3 +196,18 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
         wanted.index_add_(0, neighbours.values[row], 0.8 * shares[row] * left)
         torch.testing.assert_close(mixed[row], wanted)
     assert float(given.weight[2]) == pytest.approx(0.8)
+
+
+def test_scores_of_references_are_those_of_beam_search(
+    world: World, decode: Callable[..., Any], check_rescoring: Callable[..., None], tmp_path: Path
+) -> None:
+    """fairseq-generate finds what was learnt as well, step by step and when it scores references."""
+    folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
+    own = TokenDatastore(folder)
+    memory = LearntMemory(own, CPU)
+    rows = np.random.default_rng(1).integers(own.section.size, size=400)
+    noise = np.random.default_rng(2).standard_normal((400, 32)) * 0.05
+    memory.learn([NewPair("eins", "one", own.values[rows[::-1]], (own.keys[rows] + noise).astype(np.float16))])
+    words = ["--datastore", folder, "--knn-lambda", 0.7]
+    check_rescoring(*words)
+    assert not same(decode(*words), decode("--knn-lambda", 0.7), tolerance=1e-2)
