@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 from pathlib import Path
@@ -29,6 +30,11 @@ def pairs(world: World) -> list[tuple[str, str]]:
 @pytest.fixture
 def store(world: World, tmp_path: Path) -> Path:
     return Path(shutil.copytree(world.datastore, tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def nothing_learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    return Translator(datastore=shutil.copytree(world.datastore, tmp_path_factory.mktemp("nothing") / "store"), **SHORT)
 
 
 def outcome(translator: Translator, sentences: list[str]) -> list[tuple[str, float, tuple[float, ...]]]:
@@ -119,15 +125,17 @@ def test_an_explanation_names_what_was_learnt(store: Path, pairs: list[tuple[str
     ],
 )
 def test_what_cannot_be_learnt_is_refused_with_its_reason(
-    world: World, store: Path, source: str, target: str, sentence: str
+    nothing_learnt: Translator, source: str, target: str, sentence: str
 ) -> None:
-    translator = Translator(datastore=store, **SHORT)
+    translator = nothing_learnt
     with pytest.raises(ConfigurationError, match=f"the pair was not learnt: {sentence}"):
         translator.learn(source, target)
     assert not translator.memory()
-    assert translator.learn_all([("Es ist gut.", "It is good."), (source, target)])[0] == 1
-    with pytest.raises(ConfigurationError, match="there is no pair 3 among what was learnt"):
-        translator.forget(3)
+    number, reason = translator.learn_all([("Es ist gut.", "It is good."), (source, target)])
+    assert isinstance(number, int) and isinstance(reason, str)
+    translator.forget(number)
+    with pytest.raises(ConfigurationError, match="there is no pair 300 among what was learnt"):
+        translator.forget(300)
 
 
 def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, store: Path, tmp_path: Path) -> None:
@@ -142,6 +150,12 @@ def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, s
         second.learn("Es ist gut.", "It is good.")
     first.close()
     second.forget(number)
+    with pytest.raises(DatastoreError, match="is being written to by process"):
+        first.learn("Es ist gut.", "It is good.")
+    del second
+    gc.collect()  # a translator that is not there any more holds nothing
+    first.forget(first.learn("Es ist gut.", "It is good."))
+    second = Translator(datastore=store, **SHORT)
     assert not second.memory() and not Translator(datastore=store, **SHORT).memory()
 
 

@@ -99,7 +99,8 @@ class JournalWriter:
 
     def __init__(self, reader: JournalReader) -> None:
         self.reader = reader
-        self._file = os.open(reader.path, os.O_RDWR)
+        self._stream = reader.path.open("r+b", buffering=0)
+        self._file = self._stream.fileno()
         self._broken = False
         try:
             if reader.rest:
@@ -136,9 +137,7 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._stream.close()
 
     def _undo(self) -> None:
         """Cut off what was written of records that are not acknowledged; without that nothing more may be appended."""
@@ -169,23 +168,22 @@ class WriterLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._stream = path.open("a+b", buffering=0)  # closed with this object, if not before
+        file = self._stream.fileno()
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._file, 200, 0).decode("utf-8", "replace") or "another process"
+            holder = os.pread(file, 200, 0).decode("utf-8", "replace") or "another process"
             self.release()
             raise DatastoreError(
                 f"{path.parent} is being written to by {holder}: end that one, or let it do what is wanted here"
             ) from None
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def release(self) -> None:
         """Give it back."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._stream.close()
 
 
 def _frames(records: Sequence[bytes], digest: bytes) -> tuple[bytes, bytes]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import resource
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,6 @@ import pytest
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.journal import DAMAGED, MAGIC, JournalReader, JournalWriter, WriterLock, create_journal
-from tests.helpers import ROOT
 
 RECORDS = [b"first", b"", b"third" * 100, b"\x00\xff" * 31]
 STARTS = [len(MAGIC) + 20 * n + len(b"".join(RECORDS[:n])) for n in range(len(RECORDS) + 1)]  # 20 bytes before each
@@ -115,26 +114,22 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_stays(tmp_path: Path) ->
     assert records(reader.path) == ([*RECORDS, b"small"], 0)
 
 
-HOLDS = """
-import sys, time
-from pathlib import Path
-from fairseq_ccpr.storage.journal import WriterLock
-lock = WriterLock(Path(sys.argv[1]))
-print("holds", flush=True)
-time.sleep(60)
-"""
-
-
 def test_a_second_writer_is_told_of_the_first_whose_kill_lets_it_in(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path / "lock")
     with pytest.raises(DatastoreError, match=r"is being written to by process \d+ on "):
         WriterLock(tmp_path / "lock")
     lock.release()
-    command = [sys.executable, "-c", HOLDS, str(tmp_path / "lock")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-    assert process.stdout is not None and process.stdout.readline() == b"holds\n"
-    with pytest.raises(DatastoreError, match=f"by process {process.pid} on "):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        held = WriterLock(tmp_path / "lock")
+        os.write(writing, b"holds")
+        time.sleep(60)
+        held.release()
+        os._exit(1)
+    assert os.read(reading, 5) == b"holds"
+    with pytest.raises(DatastoreError, match=f"by process {child} on "):
         WriterLock(tmp_path / "lock")
-    process.kill()
-    process.wait()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
     WriterLock(tmp_path / "lock").release()
