@@ -108,8 +108,8 @@ def _one(given: Tensor | None, own: Tensor | None, name: str, folder: Path) -> T
 def sinusoids(count: int, width: int) -> Tensor:
     """Compute Marian's position embeddings, fp32 [count, width]: sines in the first half, cosines in the second.
 
-    >>> sinusoids(2, 4).round(decimals=2).tolist()
-    [[0.0, 0.0, 1.0, 1.0], [0.84, 0.01, 0.54, 1.0]]
+    >>> (100 * sinusoids(2, 4)).round().tolist()
+    [[0.0, 0.0, 100.0, 100.0], [84.0, 1.0, 54.0, 100.0]]
     """
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = torch.arange(count, dtype=torch.float64)[:, None] / 10000**exponents

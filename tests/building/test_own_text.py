@@ -14,8 +14,8 @@ import torch
 from fairseq_ccpr.building import domain_sample
 from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.token import DOMAIN, TOKEN, TokenDatastore
+from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
+from fairseq_ccpr.datastore.token import DOMAIN, TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.storage.files import MANIFEST, describe_files

@@ -112,9 +112,9 @@ def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(m
     counts = []
     for count in (5, 4000):
         with watching(NoRoundTrip):
-            for log_probs in two_steps(learning(make_ensemble(metric, "consent", CPU), count), CPU):
+            for log_probs in two_steps(learning(make_ensemble(metric, CPU), count), CPU):
                 torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
-        steps, counted = two_steps(learning(make_ensemble(metric, "consent", CPU), count), CPU), Operations()
+        steps, counted = two_steps(learning(make_ensemble(metric, CPU), count), CPU), Operations()
         next(steps)
         with watching(lambda counted=counted: counted, search=False):
             next(steps)
@@ -123,7 +123,7 @@ def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(m
 
 
 def test_a_batch_that_has_begun_does_not_see_what_is_learnt_meanwhile() -> None:
-    ensemble = make_ensemble("l2", "consent", CPU)
+    ensemble = make_ensemble("l2", CPU)
     wanted = list(two_steps(ensemble, CPU))
     other = learning(ensemble, 900)
     learnt = other.tokens.learnt.entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -296,3 +297,9 @@ def test_mixture_with_a_spread_sums_to_one() -> None:
     log_probs = torch.randn(30, 12).log_softmax(dim=1)
     vote = Vote(step.tokens.values, merge_equal(spread, step.tokens.values).log(), weights[:, 0])
     assert torch.allclose(interpolate_(log_probs, vote).exp().sum(dim=1), torch.ones(30), atol=1e-5)
+
+
+def test_the_page_shows_trust_beside_phrases(world: World, joint: list, joint_trust: Path, tmp_path: Path) -> None:
+    words = [*world.options("--no-progress-bar"), *map(str, joint), "--trust", joint_trust, "--sentences", 3]
+    call("explain", *words, "--output", tmp_path / "page.html")
+    assert re.search(r'"trust_saw":\s*\[\s*\{', (tmp_path / "page.html").read_text())

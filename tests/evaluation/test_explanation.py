@@ -145,7 +145,7 @@ def test_phrases_that_wanted_a_token_are_those_that_go_on_with_it(explained: Cal
             )
             for vote in token["votes"]:
                 one = sentence["phrases"][vote["query"]]["retrieved"][vote["retrieved"]]
-                string = data["texts"][one["sentence"]][one["start"] : one["end"]]
+                string = data["texts"][one["sentence"]][one["start"] :]  # it is followed beyond its end
                 assert one["usable"] and token["symbol"].strip("▁") in string
                 if vote["begun"]:
                     before = sentence["tokens"][position - 1]

@@ -97,7 +97,7 @@ def _explain(
     retrieving.model = ensemble
     if ensemble.phrases is not None:  # breaking down does not retrieve for a batch again
         remembering = ensemble.phrases.remembering()
-        ensemble = retrieving.model = ensemble.with_memories(ensemble.tokens, remembering)
+        ensemble = retrieving.model = ensemble.with_memories(ensemble.tokens, remembering, ensemble.trust)
     target_text = partial(system.to_text, task.target_dictionary)
     datastore = ensemble.tokens.retriever.datastore if ensemble.tokens is not None else None
     learnt = (
