@@ -48,8 +48,8 @@ difference to that of the first datastore, the 95% interval of the difference, a
 equal datastores (paired bootstrap over sentences).
 
 --hypotheses names translations of the sentences, such as those that fairseq-ccpr compare --results-path writes. "and in base"
-is the share of the reference's words inside a string that is retrieved, right, and written in base's translation: what
-decoding with phrases has more of it than the model alone is what it owes to them.
+is the share of the reference's words inside a string that is retrieved, right, and written in base's translation. By how
+much the share for decoding with phrases exceeds the model's own is what the phrases contributed.
 
   fairseq-ccpr evaluate retrieved ... --hypotheses base=results/base.txt phrases=results/retrieval.txt
 
@@ -117,18 +117,19 @@ def evaluate(options: Options, read_phrases: ReadPhrases) -> int:
         )
 
     done = report({name: ask(name) for name in stores}, tops, list(written), skipped, too_long, options.samples)
-    line = _signature(options, finder.segmentation)
+    line = _signature(options, finder.segmentation, [Path(word) for word in written.values()])
     _print(done, line)
     if options.json:
         options.json.write_text(json.dumps(asdict(done) | {"signature": line}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _signature(options: Options, segmentation: Segmentation) -> str:
+def _signature(options: Options, segmentation: Segmentation, outputs: list[Path]) -> str:
     """Name what decides the numbers beside the retrieval of each datastore."""
     text = fingerprint.short(fingerprint.of_files([options.source, options.target]))
     phrases = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
-    return f"text:{text}|references:{phrases}|samples:{options.samples}"
+    of_outputs = f"|hypotheses:{fingerprint.short(fingerprint.of_files(outputs))}" if outputs else ""
+    return f"text:{text}|references:{phrases}|samples:{options.samples}{of_outputs}"
 
 
 def _print(done: RetrievedReport, signature: str) -> None:

@@ -25,9 +25,10 @@ from fairseq_ccpr.storage.files import write_text
 
 FIXED = "fixed"
 HELP = """\
-Choose how retrieval counts, on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens), how much
-each retrieved phrase counts, and trust, a small network that decides token by token how far to believe the model, the tokens
-and the phrases. It is left with the datastore, where every command and fairseq-generate find it:
+Choose how retrieval counts, on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens;
+--phrase-lambda with --combiner fixed), how much each retrieved phrase counts, and trust, a small network that decides token
+by token how far to believe the model, the tokens and the phrases. It is left with the datastore, where every command and
+fairseq-generate find it:
 
   fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine --also other-data-bin
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt

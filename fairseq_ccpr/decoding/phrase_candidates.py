@@ -33,7 +33,7 @@ class TokenisationCache:
     """Cut entries out of their own sentences' subwords, once each.
 
     A phrase has no token ids where its border falls inside a subword, or where it is longer than MAX_SUBWORDS. Memory grows
-    with the entries that were looked up, some 50 bytes each. Threads may share it.
+    with the entries that were looked up, some 120 bytes each. Threads may share it.
 
     Args:
         datastore: whose entries they are.

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from fairseq_ccpr.decoding.phrase_continuation import STATES, PhraseTable, Proposals
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
 
-MOST = 30.0  # of u_a
-
 
 class PhraseVotes(nn.Module):
     """The weights of the formula above.
@@ -56,9 +54,8 @@ class PhraseVotes(nn.Module):
         offset, consent = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
         scores = of_phrases + offset + consent * proposals.ratios
         scores = scores + self.covered * proposals.covered * (proposals.states == 0)
-        votes = scores.clamp_max(MOST).exp()
-        of_model = (self.model[0] + self.model[1] * proposals.best.exp()).clamp_max(MOST).exp()
-        return votes / (of_model + votes.sum(dim=1)).unsqueeze(1)
+        of_model = self.model[0] + self.model[1] * proposals.best.exp()
+        return torch.cat([of_model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
 
     def digest(self) -> str:
         """Digest the weights, for signatures."""

@@ -179,7 +179,7 @@ def _phrase_features(model: ModelEvidence, phrases: PhraseEvidence) -> list[Tens
     some = phrases.mass.unsqueeze(1) > 0
     of_favourite = (model.best.unsqueeze(1) - phrases.of_proposals.gather(1, place)) * some
     agreement = (phrases.values.gather(1, place) == model.favourite.unsqueeze(1)) & some
-    columns = torch.stack([phrases.mass.clamp_max(1), phrases.going], dim=1)
+    columns = torch.stack([phrases.mass, phrases.going], dim=1)
     return [columns, highest.exp() * some, of_favourite, agreement.float(), phrases.similarity.unsqueeze(1)]
 
 

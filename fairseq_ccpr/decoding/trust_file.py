@@ -84,7 +84,7 @@ def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
     if described.features != VERSION or described.kind not in KINDS:
         raise ConfigurationError(
             f"{path} was learned by another version of fairseq-ccpr (features {described.features}, here {VERSION}): tune "
-            "again"
+            "again, or give --trust none"
         )
     if described.parts != list(parts):
         raise ConfigurationError(

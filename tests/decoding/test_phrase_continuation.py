@@ -203,3 +203,13 @@ def test_the_model_keeps_what_no_phrase_is_worth() -> None:
         log_probs = torch.tensor([[0.1, 0.1, 0.1, 1e-4, 0.6, 0.0499, 0.025, 0.025]]).log()
         masses.append(float(votes(state.proposals(log_probs), votes.of_phrases(table)).sum()))
     assert masses[1] < 0.2 * masses[0] < 0.2
+
+
+def test_votes_are_a_softmax_however_large_the_similarities() -> None:
+    votes = PhraseVotes()
+    table = make_table([[Found([2, 3], 0, 60.0, []), Found([4, 3], 1, 59.0, [])]])
+    proposals = PhraseState(table, torch.tensor([0])).proposals(torch.zeros(1, VOCABULARY).log_softmax(dim=1))
+    each = votes(proposals, votes.of_phrases(table))
+    assert each.sum().item() == pytest.approx(1) and each[0, 0] > 10 * each[0, 1]
+    each[0, 1].backward()
+    assert votes.similarity.grad is not None and votes.similarity.grad.abs().sum() > 0

@@ -30,7 +30,9 @@ def text_of(world: World, words: list[object]) -> tuple[VotingText, object]:
     retrieved, weight = nothing, torch.zeros_like(nothing)
     if held_out.tokens is not None:
         retrieved, weight = held_out.tokens.retrieved(5.0), held_out.tokens.weight(task.token_settings)
-    return VotingText(held_out.phrases, References(held_out.log_probs, retrieved, weight, 0.9)), ensemble.phrases
+    return VotingText(
+        held_out.phrases, held_out.sentences, References(held_out.log_probs, retrieved, weight, 0.9)
+    ), ensemble.phrases
 
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])
@@ -46,9 +48,8 @@ def test_votes_are_better_than_their_start_on_sentences_held_out(
     assert any(not torch.equal(before[name], value) for name, value in learned.state_dict().items())
 
     def loss(one: object) -> float:
-        judged = [(batch.sentences % HELD_OUT == 0, *text.log_likelihoods(one, batch)) for batch in text.cache.batches]
-        found = torch.cat([with_phrases[rows] for rows, with_phrases, _ in judged])
-        without = torch.cat([alone[rows] for rows, _, alone in judged])
+        _, judged = text.split()
+        found, without = map(torch.cat, zip(*(text.log_likelihoods(one, batch) for batch in judged)))
         return float((without - found).clamp_min(0).mean() - found.mean())
 
     assert loss(replace(memory, votes=learned)) < loss(memory)
@@ -65,3 +66,13 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
     assert memory.votes.digest() == trust.votes.digest()
     untrusted = load(parse_generation([*words, "--trust", "none"]))[0].build_ensemble(models).phrases
     assert untrusted.votes.digest() != memory.votes.digest()
+
+
+def test_sentences_held_out_are_those_of_trust_and_too_few_teach_nothing(world: World, phrases: list[object]) -> None:
+    text, memory = text_of(world, phrases)
+    trained, judged = text.split()
+    assert {int(n) % HELD_OUT for batch in judged for n in text.sentences[batch.rows]} == {0}
+    assert 0 not in {int(n) % HELD_OUT for batch in trained for n in text.sentences[batch.rows]}
+    all_held_out = replace(text, sentences=torch.zeros_like(text.sentences))
+    learned = learn_votes(memory, [all_held_out])
+    assert learned.digest() == memory.votes.digest() and learned is not memory.votes

@@ -55,7 +55,7 @@ class PhraseVote:
 
     query: int  # of `SentenceExplanation.phrases`
     retrieved: int  # of what was retrieved for that
-    weight: float  # what it gave to the token, see `Proposals.votes`
+    weight: float  # what it gave to the token, see `PhraseVotes`
     begun: bool  # its beginning was written before; or else it begins with this token
 
 

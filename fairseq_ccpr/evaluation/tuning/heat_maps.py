@@ -20,7 +20,7 @@ Points = Mapping[Any, float]  # (across, up) -> value
 def draw_grids(
     tokens: Mapping[TokenRetrievalSettings, float], phrases: Mapping[PhraseSettings, float], path: Path
 ) -> None:
-    """Heat maps of a tuner's grids through their best points: lambda and k by T for each kind of lambda; then phrases."""
+    """Draw a tuner's grids through their best points: lambda and k by T for each kind of lambda; phrases by lambda."""
     kinds = sorted({settings.confidence for settings in tokens})
     height = len(kinds) + bool(phrases)
     figure = Figure(figsize=(11, 4 * height), layout="constrained")

@@ -29,7 +29,7 @@ class References:
 
     def log_likelihood(self, retrieved: Tensor, weight: Tensor) -> Tensor:
         """Compute log p with a phrase memory that says log p_phr and weighs lambda_phr*, fp32 [N] each."""
-        # Votes are learned by this, and neither 0 / 0 nor log 0 has a gradient that is a number.
+        # Votes are learned through this: 0 / 0 and log 0 would make gradients NaN.
         weights = limit_weights(self.weight, weight.clamp_min(1e-12), self.weight_max)
         votes = zip((self.retrieved, retrieved), weights)
         return interpolate_references(self.log_probs, *((said.clamp_min(-80), w.clamp_min(1e-12)) for said, w in votes))
@@ -38,11 +38,11 @@ class References:
 def score_phrase_grid(cache: PhraseCache, references: References, memory: PhraseMemory) -> dict[PhraseSettings, float]:
     """Mean log-likelihood of the references for every weight."""
     references = references.at(cache.rows)
-    grid = {}
-    for lambda_ in LAMBDAS:
-        settings = replace(memory.settings, lambda_=lambda_)
-        grid[settings] = float(references.log_likelihood(*cache.vote(replace(memory, settings=settings))).mean())
-    return grid
+    said, weight = cache.vote(replace(memory, settings=replace(memory.settings, lambda_=1.0)))
+    return {
+        replace(memory.settings, lambda_=lambda_): float(references.log_likelihood(said, lambda_ * weight).mean())
+        for lambda_ in LAMBDAS
+    }
 
 
 def phrase_candidates(grid: dict[PhraseSettings, float], count: int) -> list[PhraseSettings]:

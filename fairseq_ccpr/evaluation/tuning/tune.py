@@ -35,7 +35,7 @@ from fairseq_ccpr.settings import as_options, automatic_values
 
 # Fields that the grids have: written into FILE even where they are at their default.
 TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
-TUNED_OF_PHRASES = ("k", "lambda_")
+TUNED_OF_PHRASES = ("lambda_",)
 TRUSTED_NEIGHBOURS = (8, 32)  # k that trust is learned with: the more, the better and the slower
 # The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1
 # could never fall.
@@ -128,7 +128,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int) ->
         texts = [home, *(force_decode_text(one.name, one.samples(system), ensemble, max(NEIGHBOURS)) for one in also)]
         tried = [_with_trust(kind, _with_settings(ensemble, *pair), texts) for pair in grids.pairs_for_trust()]
         if ensemble.tokens is None:  # phrases alone are often best as their votes have them
-            tried.append(_with_votes(ensemble, texts))
+            tried.append(_with_votes(tried[0].ensemble, texts))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
@@ -174,22 +174,23 @@ def _with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut]) ->
 
 
 def _with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
-    """Learn how much each phrase counts, and leave the weights to that: trust is a network of zeros."""
-    trust = LearnedTrust(tokens=False, phrases=True, hidden=0)
-    trust.votes = _learned_votes(ensemble, texts)
+    """Leave the weights to an ensemble's learned votes: trust is a network of zeros."""
     assert ensemble.phrases is not None
-    memory = replace(ensemble.phrases, votes=trust.votes)
-    ensemble = ensemble.with_memories(None, memory)
+    trust = LearnedTrust(tokens=False, phrases=True, hidden=0)
+    trust.votes = ensemble.phrases.votes
     worths = {text.name: worth(trust, training_text(trust, text, False, ensemble)) for text in texts}
-    trust = trust.requires_grad_(False).to(memory.device)
-    return Candidate(ensemble.with_memories(None, memory, trust), worths, "votes")
+    trust = trust.requires_grad_(False).to(ensemble.phrases.device)
+    return Candidate(ensemble.with_memories(None, ensemble.phrases, trust), worths, "votes")
 
 
 def _learned_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> PhraseVotes:
     """Learn how much each phrase counts, beside the token memory's settings."""
     assert ensemble.phrases is not None
     settings = ensemble.tokens.settings if ensemble.tokens is not None else None
-    of_texts = [VotingText(text.phrases, _references(text, settings, ensemble.settings.lambda_max)) for text in texts]
+    of_texts = [
+        VotingText(text.phrases, text.sentences, _references(text, settings, ensemble.settings.lambda_max))
+        for text in texts
+    ]
     return learn_votes(ensemble.phrases.on(CPU), of_texts).to(ensemble.phrases.device)
 
 

@@ -28,14 +28,22 @@ class VotingText:
     """A text to learn from: its phrases, and what the references have without them."""
 
     cache: PhraseCache
+    sentences: Tensor  # int64 [N], the number of each token's sentence
     references: References
 
     def log_likelihoods(self, memory: PhraseMemory, batch: PhraseRows) -> tuple[Tensor, Tensor]:
         """Compute log p of n reference tokens with the phrase memory and without it, fp32 [n] each."""
         references, vote = self.references.at(batch.rows), batch.vote(memory)
-        silent = torch.zeros_like(vote.weight)
-        said = vote.of_token(batch.targets)
-        return references.log_likelihood(said, vote.weight), references.log_likelihood(said, silent)
+        said, silent = vote.of_token(batch.targets), torch.zeros_like(vote.weight)
+        without = references.log_likelihood(torch.full_like(said, float("-inf")), silent)
+        return references.log_likelihood(said, vote.weight), without
+
+    def split(self) -> tuple[list[PhraseRows], list[PhraseRows]]:
+        """Part the tokens by sentence, as `TrainingText.split` does: to train on, and held out."""
+        held_out = [self.sentences[batch.rows] % HELD_OUT == 0 for batch in self.cache.batches]
+        parts = ([_part(one, ~rows), _part(one, rows)] for one, rows in zip(self.cache.batches, held_out))
+        trained, judged = zip(*parts)
+        return [one for one in trained if len(one.targets)], [one for one in judged if len(one.targets)]
 
 
 def learn_votes(memory: PhraseMemory, texts: list[VotingText], seed: int = 1) -> PhraseVotes:
@@ -47,8 +55,9 @@ def learn_votes(memory: PhraseMemory, texts: list[VotingText], seed: int = 1) ->
     votes = copy.deepcopy(memory.votes).requires_grad_(True)
     memory = replace(memory, votes=votes, trusted=False)
     generator = torch.Generator().manual_seed(seed)
-    held_out = [[_part(batch, batch.sentences % HELD_OUT == 0) for batch in text.cache.batches] for text in texts]
-    trained = [[_part(batch, batch.sentences % HELD_OUT != 0) for batch in text.cache.batches] for text in texts]
+    trained, held_out = zip(*(text.split() for text in texts))
+    if not all((*trained, *held_out)):  # of so few sentences nothing can be learned
+        return votes.requires_grad_(False)
     optimizer = torch.optim.Adam(votes.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, EVERY, DECAY)
     best, best_loss = copy.deepcopy(votes.state_dict()), float("inf")
@@ -60,7 +69,7 @@ def learn_votes(memory: PhraseMemory, texts: list[VotingText], seed: int = 1) ->
                 if loss < best_loss:
                     best, best_loss = copy.deepcopy(votes.state_dict()), loss
             optimizer.zero_grad()
-            some = [[_sample(own[update % len(own)], generator)] for own in trained]
+            some = [[_sample(own, generator)] for own in trained]
             torch.stack([_loss(memory, text, own) for text, own in zip(texts, some)]).mean().backward()
             optimizer.step()
             schedule.step()
@@ -74,8 +83,9 @@ def _loss(memory: PhraseMemory, text: VotingText, batches: list[PhraseRows]) -> 
     return HARM * (without - found).clamp_min(0).mean() - found.mean()
 
 
-def _sample(batch: PhraseRows, generator: torch.Generator) -> PhraseRows:
-    """Draw some tokens of a batch."""
+def _sample(batches: list[PhraseRows], generator: torch.Generator) -> PhraseRows:
+    """Draw a batch, and some of its tokens."""
+    batch = batches[int(torch.randint(len(batches), (), generator=generator))]
     return _part(batch, torch.randint(len(batch.targets), (TOKENS,), generator=generator))
 
 
