@@ -151,7 +151,7 @@ def kill_compacting(folder: Path, kills: int, rng: np.random.Generator, dimensio
             assert [one.id for one in found.pairs.values()] == list(pairs) and not found.entries
         else:
             assert same(found, pairs) and np.array_equal(found.datastore.keys, own)
-        _compact(copy)  # completes it, or begins anew
+        _compact(copy)  # completes it, or starts over
         again = store_at(copy)
         assert np.array_equal(again.datastore.keys, keys) and [one.id for one in again.pairs.values()] == list(pairs)
         assert {path.name for path in copy.glob("*")} == names

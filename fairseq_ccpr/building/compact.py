@@ -3,7 +3,7 @@
 1. A new token part is written beside the old one, complete with its index, and a new journal that knows the pairs by their
    text and by the place of their entries.
 2. The manifest that names them replaces the old one: until then readers see all as it was, and from then on all as it is.
-3. The old part and the old journal are removed. A run that was killed is completed, or begun anew, by the next.
+3. The old part and the old journal are removed. The next run completes one that was killed, or starts over.
 
 Letters: N entries, n of what was learnt, d width of keys.
 """
@@ -180,7 +180,7 @@ def _write_others(datastore: TokenDatastore, section: TokenSection, part: Path) 
 def _plan(before: TokenSection, grown: TokenSection, settings: CompactSettings) -> IndexDescription:
     """Choose the index: another one where it is asked for, else of the kind there is.
 
-    Exact search is chosen anew where it was so for few entries that any datastore has it.
+    Where search is exact because any datastore of so few entries has it, the index is chosen again.
     """
     index = before.index
     of_kind = f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or index.backend

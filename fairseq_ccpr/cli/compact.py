@@ -6,8 +6,8 @@ from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import command
 
 HELP = """\
-Move what was learnt beside a datastore into its own entries, which its index finds, and write journal and entries anew
-without what was forgotten: no text and no key of that is then left in any file of the datastore.
+Move what was learnt beside a datastore into its own entries, which its index finds, and rewrite journal and entries without
+what was forgotten: no text and no key of that is then left in any file of the datastore.
 
   fairseq-ccpr compact datastores/mine
 

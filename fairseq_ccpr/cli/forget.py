@@ -18,7 +18,7 @@ the next translation on, all is as if they never had been learnt.
 
   fairseq-ccpr forget datastores/mine 17 18
 
-Their text and keys stay in the journal's file, unread, until fairseq-ccpr compact writes it anew.
+Their text and keys stay in the journal's file, unread, until fairseq-ccpr compact rewrites it.
 """
 
 

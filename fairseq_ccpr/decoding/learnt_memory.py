@@ -117,7 +117,7 @@ class LearntMemory:
             self._update()
 
     def _clear(self) -> None:
-        """Begin anew with an empty segment."""
+        """Start over with an empty segment."""
         dimension = self.store.datastore.section.dimension
         self._size, self._there = 0, 0
         self._keys = torch.empty(0, dimension, dtype=torch.float16, device=self.device)
@@ -125,7 +125,7 @@ class LearntMemory:
         self._values = torch.empty(0, dtype=torch.int32, device=self.device)
 
     def _update(self) -> None:
-        """Bring the segment to where the journal is: append what is new, or write it anew without what was forgotten."""
+        """Bring the segment to where the journal is: append what is new, or rewrite it without what was forgotten."""
         if self._forgotten != self.store.forgotten:
             self._clear()
             self._forgotten = self.store.forgotten

@@ -19,7 +19,7 @@ TIMEOUT = 30.0  # seconds
 SLOW = 20  # writing, loading and the like may take so many times as long as a question
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, each twice the one before
 SCHEMES = ("http", "https", "tcp")
-# A connection of its own, and anew as soon as the server is back.
+# A connection of its own, opened again as soon as the server is back.
 CHANNEL = {
     "grpc.use_local_subchannel_pool": 1,
     "grpc.initial_reconnect_backoff_ms": 100,

@@ -135,7 +135,7 @@ class DecoderSubwords:
 
     def _split(self, text: str) -> Pieces:
         index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
-        placed = self._place(text, for_target(self.bpe))
+        placed = self._place(text)
         symbols, starts, ends = zip(*placed) if placed else ((), (), ())
         found = (index.get(symbol, unknown) for symbol in symbols)
         ids = [number if number >= first else unknown for number in found]  # a word "</s>" is no marker
@@ -149,17 +149,18 @@ class DecoderSubwords:
             )
         return Pieces(tuple(ids), tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
 
-    def _place(self, text: str, bpe: Any) -> list[Placed]:
+    def _place(self, text: str) -> list[Placed]:
         """Return the symbols of a text, with the characters each stands for."""
         if self.tokenizer is None:
-            return self._place_pieces(text, bpe)
+            return self._place_pieces(text)
         tokenised = self.tokenizer.encode(text)
         units = _MOSES_UNIT.findall(tokenised) if isinstance(self.tokenizer, MosesTokenizer) else tokenised
         origins = _Origins.trace(units, text)
-        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised, bpe)]
+        return [(symbol, *origins.span(start, end)) for symbol, start, end in self._place_pieces(tokenised)]
 
-    def _place_pieces(self, text: str, bpe: Any) -> list[Placed]:
+    def _place_pieces(self, text: str) -> list[Placed]:
         """Return the symbols of tokenised text; like fairseq, white space of any kind parts them."""
+        bpe = for_target(self.bpe)
         if self.mark == BLANK:
             pieces = piece_spans(bpe.sp, text)
             return [(symbol, start, end) for piece, start, end in pieces for symbol in piece.split()]

@@ -54,7 +54,7 @@ def test_retrieval_does_not_depend_on_the_batch(decode: Callable) -> None:
 
 
 def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable) -> None:
-    """p(y_t | x, y_<t) of what beam search wrote, computed anew with brute force over the whole store and vocabulary."""
+    """p(y_t | x, y_<t) of what beam search wrote, computed again by brute force over the whole store and vocabulary."""
     k, lam, temperature = 8, 0.6, 5.0
     found = decode("--knn-k", k, "--knn-lambda", lam, "--batch-size", 1)
     store = TokenDatastore(world.datastore)

@@ -105,7 +105,7 @@ def test_training_that_helps_replaces_the_start(
     call(*training(world, held_out, tmp_path, 40, *HELPFUL, "--adapter-hidden-dim", 24))
     start, later = accuracies(log())
     assert max(later) > start
-    best = torch.load(tmp_path / BEST, weights_only=False)["extra_state"]
+    best = torch.load(tmp_path / BEST, weights_only=True)["extra_state"]
     assert best["best"] == best["val_loss"] == max(later)
 
 

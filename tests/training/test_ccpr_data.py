@@ -19,7 +19,7 @@ from fairseq_ccpr.training.length_batches import LengthBatches, Mixture
 from tests.small_models import Ccpr
 
 
-def test_phrases_are_drawn_anew_each_epoch(ccpr: Ccpr) -> None:
+def test_phrases_are_drawn_again_each_epoch(ccpr: Ccpr) -> None:
     dataset = ccpr.dataset(phrases_per_sentence=3)
     again = ccpr.dataset(phrases_per_sentence=3)
     first = [dataset[i] for i in range(20)]

@@ -50,7 +50,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     found = f"only {others[0]}" if others else "none"
     raise CheckpointError(
         f"{folder} has no model.safetensors or pytorch_model.bin ({found}): copy the model's whole folder, or save it "
-        "anew with transformers' save_pretrained"
+        "again with transformers' save_pretrained"
     )
 
 
