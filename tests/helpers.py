@@ -121,9 +121,7 @@ class Malice:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
-    def __reduce__(self):
-        import os
-
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, (f"touch {self.mark}",)
 
 
