@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -85,7 +86,7 @@ def tune_command(options: Options, rest: list[str]) -> int:
         if tuned.best.ensemble.trust is not None:
             file = Path(f"{options.output}.trust")
             save_trust(tuned.best.ensemble.trust, tuned.description(system.task.parts), file)
-            words += f" --trust {file}"
+            words += f" --trust {shlex.quote(str(file))}"
         write_text(path, words + "\n")
     else:
         path = leave(system, tuned)
@@ -111,13 +112,7 @@ def _check(options: Options, system: System) -> None:
 def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
     if tuned.linear:
         print(f"{subset} is small: trust is a linear function of its features")
-    if tuned.best.texts:
-        print("nats a token         base  settings  trust  weight  trusted")
-        for name, worth in tuned.best.texts.items():
-            print(
-                f"{name[-18:]:18} {worth.base:7.3f}  {worth.settings:+8.3f} {worth.trust:+6.3f}  {worth.weight:6.2f}  "
-                f"{worth.trusted:7.2f}"
-            )
+    _print_texts(tuned)
     for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
         print(f"{scores.bleu:7.2f}  {name}")
     print(f"BLEU {tuned.scores[BASE].bleu_signature}, of a third of {subset}")
@@ -126,6 +121,22 @@ def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
         f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood, {len(tuned.scores) - 1} by BLEU, in "
         f"{tuned.seconds:.0f} s: {tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
     )
+
+
+def _print_texts(tuned: Tuned) -> None:
+    """Print what retrieval gains each text: nats a token against the model alone, and its mean weight in brackets."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, gains in tuned.gains.items():
+        rows[name] = {kind: f"{one.nats:+.3f} ({one.weight:.2f})" for kind, one in gains.items()}
+    for name, worth in tuned.best.texts.items():
+        untrusted = {"without trust": f"{worth.settings:+.3f} ({worth.weight:.2f})"}
+        trusted = {"with trust": f"{worth.trust:+.3f} ({worth.trusted:.2f})"}
+        rows[name] = {"model alone": f"{worth.base:.3f}"} | rows.get(name, {}) | untrusted | trusted
+    columns = list(next(iter(rows.values()), {}))
+    if columns:
+        print(f"{'nats a token (weight)':24}" + "".join(f"{column:>16}" for column in columns))
+    for name, row in rows.items():
+        print(f"{name[-23:]:24}" + "".join(f"{row[column]:>16}" for column in columns))
 
 
 def leave(system: System, tuned: Tuned) -> Path:

@@ -99,6 +99,8 @@ class SystemConfig:
     phrases: Optional[PhrasesConfig] = None
     options: str = ""  # of fairseq-generate, for this system alone
     tune: bool = True
+    tune_options: str = ""  # of fairseq-ccpr tune, for this system alone
+    also: list[str] = field(default_factory=list)  # domains whose valid sets are to lose nothing by it
     tune_on: Any = None  # the domain whose valid set chooses the settings, in place of each one's own; or one for each
     stores_from: Optional[str] = None  # the domain whose datastores are used, in place of each one's own
     against: Optional[str] = None  # a system to compare with, beside the base model
@@ -225,10 +227,14 @@ def _check_system(config: ExperimentConfig, name: str, system: SystemConfig) -> 
             _check_name(f"systems.{name}.{key}", value, config.domains, "domain")
     for domain in system.domains or []:
         _check_name(f"systems.{name}.domains", domain, config.domains, "domain")
+    for other in system.also:
+        _check_name(f"systems.{name}.also", other, config.domains, "domain")
     others = [other for other in config.systems if other != name]
     _check_name(f"systems.{name}.against", system.against, others, "other system")
     if system.tune_on is not None and not system.tune:
         raise ConfigurationError(f"systems.{name} has tune_on, but tune is false: leave one of them out")
+    if system.also and not system.tune:
+        raise ConfigurationError(f"systems.{name} has also, but tune is false: leave one of them out")
     if system.tokens is not None:
         with_tokens = [other for other in others if config.system(other).tokens is not None]
         _check_name(f"systems.{name}.tokens.raw", system.tokens.raw, with_tokens, "other system with tokens")

@@ -203,10 +203,13 @@ class Plan:
             return None
         home = system.tuned_on(domain)
         words, reads = self._decoding(name, home)
-        words += [*shlex.split(system.options), "--combiner", "fixed", *shlex.split(self.config.tune_options)]
+        words += [*shlex.split(system.options), *shlex.split(self.config.tune_options)]
+        words += shlex.split(system.tune_options)
+        others = [self.data(other) for other in system.also]
+        words += ["--also", *(other.path for other in others)] if others else []
         output = self.output / "tuned" / home / f"{name}.options"
         to, outputs = ["--output", str(output), "--no-progress-bar"], [output, output.with_name(f"{output.name}.png")]
-        return self._add(f"tune/{home}/{name}", "tune", words, to, outputs, *reads)
+        return self._add(f"tune/{home}/{name}", "tune", words, to, outputs, *reads, *others)
 
     def decode(self, name: str, domain: str) -> Stage:
         """Return the stage that translates a domain's test set with a system, and with the base model in turns."""

@@ -131,19 +131,9 @@ def repeated(store: TokenDatastore, times: int, output: Path) -> Path:
 
 
 def limited(command: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a command that may take no more than LIMIT, in threads of small stacks."""
+    """Run a command that may take no more than LIMIT."""
     child = CHILD.replace("MOST", str(LIMIT)).replace("COMMAND", command)
-    line = [
-        "bash",
-        "-c",
-        'ulimit -s 1024; exec "$@"',
-        "limited",
-        sys.executable,
-        "-c",
-        child,
-        command,
-        *map(str, words),
-    ]
+    line = [sys.executable, "-X", "faulthandler", "-c", child, command, *map(str, words)]
     # What was freed must go back to the system: memory that a process keeps is beyond the limit.
     env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     env |= {

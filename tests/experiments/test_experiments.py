@@ -77,13 +77,14 @@ def settings_of(world: World, folder: Path) -> dict[str, Any]:
             "few": {"text": {"train": str(world.folder / "valid.tsv"), "valid": "valid", "test": "test"},
                     "references": ["test.en"]},
         },
-        "tune_options": "--decode 1",
+        "tune_options": "--combiner fixed --decode 1",
         "bootstrap_samples": 20,
         "systems": {
             "base": None,
             "knn-mt": {"tokens": {"options": store}},
             "tenth": {
                 "tokens": {"options": store, "share": 0.1}, "tune_on": "few", "against": "knn-mt", "domains": ["verses"],
+                "tune_options": "--combiner learned", "also": ["verses"],
             },
             "fixed": {"tokens": {"options": store}, "tune": False, "options": "--knn-k 2", "domains": ["verses"]},
         },
@@ -139,6 +140,8 @@ def test_experiment_finds_what_its_commands_find(world: World, made: Path, tmp_p
     assert knn["stores"] == fixed["stores"] and fixed["tuned"] is None  # the store was built once
     assert "tokens/verses/knn-mt" in fixed["stages"] and "k:2|" in fixed["retrieval_signature"]
     assert tenth["stores"]["tokens"]["share"] == 0.1 and tenth["tuned"]["on"] == "few"
+    trusted = "--trust" in tenth["tuned"]["options"]
+    assert trusted == ("trust:learned-" in tenth["retrieval_signature"]) and "--trust" not in knn["tuned"]["options"]
     assert set(tenth["against"]) == {"base", "knn-mt"} and set(knn["against"]) == {"base"}
     difference = tenth["against"]["knn-mt"]["BLEU"]["difference"]
     assert difference == pytest.approx(tenth["scores"]["BLEU"] - knn["scores"]["BLEU"], abs=0.02)
@@ -301,6 +304,8 @@ BAD = [
     ({"systems": {"tenth": {"tune_on": {"verses": "all"}}}}, "systems.tenth.tune_on is 'all', and there is no such domain"),
     ({"systems": {"tenth": {"against": "tenth"}}}, "systems.tenth.against is 'tenth', and there is no such other system"),
     ({"systems": {"fixed": {"tune_on": "few"}}}, "systems.fixed has tune_on, but tune is false"),
+    ({"systems": {"fixed": {"also": ["few"]}}}, "systems.fixed has also, but tune is false"),
+    ({"systems": {"tenth": {"also": ["all"]}}}, "systems.tenth.also is 'all', and there is no such domain"),
     ({"systems": {"tenth": {"tokens": {"share": 0}}}}, "a share is 0; give more than 0"),
     ({"systems": {"tenth": {"tokens": {"share": "much"}}}}, "systems.tenth.tokens.share: Value 'much'"),
     ({"systems": {"fixed": {"options": "--output x"}}}, "systems.fixed.options has --output, which the experiment sets"),

@@ -25,7 +25,10 @@ from fairseq_ccpr.evaluation.tuning.token_grid import (
     NEIGHBOURS,
     TEMPERATURES,
     UNIT_TEMPERATURES,
+    Gain,
     candidates,
+    gain,
+    likeliest_of_each_kind,
     score_grid,
 )
 from fairseq_ccpr.evaluation.tuning.trust_training import Worth, learn, training_text, worth
@@ -72,6 +75,9 @@ class Tuned:
     base_seconds: float  # of decoding the whole subset without retrieval
     decoded: float  # how often the subset was decoded, all systems together
     linear: bool  # whether there were too few tokens for a hidden layer
+    gains: dict[
+        str, dict[str, Gain]
+    ]  # of the likeliest fixed lambda and lambda*, by text; empty without a token memory
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -122,10 +128,10 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int) ->
         ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
     home = force_decode_text(cfg.dataset.gen_subset, samples, ensemble, max(NEIGHBOURS))
     grids = _Grids.of(cfg, ensemble, home)
+    texts = [home, *(force_decode_text(one.name, one.samples(system), ensemble, max(NEIGHBOURS)) for one in also)]
     if kind is None:
         tried = [Candidate(_with_settings(ensemble, *pair)) for pair in grids.best_pairs(count)]
     else:
-        texts = [home, *(force_decode_text(one.name, one.samples(system), ensemble, max(NEIGHBOURS)) for one in also)]
         tried = [_with_trust(kind, _with_settings(ensemble, *pair), texts) for pair in grids.pairs_for_trust()]
         if ensemble.tokens is None:  # phrases alone are often best as their votes have them
             tried.append(_with_votes(tried[0].ensemble, texts))
@@ -137,8 +143,15 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int) ->
     return Tuned(
         winner if helps else Candidate(_silenced(winner.ensemble)), helps, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
-        linear=kind == LearnedTrust.KIND and _is_small(home),
+        linear=kind == LearnedTrust.KIND and _is_small(home), gains=_gains(grids.tokens, texts),
     )  # fmt: skip
+
+
+def _gains(grid: dict[TokenRetrievalSettings, float], texts: list[HeldOut]) -> dict[str, dict[str, Gain]]:
+    """Measure what a fixed lambda and lambda* bring each text, to compare with trust."""
+    chosen = likeliest_of_each_kind(grid).items()
+    of_tokens = [(text.name, text.tokens, text.log_probs) for text in texts if text.tokens is not None]
+    return {name: {kind: gain(cache, model, one) for kind, one in chosen} for name, cache, model in of_tokens}
 
 
 def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple[dict[str, TranslationScores], float]:
