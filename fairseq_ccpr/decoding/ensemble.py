@@ -33,11 +33,16 @@ class EncodedBatch(list[Any]):
 
     It travels where fairseq passes encoder outputs, from step to step of one beam search: so neither generators nor threads
     that share an ensemble share what changes.
+
+    Args:
+        hypotheses: how many there are in the beams; None before there are any.
     """
 
-    def __init__(self, outputs: list[Any], tokens: Batch | None, phrases: Batch | None) -> None:
+    def __init__(
+        self, outputs: list[Any], tokens: Batch | None, phrases: Batch | None, hypotheses: int | None = None
+    ) -> None:
         super().__init__(outputs)
-        self.tokens, self.phrases = tokens, phrases
+        self.tokens, self.phrases, self.hypotheses = tokens, phrases, hypotheses
 
 
 @dataclass
@@ -123,13 +128,17 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return EncodedBatch(outputs, *(wait() if wait is not None else None for wait in started))
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
-        """Follow the beam, and the batch as its sentences end."""
-        outputs = super().reorder_encoder_out(encoder_outs, new_order)
+        """Follow the beam, and the batch as its sentences end.
+
+        Hypotheses change places within their sentence only, and share its encoding: that is copied when sentences have ended.
+        """
+        same = len(new_order) == encoder_outs.hypotheses
+        outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
         tokens, phrases = (
             batch.reorder(new_order) if batch is not None else None
             for batch in (encoder_outs.tokens, encoder_outs.phrases)
         )
-        return EncodedBatch(outputs, tokens, phrases)
+        return EncodedBatch(outputs, tokens, phrases, len(new_order))
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0

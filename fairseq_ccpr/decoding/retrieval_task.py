@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.search import DiverseBeamSearch
+from fairseq.search import BeamSearch, DiverseBeamSearch
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
+from fairseq_ccpr.decoding.beam_search import RunwiseBeamSearch
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.language_tags import LanguageTags
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
@@ -142,6 +143,8 @@ class RetrievalTask(FairseqTask):
                 eos=generator.eos, symbols_to_strip_from_output=generator.symbols_to_strip_from_output,
             )  # fmt: skip
         generator.model = ensemble
+        if type(generator.search) is BeamSearch:
+            generator.search = RunwiseBeamSearch(self.target_dictionary)
         return generator
 
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
