@@ -20,9 +20,11 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
+from tests import quick_start
 from tests.helpers import DEMO, call, run
 from tests.small_models import PAIRS, Ccpr, World, Xpr, build, build_phrases, random_context, subword_options, train
 
+quick_start.install()
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
 
 
