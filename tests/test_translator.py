@@ -28,6 +28,7 @@ from fairseq_ccpr.datastore.preprocessing import (
 )
 from fairseq_ccpr.datastore.tuned import TUNED
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
+from fairseq_ccpr.storage.files import write_checked_json
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import PROGRAM, ROOT, call, refused, run
 from tests.small_models import World, build
@@ -327,6 +328,12 @@ def test_settings_of_other_keys_are_not_taken(world: World, tmp_path: Path, capl
     with caplog.at_level("WARNING"):
         signature = Translator(datastore=other, device="cpu").signature
     assert "|k:8|lambda:0.5|T:10.0|" in signature and "tune again" in caplog.text
+    tuned = json.loads((store / TUNED).read_text())["tuned"]
+    tuned["token"]["settings"]["knn"]["of_old"] = 0.3
+    write_checked_json(store / TUNED, {"format_version": 1, "tuned": tuned})
+    with caplog.at_level("WARNING"):
+        signature = Translator(datastore=store, device="cpu").signature
+    assert "|k:8|lambda:0.5|T:10.0|" in signature and "does not know (of_old), and not used: tune again" in caplog.text
 
 
 def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path: Path) -> None:

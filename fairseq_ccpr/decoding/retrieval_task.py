@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,13 @@ class RetrievalTask(FairseqTask):
             trust, described = load_trust(Path(cfg.trust), self.parts)
             return described.settings, trust
         tuned = {} if cfg.untuned else read_tuned(self.parts)
-        if not tuned:
+        unknown = _unknown_settings(tuned)
+        if unknown:
+            logger.warning(
+                "what tuning left with the datastore is of another version, with settings that this one does not know (%s), "
+                "and not used: tune again", ", ".join(unknown),
+            )  # fmt: skip
+        if unknown or not tuned:
             return {}, None
         logger.info("settings that are not given are those that tuning left with the datastore (--untuned: defaults)")
         path = tuned_trust(self.parts) if cfg.trust is None else None
@@ -243,6 +250,15 @@ class RetrievalTask(FairseqTask):
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
         return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary, self.tags.symbols)
+
+
+def _unknown_settings(tuned: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Name the tuned settings that there are no options for."""
+    known = {
+        kind.PREFIX: {one.name for one in fields(kind)}
+        for kind in (MixtureSettings, TokenRetrievalSettings, PhraseSettings)
+    }
+    return [name for prefix, values in tuned.items() for name in values if name not in known.get(prefix, ())]
 
 
 def find_parts(datastore: str | None, languages: str | None = None) -> dict[str, str]:
