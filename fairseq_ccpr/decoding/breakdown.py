@@ -23,7 +23,7 @@ class PhraseBreakdown:
 
     vote: Vote  # [N, A]
     votes: Tensor  # fp32 [N, A], what each candidate gave to the token it proposed, `vote.values`
-    active: Tensor  # bool [N, A], it continued; or else it would have begun there
+    states: Tensor  # int64 [N, A], how far each was, of `STATES`
 
 
 @dataclass
@@ -88,7 +88,7 @@ def break_down(
     phrases = None
     if forced.phrases is not None and forced.proposals is not None and forced.phrase_vote is not None:
         votes = forced.phrases.votes(*forced.proposals)
-        phrases = PhraseBreakdown(forced.phrase_vote, votes, forced.proposals[0].states > 0)
+        phrases = PhraseBreakdown(forced.phrase_vote, votes, forced.proposals[0].states)
     sentences, positions = forced.real.nonzero().unbind(dim=1)
     return Breakdown(
         sentences, positions, tokens, model, argmax, argmax_model, mixed, token_weight, token_memory, forced.neighbours,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
+from fairseq_ccpr.decoding.phrase_continuation import WRITTEN
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
 from fairseq_ccpr.evaluation.explain.explanation_page import as_page
 from fairseq_ccpr.evaluation.translation.scores import sentence_chrf
@@ -56,7 +57,7 @@ class PhraseVote:
     query: int  # of `SentenceExplanation.phrases`
     retrieved: int  # of what was retrieved for that
     weight: float  # what it gave to the token, see `PhraseVotes`
-    begun: bool  # its beginning was written before; or else it begins with this token
+    place: str  # of the token: "begins" the phrase, "continues" it, or "follows" it in its sentence
 
 
 @dataclass
@@ -287,7 +288,7 @@ class Explainer:
         explained.votes = [
             PhraseVote(
                 int(candidates.queries[slot]), int(candidates.ranks[slot]), _short(float(votes[slot])),
-                bool(phrases.active[row, slot]),
+                _place(int(phrases.states[row, slot])),
             )
             for slot in slots[:MOST_VOTES]
         ]  # fmt: skip
@@ -328,6 +329,10 @@ def differences(plain: str, translation: str) -> list[tuple[int, int]]:
     matcher = difflib.SequenceMatcher(None, [word.group() for word in words], translation.split(), autojunk=False)
     changed = [(first, end) for kind, first, end, _, _ in matcher.get_opcodes() if kind in ("replace", "delete")]
     return [(words[first].start(), words[end - 1].end()) for first, end in changed]
+
+
+def _place(state: int) -> str:
+    return "follows" if state >= WRITTEN else "continues" if state else "begins"
 
 
 def _short(number: float) -> float:

@@ -162,6 +162,8 @@ function neighbours(token) {
     ...shortened(token.neighbours.map(item), 6));
 }
 
+const PLACES = { begins: "begins here", continues: "continues here", follows: "ended before: its sentence is followed" };
+
 function votes(sentence, token) {
   const item = (vote) => {
     const query = sentence.phrases[vote.query], found = query.retrieved[vote.retrieved];
@@ -169,13 +171,13 @@ function votes(sentence, token) {
       make("div", {}, make("span", { class: "score" }, found.score.toFixed(2)),
         make("b", language(data.target_language), cut(data.texts[found.sentence], found.start, found.end)), " for ",
         make("span", language(data.source_language), quoted(query.text)),
-        make("span", { class: "muted" }, vote.begun ? " · goes on" : " · begins")),
+        make("span", { class: "muted" }, ` · ${PLACES[vote.place]}`)),
       make("div", { class: "small" }, marked(found, "by-phrase")));
   };
   const some = token.votes_found === 1 ? "1 phrase" : `${token.votes_found} phrases`;
   return make("section", {},
     make("h4", {}, "Phrase memory"),
-    said(token.phrase_says, token, "by-phrase", "No retrieved phrase goes on or begins here."),
+    said(token.phrase_says, token, "by-phrase", "No retrieved phrase begins, continues or has what follows here."),
     token.phrase_says.length ? make("p", { class: "small muted" },
       token.votes.length
         ? `${some} wanted this token next; those that gave it most, with their similarity to the source phrase:`
