@@ -6,14 +6,12 @@ exact search can score them. Letters: L lists, P places for keys, p lists that a
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +21,11 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys, file_stem
-from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, can_fuse
+from fairseq_ccpr.search.base import IndexDescription, IndexRequest, RemoteKeys, file_stem
+from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
+from fairseq_ccpr.search.launching import ScoringIndex, load_steps
 from fairseq_ccpr.search.selection import largest, search_by_blocks
 from fairseq_ccpr.storage.atomic import atomic_file
-from fairseq_ccpr.timing import SEARCH, phase
 
 TORCH_IVF = "torch-ivf"
 PROBES = 64
@@ -47,7 +45,7 @@ class Lists:
     centroids: Tensor  # fp32 [L, d]
 
 
-class TorchIvfIndex(Index):
+class TorchIvfIndex(ScoringIndex):
     """Compares each query with the keys of the lists whose centroids are nearest to it, in fp32.
 
     Args:
@@ -61,9 +59,7 @@ class TorchIvfIndex(Index):
         self.lists, self.metric = lists, metric
         self.probes = min(probes, len(lists.sizes))
         self.size, self.dimension = int(lists.sizes.sum()), lists.keys.size(1)
-        self.steps: Any = tiled
-        if can_fuse(lists.keys) if fused is None else fused:
-            self.steps = importlib.import_module("fairseq_ccpr.search.fused")
+        self.steps = load_steps(lists.keys, fused)
         self.first_runs = first_places(lists.sizes) // self.steps.BUCKET  # [L]
         self.runs = -(-lists.sizes // self.steps.BUCKET)  # [L]
         room = math.ceil(ROOM * self.probes * float(self.runs.double().mean()))
@@ -129,9 +125,11 @@ class TorchIvfIndex(Index):
             raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
         return cls(lists, metric, int(parameters.removeprefix("nprobe=")))
 
-    @torch.no_grad()
-    @phase(SEARCH)
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def in_torch(self) -> TorchIvfIndex:
+        """Return the same without Triton."""
+        return TorchIvfIndex(self.lists, self.metric, self.probes, fused=False)
+
+    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Compare each query with the keys of the nearest lists."""
         depth = self.most_runs * self.steps.BUCKET
         rows = max(1, MAXIMA_NUMBERS // max(len(self.runs), depth))
