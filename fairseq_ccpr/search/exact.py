@@ -43,6 +43,7 @@ class ExactIndex(ScoringIndex):
         self.keys = keys if isinstance(keys, Tensor) else as_tensor(keys)
         self.metric = metric
         self.size, self.dimension = self.keys.shape
+        self.on_host = self.keys.device.type == "cpu"
         self.steps = load_steps(self.keys, fused)
         if self.steps is not tiled:
             self.keys = self.keys.contiguous()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from fairseq_ccpr.search.faiss_library import (
 )
 from fairseq_ccpr.timing import SEARCH, phase
 
-logger = logging.getLogger(__name__)
-
 GPU_NEIGHBOURS = 2048  # more, a search on the GPU refuses to give
 
 
@@ -45,7 +42,7 @@ class FaissIndex(Index):
         self.index = index
         self.metric = metric
         self.file_bytes, self.on_disk = file_bytes, on_disk
-        self.on_gpu = False
+        self.on_host = True
         self.size = int(index.ntotal)
         self.dimension = int(index.d)
 
@@ -115,7 +112,7 @@ class FaissIndex(Index):
     @property
     def deepest(self) -> int:
         """The k beyond which a search gives no more: N, or on a GPU FAISS's own limit."""
-        return min(self.size, GPU_NEIGHBOURS) if self.on_gpu else self.size
+        return self.size if self.on_host else min(self.size, GPU_NEIGHBOURS)
 
     def to(self, device: torch.device) -> FaissIndex:
         """Copy to a GPU if FAISS was built for one, or share among all of them if it is too large for that one.
@@ -135,11 +132,11 @@ class FaissIndex(Index):
             else:
                 index = faiss.index_cpu_to_gpu(resources, device.index or 0, self.index)
         except RuntimeError:
-            kind = type(self.index).__name__
-            logger.warning("FAISS cannot put this %s on the GPU: searching on the CPU; --index exact is faster", kind)
             return self
+        if gpus == 1 and not hasattr(index, "getDevice"):
+            return self  # FAISS has copied what is inside, but the whole takes queries from the CPU
         moved = FaissIndex(index, self.metric, self.file_bytes)
-        moved.on_gpu = True
+        moved.on_host = False
         moved.resources = resources  # type: ignore[attr-defined]  # must live as long as the index
         return moved
 

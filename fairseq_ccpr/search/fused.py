@@ -5,12 +5,16 @@ Only the largest score of each run of keys is written; `selection` says why that
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 from fairseq_ccpr.search.fused_tiling import BUCKET, Device, choose_tiling
 from fairseq_ccpr.search.launching import LaunchError, first_line
@@ -163,15 +167,17 @@ def scores_sizes(dimension: int, distances: bool) -> dict[str, Any]:
 
 
 def _launch(kernel: Any, grid: tuple[int, int], keys: Tensor, *others: Any, **sizes: Any) -> None:
-    """Launch a kernel on the device of the keys.
+    """Launch a kernel on the device of the keys."""
+    with _refusals(), torch.cuda.device_of(keys):
+        kernel[grid](keys, *others, **sizes)
 
-    Raises:
-        LaunchError: says why it does not run there.
-    """
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise a LaunchError where Triton, the driver, or the C compiler that Triton calls, fails."""
     try:
-        with torch.cuda.device_of(keys):
-            kernel[grid](keys, *others, **sizes)
-    except Exception as error:  # Triton's own, the driver's, or those of the compiler that it calls
+        yield
+    except Exception as error:
         raise LaunchError(f"a kernel of exact search cannot run here ({first_line(error)})") from error
 
 
@@ -193,8 +199,11 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@cache
 def _describe(device: torch.device) -> Device:
     if device.type != "cuda":
         return INTERPRETER
-    properties = torch.cuda.get_device_properties(device)
-    return Device(properties.shared_memory_per_block_optin, properties.major)
+    with _refusals():
+        index = torch.cuda.current_device() if device.index is None else device.index
+        shared = driver.active.utils.get_device_properties(index)["max_shared_mem"]  # by which Triton refuses a launch
+    return Device(shared, torch.cuda.get_device_properties(device).major)

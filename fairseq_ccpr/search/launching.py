@@ -39,6 +39,9 @@ class ScoringIndex(Index):
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the k nearest keys of each query; see `Index.search`."""
+        if self.on_host and queries.is_cuda:  # its keys do not fit into the GPU
+            scores, ids = self.search(queries.cpu(), k)
+            return scores.to(queries.device), ids.to(queries.device)
         if self._in_torch is None:
             try:
                 return self.nearest(queries, k)

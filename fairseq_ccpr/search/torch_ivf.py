@@ -59,6 +59,7 @@ class TorchIvfIndex(ScoringIndex):
         self.lists, self.metric = lists, metric
         self.probes = min(probes, len(lists.sizes))
         self.size, self.dimension = int(lists.sizes.sum()), lists.keys.size(1)
+        self.on_host = lists.keys.device.type == "cpu"
         self.steps = load_steps(lists.keys, fused)
         self.first_runs = first_places(lists.sizes) // self.steps.BUCKET  # [L]
         self.runs = -(-lists.sizes // self.steps.BUCKET)  # [L]
