@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.device import to_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import DISK, Index, IndexDescription, IndexRequest, RemoteKeys, file_stem
 from fairseq_ccpr.search.faiss_build import build_faiss
@@ -107,7 +108,8 @@ class FaissIndex(Index):
             queries = queries.cpu()
         distances, ids = self.index.search(queries.float().contiguous(), k)
         scores = distances if self.metric == "ip" else -distances
-        return scores.masked_fill(ids < 0, float("-inf")).to(device), ids.to(device)
+        scores, ids = to_device([scores.masked_fill(ids < 0, float("-inf")), ids], device)
+        return scores, ids
 
     @property
     def deepest(self) -> int:

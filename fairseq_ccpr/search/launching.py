@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.device import to_device
 from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.timing import SEARCH, phase
@@ -40,8 +41,8 @@ class ScoringIndex(Index):
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the k nearest keys of each query; see `Index.search`."""
         if self.on_host and queries.is_cuda:  # its keys do not fit into the GPU
-            scores, ids = self.search(queries.cpu(), k)
-            return scores.to(queries.device), ids.to(queries.device)
+            scores, ids = to_device(self.search(queries.cpu(), k), queries.device)
+            return scores, ids
         if self._in_torch is None:
             try:
                 return self.nearest(queries, k)
