@@ -75,12 +75,12 @@ class FaissIndex(Index):
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> FaissIndex:
-        """Read the index from its file."""
+        """Map the index from its file into memory."""
         return cls.read_file(folder / description.file, description.metric, description.parameters)
 
     @classmethod
     def read_file(cls, path: Path, metric: str, parameters: str, on_disk: bool = False) -> FaissIndex:
-        """Read an index from its file and set its search parameters, such as `nprobe=32`.
+        """Map an index from its file into memory and set its search parameters, such as `nprobe=32`.
 
         Args:
             on_disk: whether its inverted lists are in a file beside it, which is mapped into memory and not read.
@@ -91,8 +91,10 @@ class FaissIndex(Index):
         """
         faiss = import_faiss()
         try:
-            # FAISS maps such lists into memory; they are beside the index, wherever both were made.
-            flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY if on_disk else 0
+            if on_disk:  # FAISS maps such lists into memory; they are beside the index, wherever both were made
+                flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+            else:  # processes share what they map; FAISS before 1.11 copies the file
+                flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
             with silence(on_disk):
                 index = faiss.read_index(str(path), flags)
         except RuntimeError:
