@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr import device
@@ -35,6 +35,7 @@ def make(described):
     return [tensor.T if turned and tensor.dim() == 2 else tensor for tensor, (_, _, turned) in zip(made, described)]
 
 
+@settings(deadline=None)
 @given(tensors)
 def test_what_is_packed_is_unpacked(described) -> None:
     given_tensors = make(described)

@@ -36,6 +36,45 @@ def _load_tile(  # type: ignore[no-untyped-def]
     return tl.load(matrix + at, mask=there[:, None] & (column < DIMENSION)[None, :], other=0.0)
 
 
+@triton.jit
+def hold_queries(  # type: ignore[no-untyped-def]
+    queries, query, known, DIMENSION: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Load a tile of queries to keep, [CHUNK, queries]; of wide ones nothing."""
+    if DIMENSION <= CHUNK:
+        return tl.trans(_load_tile(queries, query, known, 0, DIMENSION, CHUNK))
+    else:
+        return known
+
+
+@triton.jit
+def largest_products(  # type: ignore[no-untyped-def]
+    keys, half_norms, key, there, high, low, high_tile, low_tile, query, known, scale,
+    DIMENSION: tl.constexpr, CHUNK: tl.constexpr, BUCKET: tl.constexpr, QUERIES: tl.constexpr,
+    DISTANCES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Find the largest score of a tile of keys for each of a tile of queries, fp32 [QUERIES]."""
+    products = tl.zeros((BUCKET, QUERIES), tl.float32)
+    if DIMENSION <= CHUNK:
+        block = _load_tile(keys, key, there, 0, DIMENSION, CHUNK)
+        products = tl.dot(block, high_tile, products)
+        if SPLIT:
+            products = tl.dot(block, low_tile, products)
+    else:
+        for start in tl.range(0, DIMENSION, CHUNK, num_stages=STAGES):
+            block = _load_tile(keys, key, there, start, DIMENSION, CHUNK)
+            part = _load_tile(high, query, known, start, DIMENSION, CHUNK)
+            products = tl.dot(block, tl.trans(part), products)
+            if SPLIT:
+                part = _load_tile(low, query, known, start, DIMENSION, CHUNK)
+                products = tl.dot(block, tl.trans(part), products)
+    products *= scale[None, :]
+    if DISTANCES:
+        # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
+        products -= tl.load(half_norms + key, mask=there, other=0.0)[:, None]
+    return tl.max(tl.where(there[:, None], products, float("-inf")), axis=0)
+
+
 @triton.jit(do_not_specialize=_CHANGING)
 def _maxima_kernel(  # type: ignore[no-untyped-def]
     keys, half_norms, high, low, scales, maxima, size, count, tiles, tiles_each,
@@ -47,35 +86,17 @@ def _maxima_kernel(  # type: ignore[no-untyped-def]
     known = query < count
     scale = tl.load(scales + query, mask=known, other=0.0)
     row = tl.arange(0, BUCKET)
-    HELD: tl.constexpr = DIMENSION <= CHUNK
-    if HELD:  # outside of the loop, whose pipeline would keep as many copies as it has stages
-        high_tile = tl.trans(_load_tile(high, query, known, 0, DIMENSION, CHUNK))
-        if SPLIT:
-            low_tile = tl.trans(_load_tile(low, query, known, 0, DIMENSION, CHUNK))
+    # Outside of the loop, whose pipeline would keep as many copies as it has stages.
+    high_tile = hold_queries(high, query, known, DIMENSION, CHUNK)
+    low_tile = hold_queries(low, query, known, DIMENSION, CHUNK) if SPLIT else high_tile
     first = tl.program_id(1) * tiles_each
-    for tile in tl.range(first, tl.minimum(first + tiles_each, tiles), num_stages=STAGES if HELD else 1):
+    for tile in tl.range(first, tl.minimum(first + tiles_each, tiles), num_stages=STAGES if DIMENSION <= CHUNK else 1):
         key = tile * BUCKET + row
-        there = key < size
-        products = tl.zeros((BUCKET, QUERIES), tl.float32)
-        if HELD:
-            block = _load_tile(keys, key, there, 0, DIMENSION, CHUNK)
-            products = tl.dot(block, high_tile, products)
-            if SPLIT:
-                products = tl.dot(block, low_tile, products)
-        else:
-            for start in tl.range(0, DIMENSION, CHUNK, num_stages=STAGES):
-                block = _load_tile(keys, key, there, start, DIMENSION, CHUNK)
-                part = _load_tile(high, query, known, start, DIMENSION, CHUNK)
-                products = tl.dot(block, tl.trans(part), products)
-                if SPLIT:
-                    part = _load_tile(low, query, known, start, DIMENSION, CHUNK)
-                    products = tl.dot(block, tl.trans(part), products)
-        products *= scale[None, :]
-        if DISTANCES:
-            # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
-            products -= tl.load(half_norms + key, mask=there, other=0.0)[:, None]
-        products = tl.where(there[:, None], products, float("-inf"))
-        tl.store(maxima + tile.to(tl.int64) * count + query, tl.max(products, axis=0), mask=known)
+        largest = largest_products(
+            keys, half_norms, key, key < size, high, low, high_tile, low_tile, query, known, scale,
+            DIMENSION, CHUNK, BUCKET, QUERIES, DISTANCES, SPLIT, STAGES,
+        )  # fmt: skip
+        tl.store(maxima + tile.to(tl.int64) * count + query, largest, mask=known)
 
 
 @triton.jit(do_not_specialize=["size", "chosen"])
@@ -117,12 +138,12 @@ def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> T
     (size, dimension), count = keys.shape, len(queries)
     tiles = triton.cdiv(size, BUCKET)
     maxima = torch.empty(tiles, count, device=keys.device)
-    high, low, scales = _split(queries, keys.dtype)
-    sizes = maxima_sizes(dimension, count, half_norms is not None, low is not None, _describe(keys.device))
+    high, low, scales = split_queries(queries, keys.dtype)
+    sizes = maxima_sizes(dimension, count, half_norms is not None, low is not None, describe_device(keys.device))
     blocks = triton.cdiv(count, sizes["QUERIES"])
     tiles_each = max(1, tiles * blocks // (PROGRAMS_PER_PROCESSOR * _processors(keys.device)))
     # Blocks of queries that read the same keys run side by side, and find them in the cache.
-    _launch(
+    launch(
         _maxima_kernel, (blocks, triton.cdiv(tiles, tiles_each)),
         keys, keys if half_norms is None else half_norms, high, high if low is None else low, scales, maxima,
         size, count, tiles, tiles_each, **sizes,
@@ -144,7 +165,7 @@ def bucket_scores(keys: Tensor, queries: Tensor, buckets: Tensor, metric: str) -
     """
     (size, dimension), (count, chosen) = keys.shape, buckets.shape
     scores = torch.empty(count, chosen * BUCKET, device=keys.device)
-    _launch(
+    launch(
         _scores_kernel, (count, chosen), keys, queries.float().contiguous(), buckets.contiguous(), scores, size, chosen,
         **scores_sizes(dimension, metric == "l2"),
     )  # fmt: skip
@@ -166,7 +187,7 @@ def scores_sizes(dimension: int, distances: bool) -> dict[str, Any]:
     return {"DIMENSION": dimension, "CHUNK": chunk, "BUCKET": BUCKET, "DISTANCES": distances}
 
 
-def _launch(kernel: Any, grid: tuple[int, int], keys: Tensor, *others: Any, **sizes: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], keys: Tensor, *others: Any, **sizes: Any) -> None:
     """Launch a kernel on the device of the keys."""
     with _refusals(), torch.cuda.device_of(keys):
         kernel[grid](keys, *others, **sizes)
@@ -181,7 +202,7 @@ def _refusals() -> Iterator[None]:
         raise LaunchError(f"a kernel of exact search cannot run here ({first_line(error)})") from error
 
 
-def _split(queries: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+def split_queries(queries: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
     """Split queries into scale * (high + low): two of `dtype` [H, d], and fp32 [H]; no low part if they are of `dtype`."""
     if queries.dtype == dtype:
         return queries.contiguous(), None, torch.ones(len(queries), device=queries.device)
@@ -200,7 +221,8 @@ def _processors(device: torch.device) -> int:
 
 
 @cache
-def _describe(device: torch.device) -> Device:
+def describe_device(device: torch.device) -> Device:
+    """Return what a kernel must know of a device, once."""
     if device.type != "cuda":
         return INTERPRETER
     with _refusals():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from functools import cache
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -24,24 +26,37 @@ HYPOTHESES = [5, 64, 65, 240, 800]
 POINTERS = {
     "keys": "*fp16", "half_norms": "*fp32", "high": "*fp16", "low": "*fp16", "scales": "*fp32", "maxima": "*fp32",
     "queries": "*fp32", "buckets": "*i64", "scores": "*fp32",
+    "pairs": "*i64", "described": "*i64",
 }  # fmt: skip
 
 
 @cache
 def kernels() -> ModuleType:
     """The module of kernels once more: the one that is imported may be of the interpreter."""
-    found = importlib.util.find_spec(FUSED)
+    return load(FUSED)
+
+
+@cache
+def list_kernels() -> ModuleType:
+    """That of inverted lists, which calls some of these."""
+    with patch.dict(sys.modules, {FUSED: kernels()}):
+        return load("fairseq_ccpr.search.list_major")
+
+
+def load(name: str) -> ModuleType:
+    """Load a module under another name."""
+    found = importlib.util.find_spec(name)
     assert found is not None and found.origin is not None
-    spec = importlib.util.spec_from_file_location("kernels_to_compile", found.origin)
+    spec = importlib.util.spec_from_file_location(f"compiled_{found.name.rpartition('.')[2]}", found.origin)
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     return module
 
 
 @cache
-def compiled(kernel: str, capability: int, sizes: tuple[tuple[str, Any], ...]) -> Any:
+def compiled(function: Any, capability: int, sizes: tuple[tuple[str, Any], ...]) -> Any:
     """A kernel as a launch on such a GPU would compile it, where all tensors begin at multiples of 16 bytes."""
-    function, constants = getattr(kernels(), kernel), dict(sizes)
+    constants = dict(sizes)
     options = {"num_warps": constants.pop("num_warps")} if "num_warps" in constants else {}
     changing = {name: "i32" for name in function.arg_names if name not in constants}
     signature = changing | {name: kind for name, kind in POINTERS.items() if name in changing}
@@ -61,13 +76,16 @@ def test_search_fits_into_shared_memory(capability: int, dimension: int) -> None
     for split in (False, True):
         for queries in HYPOTHESES:
             sizes = kernels().maxima_sizes(dimension, queries, True, split, device)
-            kernel = compiled("_maxima_kernel", capability, tuple(sizes.items()))
+            kernel = compiled(kernels()._maxima_kernel, capability, tuple(sizes.items()))
             tiling = Tiling(sizes["QUERIES"], sizes["CHUNK"], sizes["STAGES"], sizes["num_warps"])
             bound = shared_bytes(tiling, dimension <= HELD, split, device.major)
             assert kernel.metadata.shared <= bound <= device.shared, (queries, split)
             assert ("wgmma" in kernel.asm["ptx"]) == (capability == 90)  # tensor cores, and the newest there are
             assert "mma" in kernel.asm["ptx"]
-    kernel = compiled("_scores_kernel", capability, tuple(kernels().scores_sizes(dimension, True).items()))
+    sizes = kernels().maxima_sizes(dimension, 240, True, True, device)
+    kernel = compiled(list_kernels()._lists_kernel, capability, tuple(sizes.items()))
+    assert kernel.metadata.shared <= device.shared
+    kernel = compiled(kernels()._scores_kernel, capability, tuple(kernels().scores_sizes(dimension, True).items()))
     assert kernel.metadata.shared <= 49_152  # what any GPU gives without being asked
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fairseq_ccpr.search import ExactIndex, TorchIvfIndex, torch_ivf
+from fairseq_ccpr.search import ExactIndex, TorchIvfIndex, torch_ivf_build
 from fairseq_ccpr.search.fused_tiling import BUCKET, Tiling
 from fairseq_ccpr.search.launching import LaunchError, ScoringIndex, warn_of_launch
 from tests.search.test_fused_search import check
@@ -37,7 +37,9 @@ def refusing(index: ScoringIndex) -> ScoringIndex:
 def lists_of(keys: torch.Tensor) -> TorchIvfIndex:
     """An index of four lists, of which three are searched."""
     list_of = torch.arange(len(keys)) % 4
-    lists, place_of = torch_ivf.lay_out(list_of, torch.stack([keys[list_of == n].float().mean(0) for n in range(4)]))
+    lists, place_of = torch_ivf_build.lay_out(
+        list_of, torch.stack([keys[list_of == n].float().mean(0) for n in range(4)])
+    )
     lists.keys[place_of] = keys
     return TorchIvfIndex(lists, "l2", 3, fused=False)
 
