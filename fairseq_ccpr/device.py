@@ -1,8 +1,57 @@
-"""The device that work is done on."""
+"""The device that work is done on, and what travels to it and back: many tensors at a time, in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
+from torch import Tensor
+
+ALIGN = 16  # bytes; every dtype may begin at a multiple
 
 
 def choose_device(cpu: bool) -> torch.device:
     """Return the GPU where there is one, unless the CPU is asked for."""
     return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors of the CPU to a GPU: in one copy out of pinned memory, for which the host does not wait.
+
+    What is on a device of that kind already, all or nothing, goes there as it is.
+    """
+    if tensors[0].device.type == device.type:
+        return [tensor.to(device) for tensor in tensors]
+    starts = _starts(tensors)
+    buffer = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    _fill(buffer, tensors, starts)
+    return _views(buffer.to(device, non_blocking=True), tensors, starts)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors of one GPU to the CPU: in one copy, for which the host waits once. Those of the CPU stay as they are."""
+    if tensors[0].device.type == "cpu":
+        return list(tensors)
+    starts = _starts(tensors)
+    buffer = torch.empty(starts[-1], dtype=torch.uint8, device=tensors[0].device)
+    _fill(buffer, tensors, starts)
+    return _views(buffer.cpu(), tensors, starts)
+
+
+def _starts(tensors: Sequence[Tensor]) -> list[int]:
+    """Find where each tensor begins in a buffer of bytes, and at last where that ends."""
+    return list(accumulate((-(-tensor.nbytes // ALIGN) * ALIGN for tensor in tensors), initial=0))
+
+
+def _fill(buffer: Tensor, tensors: Sequence[Tensor], starts: Sequence[int]) -> None:
+    for place, tensor in zip(_views(buffer, tensors, starts), tensors):
+        place.copy_(tensor)
+
+
+def _views(buffer: Tensor, like: Sequence[Tensor], starts: Sequence[int]) -> list[Tensor]:
+    """Return the parts of a buffer of bytes as tensors of the dtypes and shapes of others."""
+    return [
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, like)
+    ]

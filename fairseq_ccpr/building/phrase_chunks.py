@@ -75,7 +75,7 @@ class PhraseChunks:
                 if number % self.processes.world == self.processes.rank and not path.exists():
                     found = without_repeats(finder.find(texts), texts)
                     spans = found.spans + np.array([number * self.length, 0, 0], np.int32)
-                    save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().numpy())
+                    save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().cpu().numpy())
                     save_array(path.with_suffix(f".{SPANS}.npy"), spans)
                     write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
                     self.encoded += len(texts)

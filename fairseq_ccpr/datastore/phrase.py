@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.lib import format as npy
 
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription, open_index
+from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription
+from fairseq_ccpr.search.placement import CPU, open_for_device
 from fairseq_ccpr.storage.arrays import open_array
 from fairseq_ccpr.storage.equal_strings import hash_strings
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
@@ -87,14 +89,15 @@ class PhraseDatastore:
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
 
-    def open_index(self, timeout: float = TIMEOUT) -> Index:
-        """Open the index over the keys, on the CPU; that of a database is checked when it is first searched.
+    def open_index(self, timeout: float = TIMEOUT, device: torch.device = CPU) -> Index:
+        """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched.
 
         Args:
             timeout: seconds that a database may take to answer.
         """
         keys = self.keys if self.keys is not None else self.section.remote_keys(timeout)
-        return open_index(self.section.index, keys, self.directory / PHRASE)
+        rebuild = f"`fairseq-ccpr build phrases TEXT --encoder ENCODER --output {self.directory} --index auto --cpu`"
+        return open_for_device(self.section.index, keys, self.directory / PHRASE, device, rebuild)
 
     def open_sources(self) -> np.ndarray:
         """Map which of n texts have each sentence, bool [S, n], in the order of `section.sources`; n is 1 without them."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.search import Index, open_index
+from fairseq_ccpr.search import Index
+from fairseq_ccpr.search.placement import CPU, open_for_device
 from fairseq_ccpr.storage.arrays import open_array
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
@@ -69,9 +71,10 @@ class TokenDatastore:
         """Digests of the keys' file, now and before what was learnt moved into it."""
         return [self.keys_fingerprint, *self.section.ancestors]
 
-    def open_index(self) -> Index:
-        """Open the index over the keys, on the CPU."""
-        return open_index(self.section.index, self.keys, self.folder)
+    def open_index(self, device: torch.device = CPU) -> Index:
+        """Open the index over the keys; see `open_for_device`."""
+        rebuild = f"`fairseq-ccpr build tokens DATA_BIN --path MODEL --output {self.directory} --index auto --cpu`"
+        return open_for_device(self.section.index, self.keys, self.folder, device, rebuild)
 
     def open_projection(self) -> KeyProjection | None:
         """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys.

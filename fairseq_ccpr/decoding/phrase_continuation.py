@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fairseq_ccpr.device import to_device, to_host
 
 MAX_SUBWORDS = 48  # of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
 NO_TOKEN = -1
@@ -78,9 +81,10 @@ class PhraseTable:
         )  # fmt: skip
 
     def to(self, device: torch.device) -> PhraseTable:
-        """Move all tensors to another device."""
+        """Move all tensors to another device, or back to the CPU, in one copy."""
         tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
-        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
+        move = to_host if device.type == "cpu" else partial(to_device, device=device)
+        moved: dict[str, Any] = dict(zip(tensors, move(list(tensors.values()))))
         return replace(self, **moved)
 
 

@@ -22,6 +22,7 @@ from fairseq_ccpr.decoding.options import SKIP, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import short
@@ -101,7 +102,7 @@ class PhraseRetriever:
         self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
         self.finder = PhraseFinder(encoder.to(device), segmentation)
         self.waiting = waiting or StoreSettings()
-        self.index = datastore.open_index(self.waiting.timeout).to(device)
+        self.index = datastore.open_index(self.waiting.timeout, device)
         self.device = device
         # One thread: while it waits for the answer, this one encodes.
         self._asking = ThreadPoolExecutor(1) if self.index.remote else None
@@ -216,7 +217,7 @@ class PhraseRetriever:
                 "phrases": short(datastore.keys_fingerprint),
                 "entries": section.size,
                 "encoder": short(section.fingerprints["encoder"]),
-                "index": section.index,
+                "index": EXACT if self.index.stands_in else section.index,
                 "query": self.finder.description,
                 **({"k": self.k, "s0": self.min_similarity} if settings is None else settings),
             }

@@ -131,7 +131,10 @@ class RetrievalTask(FairseqTask):
 
     def build_base_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
         """fairseq's own generator, without retrieval."""
-        return super().build_generator(models, args, **kwargs)
+        generator = super().build_generator(models, args, **kwargs)
+        for model in models:
+            forget_beam(model)
+        return generator
 
     def build_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
         """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one.
@@ -259,6 +262,17 @@ def _unknown_settings(tuned: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for kind in (MixtureSettings, TokenRetrievalSettings, PhraseSettings)
     }
     return [name for prefix, values in tuned.items() for name in values if name not in known.get(prefix, ())]
+
+
+def forget_beam(model: Any) -> None:
+    """Let the cross-attention of BART's models take each row of a batch for its own, as that of others does.
+
+    A generator tells it how wide its beam is, and it then folds as many rows into one: wrong for given targets, which have no
+    beam, and for another generator of the same model with another beam.
+    """
+    if hasattr(model, "set_beam_size"):
+        model.set_beam_size(1)
+        vars(model.encoder).pop("reorder_encoder_out", None)  # it was replaced by a function that does nothing
 
 
 def find_parts(datastore: str | None, languages: str | None = None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 from fairseq_ccpr.decoding.memory import Neighbours
-from fairseq_ccpr.search import Index
+from fairseq_ccpr.search import EXACT, Index
 from fairseq_ccpr.search.selection import largest
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
@@ -30,7 +30,7 @@ class TokenRetriever:
 
     def __init__(self, datastore: TokenDatastore, device: torch.device) -> None:
         self.datastore = datastore
-        self.index = datastore.open_index().to(device)
+        self.index = datastore.open_index(device)
         projection = datastore.open_projection()
         self.projection = projection.to(device) if projection is not None else None
         values = as_tensor(datastore.values)
@@ -87,7 +87,7 @@ class TokenRetriever:
             "store": short(self.datastore.keys_fingerprint),
             "entries": section.size,
             "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
-            "index": section.index,
+            "index": EXACT if self.index.stands_in else section.index,
             "metric": section.index.metric,
             **learnt,
         }

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.span_encoder import SpanEncoder
@@ -79,7 +80,7 @@ class FoundPhrases:
 
     spans: np.ndarray  # int32 [P, 3]: text, start, end in characters
     probabilities: Tensor  # fp32 [P], of being a phrase
-    vectors: Tensor  # fp32 [P, o]
+    vectors: Tensor  # fp32 [P, o], on the encoder's device
     too_long: int  # texts that the encoder cannot take, and that have no phrases here
 
 
@@ -108,6 +109,10 @@ class PhraseFinder:
         self._width = encoder.context.hidden if pooled else encoder.dimension
 
     @property
+    def _device(self) -> torch.device:
+        return next(self.encoder.parameters()).device
+
+    @property
     def description(self) -> str:
         """All that decides which spans are phrases and what their vectors are, beside the encoder."""
         of = self.segmentation
@@ -121,7 +126,7 @@ class PhraseFinder:
         limit = self.encoder.context.max_positions + 2
         fitting = [number for number, subwords in enumerate(encoded) if len(subwords.ids) <= limit]
         spans = [np.empty((0, 3), np.int32)]
-        probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width)]
+        probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width, device=self._device)]
         for batch in batches_of_like_length(fitting, encoded):
             places, batch_probabilities, batch_vectors = self._find_in_batch([encoded[number] for number in batch])
             places[:, 0] = np.array(batch)[places[:, 0]]
@@ -129,27 +134,31 @@ class PhraseFinder:
             probabilities.append(batch_probabilities)
             vectors.append(batch_vectors)
         found = np.concatenate(spans)
-        order = found[:, 0].argsort(kind="stable")
+        order = torch.from_numpy(found[:, 0].argsort(kind="stable"))
+        [there] = to_device([order], self._device)
         too_long = len(texts) - len(fitting)
-        return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[order], too_long)
+        return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[there], too_long)
 
     def _find_in_batch(self, batch: list[Subwords]) -> tuple[np.ndarray, Tensor, Tensor]:
-        """Return spans with the text's place in the batch, probabilities, vectors."""
+        """Return spans with the text's place in the batch, probabilities, and vectors, which stay on the encoder's device.
+
+        A GPU is waited for once: for the probabilities, from which the host sees which spans are phrases.
+        """
         candidates = [self._candidates(subwords) for subwords in batch]
         numbers = np.repeat(np.arange(len(batch)), [len(c) for c in candidates])
         rows = np.concatenate(candidates)  # [C, 4]
-        device = next(self.encoder.parameters()).device
-        states = self.encoder.states(collate(batch, self.tokenizer.pad).to(device))
-        spans = torch.from_numpy(np.column_stack([numbers, rows[:, 2:]])).to(device)
-        probabilities = torch.ones(len(spans), device=device)
+        inside = torch.from_numpy(np.column_stack([numbers, rows[:, 2:]]))
+        tokens, spans = to_device([collate(batch, self.tokenizer.pad), inside], self._device)
+        states = self.encoder.states(tokens)
+        probabilities = torch.ones(len(spans))
         if isinstance(self.encoder, PhraseEncoder):
-            probabilities = self.encoder.phrase_logits(states, spans).sigmoid()
+            [probabilities] = to_host([self.encoder.phrase_logits(states, spans).sigmoid()])
         if self.segmentation.kind == LEARNED:
-            kept = (probabilities > self.segmentation.threshold).nonzero().squeeze(1)
-            spans, probabilities = spans[kept], probabilities[kept]
-            numbers, rows = numbers[kept.cpu().numpy()], rows[kept.cpu().numpy()]
+            kept = probabilities > self.segmentation.threshold
+            [spans] = to_device([inside[kept]], self._device)
+            probabilities, numbers, rows = probabilities[kept], numbers[kept.numpy()], rows[kept.numpy()]
         found = np.column_stack([numbers, rows[:, :2]]).astype(np.int32)
-        return found, probabilities.cpu(), self._vectors(states, spans).cpu()
+        return found, probabilities, self._vectors(states, spans)
 
     def _candidates(self, subwords: Subwords) -> np.ndarray:
         """Return the candidate spans, with a lexicon only those that it names."""

@@ -13,19 +13,19 @@ import numpy as np
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, Index, IndexDescription, RemoteKeys, StoreAddress
-from fairseq_ccpr.search.exact import ExactIndex
+from fairseq_ccpr.search.exact import EXACT, ExactIndex
 from fairseq_ccpr.search.faiss_index import DiskIndex, FaissIndex
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, read_address
 from fairseq_ccpr.search.torch_ivf import TORCH_IVF, TorchIvfIndex
 
 __all__ = [
-    "BACKENDS", "DISK", "METRICS", "SLOW", "TIMEOUT", "TORCH_IVF", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
+    "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "TORCH_IVF", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
     "IndexDescription", "RemoteKeys", "StoreAddress", "TorchIvfIndex", "build_index", "open_index", "read_address",
 ]  # fmt: skip
 
 BACKENDS: dict[str, type[Index]] = {
-    "exact": ExactIndex,
+    EXACT: ExactIndex,
     TORCH_IVF: TorchIvfIndex,
     DISK: DiskIndex,
     MILVUS: MilvusIndex,

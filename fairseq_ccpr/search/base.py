@@ -132,12 +132,16 @@ class Index(ABC):
         size: N.
         dimension: d.
         remote: whether a search is mostly waiting for another process.
+        on_host: whether the CPU searches, also for queries of a GPU.
+        stands_in: whether it is exact search in place of the index that the manifest describes.
     """
 
     metric: str
     size: int
     dimension: int
     remote = False
+    on_host = False
+    stands_in = False
 
     @classmethod
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fairseq_ccpr.device import to_host
 from fairseq_ccpr.search import Index
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH
 
@@ -72,6 +73,7 @@ def unique_mask(numbers: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Sort what a search found, [Q, k] each: the best first, of equal scores the lowest id; on the CPU."""
-    of_scores, of_ids = scores.double().cpu().numpy(), ids.cpu().numpy()
+    scores, ids = to_host([scores, ids])
+    of_scores, of_ids = scores.double().numpy(), ids.numpy()
     order = np.lexsort((of_ids, -of_scores), axis=1)
     return np.take_along_axis(of_scores, order, 1), np.take_along_axis(of_ids, order, 1)

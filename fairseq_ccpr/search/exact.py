@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +11,18 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys
+from fairseq_ccpr.search.base import IndexDescription, IndexRequest, RemoteKeys
+from fairseq_ccpr.search.launching import ScoringIndex, load_steps
 from fairseq_ccpr.search.selection import best_rows, largest, search_by_blocks
 from fairseq_ccpr.storage.arrays import as_tensor
-from fairseq_ccpr.timing import SEARCH, phase
 
 EXACT = "exact"
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
+MOST_ROWS = 1 << 30  # of keys in a block, whose numbers kernels count in 32 bits
 QUERIES = 1 << 12  # at a time
 
 
-class ExactIndex(Index):
+class ExactIndex(ScoringIndex):
     """Compares each query with every key, on the CPU or a GPU.
 
     1. of each run of keys, the largest score is kept;
@@ -44,10 +43,10 @@ class ExactIndex(Index):
         self.keys = keys if isinstance(keys, Tensor) else as_tensor(keys)
         self.metric = metric
         self.size, self.dimension = self.keys.shape
-        self.steps: Any = tiled
-        if can_fuse(self.keys) if fused is None else fused:
+        self.on_host = self.keys.device.type == "cpu"
+        self.steps = load_steps(self.keys, fused)
+        if self.steps is not tiled:
             self.keys = self.keys.contiguous()
-            self.steps = importlib.import_module("fairseq_ccpr.search.fused")
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
@@ -71,15 +70,17 @@ class ExactIndex(Index):
         """|x|^2 / 2 of each key, fp32 [N]; computed once."""
         return half_norms(self.keys)
 
-    @torch.no_grad()
-    @phase(SEARCH)
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def in_torch(self) -> ExactIndex:
+        """Return the same without Triton."""
+        return ExactIndex(self.keys, self.metric, fused=False)
+
+    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Compare each query with every key; see the class."""
         return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the k nearest keys of a block of queries, k being N at most."""
-        rows = self.steps.BUCKET * max(1, MAXIMA_NUMBERS // len(queries))  # of keys at a time
+        rows = min(self.steps.BUCKET * max(1, MAXIMA_NUMBERS // len(queries)), MOST_ROWS)  # of keys at a time
         scores, ids = self._nearest_of(slice(0, rows), queries, k)
         for start in range(rows, self.size, rows):
             more, others = self._nearest_of(slice(start, start + rows), queries, k)
@@ -117,9 +118,3 @@ def half_norms(keys: Tensor) -> Tensor:
     for start in range(0, len(keys), rows):
         norms[start : start + rows] = keys[start : start + rows].float().square().sum(1) / 2
     return norms
-
-
-def can_fuse(keys: Tensor) -> bool:
-    """Return whether Triton can search these keys: in half precision, on a GPU, and Triton is installed."""
-    half = keys.dtype in (torch.float16, torch.bfloat16)
-    return half and keys.is_cuda and importlib.util.find_spec("triton") is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.device import to_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import DISK, Index, IndexDescription, IndexRequest, RemoteKeys, file_stem
 from fairseq_ccpr.search.faiss_build import build_faiss
@@ -25,8 +25,6 @@ from fairseq_ccpr.search.faiss_library import (
     silence,
 )
 from fairseq_ccpr.timing import SEARCH, phase
-
-logger = logging.getLogger(__name__)
 
 GPU_NEIGHBOURS = 2048  # more, a search on the GPU refuses to give
 
@@ -45,7 +43,7 @@ class FaissIndex(Index):
         self.index = index
         self.metric = metric
         self.file_bytes, self.on_disk = file_bytes, on_disk
-        self.on_gpu = False
+        self.on_host = True
         self.size = int(index.ntotal)
         self.dimension = int(index.d)
 
@@ -77,12 +75,12 @@ class FaissIndex(Index):
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> FaissIndex:
-        """Read the index from its file."""
+        """Map the index from its file into memory."""
         return cls.read_file(folder / description.file, description.metric, description.parameters)
 
     @classmethod
     def read_file(cls, path: Path, metric: str, parameters: str, on_disk: bool = False) -> FaissIndex:
-        """Read an index from its file and set its search parameters, such as `nprobe=32`.
+        """Map an index from its file into memory and set its search parameters, such as `nprobe=32`.
 
         Args:
             on_disk: whether its inverted lists are in a file beside it, which is mapped into memory and not read.
@@ -93,8 +91,10 @@ class FaissIndex(Index):
         """
         faiss = import_faiss()
         try:
-            # FAISS maps such lists into memory; they are beside the index, wherever both were made.
-            flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY if on_disk else 0
+            if on_disk:  # FAISS maps such lists into memory; they are beside the index, wherever both were made
+                flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
+            else:  # processes share what they map; FAISS before 1.11 copies the file
+                flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
             with silence(on_disk):
                 index = faiss.read_index(str(path), flags)
         except RuntimeError:
@@ -110,12 +110,13 @@ class FaissIndex(Index):
             queries = queries.cpu()
         distances, ids = self.index.search(queries.float().contiguous(), k)
         scores = distances if self.metric == "ip" else -distances
-        return scores.masked_fill(ids < 0, float("-inf")).to(device), ids.to(device)
+        scores, ids = to_device([scores.masked_fill(ids < 0, float("-inf")), ids], device)
+        return scores, ids
 
     @property
     def deepest(self) -> int:
         """The k beyond which a search gives no more: N, or on a GPU FAISS's own limit."""
-        return min(self.size, GPU_NEIGHBOURS) if self.on_gpu else self.size
+        return self.size if self.on_host else min(self.size, GPU_NEIGHBOURS)
 
     def to(self, device: torch.device) -> FaissIndex:
         """Copy to a GPU if FAISS was built for one, or share among all of them if it is too large for that one.
@@ -135,11 +136,11 @@ class FaissIndex(Index):
             else:
                 index = faiss.index_cpu_to_gpu(resources, device.index or 0, self.index)
         except RuntimeError:
-            kind = type(self.index).__name__
-            logger.warning("FAISS cannot put this %s on the GPU: searching on the CPU; --index exact is faster", kind)
             return self
+        if gpus == 1 and not hasattr(index, "getDevice"):
+            return self  # FAISS has copied what is inside, but the whole takes queries from the CPU
         moved = FaissIndex(index, self.metric, self.file_bytes)
-        moved.on_gpu = True
+        moved.on_host = False
         moved.resources = resources  # type: ignore[attr-defined]  # must live as long as the index
         return moved
 

@@ -6,48 +6,41 @@ exact search can score them. Letters: L lists, P places for keys, p lists that a
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys, file_stem
-from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, can_fuse
+from fairseq_ccpr.search.base import IndexDescription, IndexRequest, RemoteKeys, file_stem
+from fairseq_ccpr.search.exact import MAXIMA_NUMBERS, half_norms
+from fairseq_ccpr.search.launching import ScoringIndex, load_steps
 from fairseq_ccpr.search.selection import largest, search_by_blocks
-from fairseq_ccpr.storage.atomic import atomic_file
-from fairseq_ccpr.timing import SEARCH, phase
+from fairseq_ccpr.search.torch_ivf_build import (
+    ALIGN,
+    TORCH_IVF,
+    Lists,
+    build_torch_ivf,
+    first_places,
+    nearness,
+    number_of_lists,
+)
 
-TORCH_IVF = "torch-ivf"
 PROBES = 64
-ALIGN = 128  # a multiple of the runs of every way to score them
-TRAIN_ROWS_PER_LIST = 64
-LONGEST = 3  # times the mean length; a list beyond, of keys that are almost equal, counts as several
+LIST_MAJOR = 64  # queries from which lists are read once for all of them; a guess, until a GPU has measured it
 ROOM = 1.5  # times the mean length, for each list that is searched: what few queries need more of, they go without
 
 
-@dataclass
-class Lists:
-    """Keys in lists; the file of an index has tensors of these names."""
-
-    keys: Tensor  # fp16 [P, d], zeros after each list's end
-    ids: Tensor  # int32 [P], the number of each key, rising in a list; -1 after its end
-    sizes: Tensor  # int64 [L], keys of each list
-    centroids: Tensor  # fp32 [L, d]
-
-
-class TorchIvfIndex(Index):
+class TorchIvfIndex(ScoringIndex):
     """Compares each query with the keys of the lists whose centroids are nearest to it, in fp32.
 
     Args:
@@ -61,11 +54,11 @@ class TorchIvfIndex(Index):
         self.lists, self.metric = lists, metric
         self.probes = min(probes, len(lists.sizes))
         self.size, self.dimension = int(lists.sizes.sum()), lists.keys.size(1)
-        self.steps: Any = tiled
-        if can_fuse(lists.keys) if fused is None else fused:
-            self.steps = importlib.import_module("fairseq_ccpr.search.fused")
+        self.on_host = lists.keys.device.type == "cpu"
+        self.steps = load_steps(lists.keys, fused)
         self.first_runs = first_places(lists.sizes) // self.steps.BUCKET  # [L]
         self.runs = -(-lists.sizes // self.steps.BUCKET)  # [L]
+        self.longest = int(self.runs.max())  # M
         room = math.ceil(ROOM * self.probes * float(self.runs.double().mean()))
         self.most_runs = min(int(self.runs.topk(self.probes).values.sum()), room)  # R
 
@@ -129,13 +122,16 @@ class TorchIvfIndex(Index):
             raise DatastoreError(f"{path} is damaged ({error}): build the datastore again") from None
         return cls(lists, metric, int(parameters.removeprefix("nprobe=")))
 
-    @torch.no_grad()
-    @phase(SEARCH)
-    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def in_torch(self) -> TorchIvfIndex:
+        """Return the same without Triton."""
+        return TorchIvfIndex(self.lists, self.metric, self.probes, fused=False)
+
+    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Compare each query with the keys of the nearest lists."""
         depth = self.most_runs * self.steps.BUCKET
-        rows = max(1, MAXIMA_NUMBERS // max(len(self.runs), depth))
-        return search_by_blocks(self._nearest, queries, rows, depth, k)
+        rows = max(1, MAXIMA_NUMBERS // max(len(self.runs), depth, self.probes * self.longest))
+        by_list = self.steps is not tiled and len(queries) >= LIST_MAJOR
+        return search_by_blocks(self._nearest_by_list if by_list else self._nearest, queries, rows, depth, k)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the k nearest keys of a block of queries.
@@ -155,11 +151,48 @@ class TorchIvfIndex(Index):
         none = len(self.lists.keys) // self.steps.BUCKET  # a run beyond all others, which is not read
         run = torch.where(left > 0, run + self.first_runs[of_list], none)
         scores = self.steps.bucket_scores(self.lists.keys, queries, run, self.metric)  # [H, R * BUCKET]
-        within = torch.arange(self.steps.BUCKET, device=queries.device)
+        return self._best(scores, run, left, k)
+
+    def _nearest_by_list(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find the same, and what few queries need more of as well.
+
+        1. Choose the lists;
+        2. of each run of keys in them, find the largest score, a list at a time for all queries that want it;
+        3. score the keys of the k best runs again: the k nearest are among them;
+        4. keep the k nearest.
+        """
+        from fairseq_ccpr.search.list_major import list_maxima  # needs Triton
+
+        lists = self.lists
+        chosen = nearness(queries, lists.centroids, self.metric).topk(self.probes, dim=1).indices  # [H, p]
+        norms = self.half_norms if self.metric == "l2" else None
+        maxima = list_maxima(lists.keys, norms, queries, chosen, lists.sizes, self.first_runs, self.longest).flatten(1)
+        places = torch.arange(maxima.size(1), device=queries.device)
+        _, best = largest(maxima, places, min(k, maxima.size(1)))  # [H, n]
+        of_list, run = chosen.gather(1, best // self.longest), best % self.longest
+        left = lists.sizes[of_list] - run * self.steps.BUCKET
+        none = len(lists.keys) // self.steps.BUCKET
+        run = torch.where(left > 0, run + self.first_runs[of_list], none)
+        return self._best(self.steps.bucket_scores(lists.keys, queries, run, self.metric), run, left, k)
+
+    def _best(self, scores: Tensor, run: Tensor, left: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Keep the k nearest keys of some runs.
+
+        Args:
+            scores: fp32 [H, R * BUCKET].
+            run: int64 [H, R].
+            left: int64 [H, R], keys of the list from each run on.
+        """
+        within = torch.arange(self.steps.BUCKET, device=scores.device)
         scores.masked_fill_((within >= left.unsqueeze(2)).flatten(1), float("-inf"))
         best, places = largest(scores, (run.unsqueeze(2) * self.steps.BUCKET + within).flatten(1), k)
         ids = self.lists.ids[places.clamp_max(len(self.lists.ids) - 1)].long()
         return best, ids.masked_fill(best == float("-inf"), -1)
+
+    @cached_property
+    def half_norms(self) -> Tensor:
+        """|x|^2 / 2 of each place for a key, fp32 [P]; computed once."""
+        return half_norms(self.lists.keys)
 
     def to(self, device: torch.device) -> TorchIvfIndex:
         """Copy to `device`."""
@@ -167,100 +200,3 @@ class TorchIvfIndex(Index):
             return self
         moved = {name: tensor.to(device) for name, tensor in vars(self.lists).items()}
         return TorchIvfIndex(replace(self.lists, **moved), self.metric, self.probes)
-
-
-def nearness(queries: Tensor, centroids: Tensor, metric: str) -> Tensor:
-    """Score how near centroids are to queries, fp32 [H, L], in an order that is the metric's."""
-    products = queries.float() @ centroids.T
-    return products if metric == "ip" else products - centroids.square().sum(dim=1) / 2
-
-
-def first_places(sizes: Tensor) -> Tensor:
-    """Find where lists of these sizes begin, int64 [L].
-
-    >>> first_places(torch.tensor([200, 128, 1]))
-    tensor([  0, 256, 384])
-    """
-    taken = -(-sizes // ALIGN) * ALIGN
-    return taken.cumsum(0) - taken
-
-
-def build_torch_ivf(
-    keys: np.ndarray, description: IndexDescription, path: Path, progress: Callable[[int], object], seed: int = 1
-) -> None:
-    """Cluster a random sample of `keys`, put all of them into lists, and write these to `path`.
-
-    Args:
-        keys: [N, d], may be memory-mapped; read in blocks.
-        progress: told how many keys were put into lists.
-    """
-    count, (size, dimension) = number_of_lists(description.factory), keys.shape
-    rows = np.random.default_rng(seed).choice(size, min(TRAIN_ROWS_PER_LIST * count, size), replace=False)
-    centroids = find_centroids(keys[np.sort(rows)].astype(np.float32), count, description.metric, seed)
-    block_rows = max(1, tiled.TILE_NUMBERS // max(count, dimension))
-    blocks = [slice(start, start + block_rows) for start in range(0, size, block_rows)]
-    list_of = torch.empty(size, dtype=torch.int64)
-    for block in blocks:
-        near = nearness(torch.from_numpy(keys[block].astype(np.float32)), centroids, description.metric)
-        list_of[block] = near.argmax(dim=1)
-        progress(len(near))
-    lists, place_of = lay_out(list_of, centroids)
-    for block in blocks:
-        lists.keys[place_of[block]] = torch.from_numpy(keys[block].astype(np.float16))
-    try:
-        with atomic_file(path) as partial:
-            save_file(vars(lists), partial)
-    except (OSError, SafetensorError) as error:
-        raise DatastoreError(f"{path} could not be written ({error}): is the disk full?") from None
-
-
-def number_of_lists(factory: str) -> int:
-    """Parse a factory string such as `torch-ivf1024`."""
-    return int(factory.removeprefix(TORCH_IVF))
-
-
-def find_centroids(rows: np.ndarray, count: int, metric: str, seed: int) -> Tensor:
-    """Cluster rows fp32 [n, d] and return centroids fp32 [count, d]; for inner product, of directions, each of length 1.
-
-    The largest cluster is cut in two until there are enough of them. Plain k-means finds a few more neighbours in as many
-    lists, but its lists are less alike in length, and all queries wait for the longest.
-    """
-    from sklearn.cluster import BisectingKMeans
-
-    if metric == "ip":
-        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(np.finfo(np.float32).tiny)
-    clusters = BisectingKMeans(count, bisecting_strategy="largest_cluster", max_iter=20, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fewer clusters than asked for, where many keys are equal
-        centroids = torch.from_numpy(clusters.fit(rows).cluster_centers_)
-    return torch.nn.functional.normalize(centroids, dim=1) if metric == "ip" else centroids
-
-
-def lay_out(list_of: Tensor, centroids: Tensor) -> tuple[Lists, Tensor]:
-    """Lay out lists with ids, but without keys yet.
-
-    A list without keys is left out. One longer than `LONGEST` times the mean becomes several with the same centroid.
-
-    Args:
-        list_of: int64 [N], the list that each key belongs in.
-        centroids: fp32 [L, d].
-
-    Returns:
-        The lists, and int64 [N], the place of each key.
-    """
-    counts = torch.bincount(list_of, minlength=len(centroids))
-    longest = LONGEST * -(-len(list_of) // len(centroids))
-    pieces = -(-counts // longest)
-    origin = torch.arange(len(centroids)).repeat_interleave(pieces)
-    number = torch.arange(len(origin)) - (pieces.cumsum(0) - pieces)[origin]  # of the piece, in its list
-    sizes = (counts[origin] - number * longest).clamp_max(longest)
-    order = list_of.argsort(stable=True)
-    starts = first_places(sizes)
-    in_order = torch.arange(len(list_of)) - (sizes.cumsum(0) - sizes - starts).repeat_interleave(sizes)
-    place_of = torch.empty_like(list_of)
-    place_of[order] = in_order
-    places = int(starts[-1] + -(-sizes[-1] // ALIGN) * ALIGN)
-    ids = torch.full((places,), -1, dtype=torch.int32)
-    ids[in_order] = order.int()
-    keys = torch.zeros(places, centroids.size(1), dtype=torch.float16)
-    return Lists(keys, ids, sizes, centroids[origin].contiguous()), place_of

@@ -44,7 +44,7 @@ def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
     projection = KeyProjection(torch.nn.Linear(24, 32), torch.nn.Linear(32, 16)).requires_grad_(False)
     datastore = SimpleNamespace(
         section=SimpleNamespace(projection="clknn" if adapter else None),
-        open_index=lambda: ExactIndex(keys, metric),
+        open_index=lambda device: ExactIndex(keys, metric).to(device),
         open_projection=lambda: projection if adapter else None,
         values=np.random.default_rng(0).integers(4, 7, 900).astype(np.int32),
     )
@@ -186,7 +186,7 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     """What is missing has a value of its own, which must not count."""
     keys, values = torch.randn(3, 24), np.array([5, 6, 5], np.int32)
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection=None), open_index=lambda: ExactIndex(keys, "l2"),
+        section=SimpleNamespace(projection=None), open_index=lambda device: ExactIndex(keys, "l2").to(device),
         open_projection=lambda: None, values=values,
     )  # fmt: skip
     settings = TokenRetrievalSettings(8, 0.4, 10.0, confidence=False)

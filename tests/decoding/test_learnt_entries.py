@@ -34,7 +34,7 @@ NOTHING_GONE = torch.empty(0, dtype=torch.long)
 
 def retriever_over(keys: Tensor, values: Tensor, metric: str) -> TokenRetriever:
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection=None), open_index=lambda: ExactIndex(keys, metric),
+        section=SimpleNamespace(projection=None), open_index=lambda device: ExactIndex(keys, metric).to(device),
         open_projection=lambda: None, values=values.numpy(),
     )  # fmt: skip
     return TokenRetriever(datastore, CPU)

@@ -35,6 +35,17 @@ sentences = st.lists(
 )  # fmt: skip
 
 
+def test_a_table_moves_in_one_copy() -> None:
+    table = make_table([[Found([3, 4], 0, 0.5, [5])], [Found([6], 1, 0.25, []), Found([3], 0, 0.125, [7, 4])]])
+    moved = table.to(torch.device("meta"))
+    tensors = [part for part in vars(moved).values() if isinstance(part, Tensor)]
+    assert len(tensors) > 5 and len({part.untyped_storage()._cdata for part in tensors}) == 1
+    for name, part in vars(table).items():
+        if isinstance(part, Tensor):
+            assert (getattr(moved, name).dtype, getattr(moved, name).shape) == (part.dtype, part.shape)
+    assert all(part is getattr(table, name) for name, part in vars(table.to(torch.device("cpu"))).items())
+
+
 def longest_prefix(found: Found, written: list[int]) -> int:
     """Subwords of the phrase and what follows it that the hypothesis ends with, so that there is a next one."""
     tokens = found.tokens

@@ -63,7 +63,7 @@ def test_the_vote_is_that_of_the_other_neighbours(metric: str, k: int) -> None:
     states = torch.nn.functional.normalize(torch.cat([keys[:2] + keys[0], torch.randn(7, 24)]), dim=1)
     values[(states[:1] @ keys.T).topk(6).indices[0]] = UNKNOWN
     datastore: Any = SimpleNamespace(
-        section=SimpleNamespace(projection=None), open_index=lambda: ExactIndex(keys, metric),
+        section=SimpleNamespace(projection=None), open_index=lambda device: ExactIndex(keys, metric).to(device),
         open_projection=lambda: None, values=values.numpy(),
     )  # fmt: skip
     settings = TokenRetrievalSettings(k, 0.7, 0.3, confidence=metric == "ip")

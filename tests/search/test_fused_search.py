@@ -56,6 +56,13 @@ def test_any_number_of_queries(count, fused) -> None:
     check(torch.randn(260, 16).half(), torch.randn(count, 16), 4, "ip", fused)
 
 
+@pytest.mark.parametrize(("dimension", "count"), [(128, 65), (128, 240), (128, 800), (256, 5), (512, 5), (1024, 5)])
+def test_loads_that_a_decoder_makes(dimension, count, fused) -> None:
+    """Fewer keys than a decoder's, but the tiles are the same."""
+    keys = torch.nn.functional.normalize(torch.randn(600, dimension), dim=1).half()
+    check(keys, torch.randn(count, dimension), 8, "l2", fused)
+
+
 @pytest.mark.parametrize("keys_in", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("queries_in", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_any_precision(keys_in, queries_in, fused) -> None:

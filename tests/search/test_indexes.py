@@ -117,6 +117,25 @@ def test_faiss_pads_what_it_does_not_find(tmp_path) -> None:
     assert (ids[:, 10:] == -1).all() and torch.isinf(scores[:, 10:]).all() and (ids[:, :10] >= 0).all()
 
 
+@pytest.mark.parametrize("factory", ["Flat", "IVF32,PQ32x4fs,Refine(SQfp16)", "IVF32,SQ8"])
+def test_index_file_is_mapped_and_not_copied(factory, tmp_path) -> None:
+    """What a process has for itself grows by far less than the file; processes share the rest."""
+    keys = np.random.default_rng(0).normal(size=(60_000, 64)).astype(np.float16)
+    description = plan_index(factory, "ip", "", *keys.shape)
+    build_index(keys, description, path := tmp_path / "index", lambda _: None)
+    before = _own_bytes()
+    index = FaissIndex.read_file(path, "ip", description.parameters)
+    ids = index.search(torch.from_numpy(keys[:20]).float(), 1)[1]
+    assert _own_bytes() - before < 0.3 * path.stat().st_size > 1 << 20
+    assert (ids[:, 0] == torch.arange(20)).float().mean() > 0.8
+
+
+def _own_bytes() -> int:
+    """Memory that this process does not share, as Linux counts it."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
 def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch) -> None:
     """The first rows of a store may all be alike; an index trained on them alone would put the rest in a few lists."""
     monkeypatch.setattr(faiss_build, "TRAIN_ROWS", 500)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, TorchIvfIndex, build_index, open_index, torch_ivf
+from fairseq_ccpr.search import ExactIndex, TorchIvfIndex, build_index, open_index, torch_ivf, torch_ivf_build
 from fairseq_ccpr.search.index_plan import index_bytes, plan_index
+from fairseq_ccpr.search.list_tiles import tiles_of_pairs
 from fairseq_ccpr.search.recall import recall
 from tests.helpers import call
 from tests.small_models import World, build
@@ -75,7 +76,7 @@ def test_queries_are_searched_block_by_block(tmp_path, monkeypatch) -> None:
 
 
 def test_empty_list_holds_nothing_and_is_passed_over() -> None:
-    lists, place_of = torch_ivf.lay_out(torch.tensor([2, 0, 2]), torch.eye(4))
+    lists, place_of = torch_ivf_build.lay_out(torch.tensor([2, 0, 2]), torch.eye(4))
     assert lists.sizes.tolist() == [1, 2] and place_of.tolist() == [128, 0, 129]
     assert torch.equal(lists.centroids, torch.eye(4)[[0, 2]]) and lists.ids[[0, 128, 129]].tolist() == [1, 0, 2]
     keys = torch.tensor([[0.0, 0, 3, 0], [2, 0, 0, 0], [0, 0, 1, 0]])
@@ -84,9 +85,51 @@ def test_empty_list_holds_nothing_and_is_passed_over() -> None:
     assert ids.tolist() == [[2, 0, -1]]  # more was asked for than the nearest list has
 
 
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("dimension", [16, 300])
+def test_lists_that_are_read_once_for_all_queries_are_exact_search(dimension, metric, triton, tmp_path) -> None:
+    keys, queries = clustered(900, dimension), torch.from_numpy(clustered(70, dimension, seed=1)).float()
+    index = make(keys, 5, metric, 5, tmp_path, by_triton=True)
+    assert len(queries) >= torch_ivf.LIST_MAJOR
+    for k in (1, 8, 1000):
+        check(index, keys, queries, k)
+
+
+def test_lists_that_are_read_once_give_what_each_query_finds_in_its_own(triton, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch_ivf, "ROOM", 100)  # else few queries go without some of their lists' ends
+    keys, queries = clustered(1500, 16), torch.from_numpy(clustered(90, 16, seed=1)).float().to(DEVICE)
+    index = make(keys, 12, "l2", 3, tmp_path, by_triton=True)
+    by_list = index.search(queries, 8)
+    monkeypatch.setattr(torch_ivf, "LIST_MAJOR", 1000)
+    by_query = index.search(queries, 8)
+    assert torch.equal(by_list[1], by_query[1]) and torch.allclose(by_list[0], by_query[0])
+
+
+@settings(deadline=None)
+@given(
+    count=st.integers(1, 9), lists=st.integers(1, 7), probes=st.integers(1, 7), most=st.sampled_from([1, 2, 16]),
+    seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_tiles_hold_every_pair_once(count, lists, probes, most, seed) -> None:
+    rng = np.random.default_rng(seed)
+    chosen = np.stack([rng.permutation(lists)[:probes] for _ in range(count)])
+    sizes = rng.integers(1, 500, lists)
+    first_runs = np.cumsum(sizes) // 128 + 7
+    with NoRoundTrip():
+        pairs, tiles = tiles_of_pairs(*map(torch.from_numpy, (chosen, sizes, first_runs)), 128, most)
+    found = []
+    for first, held, run, runs, size in tiles.tolist():
+        assert held <= most and (held or not runs)
+        for pair in pairs[first : first + held].tolist():
+            wanted = chosen.flatten()[pair]
+            assert (run, runs, size) == (first_runs[wanted], -(-sizes[wanted] // 128), sizes[wanted])
+            found.append(pair)
+    assert sorted(found) == list(range(chosen.size))
+
+
 def test_list_that_is_too_long_becomes_several() -> None:
     list_of = torch.tensor([0] * 1000 + list(range(20)))
-    lists, place_of = torch_ivf.lay_out(list_of, torch.randn(20, 4))
+    lists, place_of = torch_ivf_build.lay_out(list_of, torch.randn(20, 4))
     assert lists.sizes.max() <= 3 * 51 and lists.sizes.sum() == 1020 and len(place_of.unique()) == 1020
     assert torch.equal(lists.ids[place_of].long(), torch.arange(1020))
 

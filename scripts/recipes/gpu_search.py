@@ -1,0 +1,125 @@
+"""Hold the search of this GPU against brute force, and measure it: needs torch and Triton, neither fairseq nor FAISS.
+
+python scripts/recipes/gpu_search.py OUTPUT
+
+OUTPUT gets search.json and search.md, the rows of BENCHMARKS.md. The exit code is 1 where a search is wrong, or where a
+kernel could not be launched and torch searched in its place.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, which registers models with fairseq
+    package = ModuleType("fairseq_ccpr")
+    package.__path__ = [str(ROOT / "fairseq_ccpr")]
+    sys.modules["fairseq_ccpr"] = package
+
+from fairseq_ccpr.evaluation.speed.machine import describe_run, measure_limits
+from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
+from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search.launching import can_fuse, warn_of_launch
+
+WIDTHS, HYPOTHESES, METRICS = (128, 256, 512, 1024), (5, 64, 65, 240, 800), ("ip", "l2")
+KEYS, NEIGHBOURS = 50_003, 8  # not a multiple of a tile
+REAL = 50_000  # keys around which larger stores are made
+MILLION = 10**6
+SWEEPS = (
+    *((width, Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)) for width in WIDTHS[1:]),
+    (128, Sweep([MILLION], ["exact", "torch-ivf1024"], list(HYPOTHESES), [8, 64], 10)),
+    (128, Sweep([10 * MILLION, 19 * MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
+)
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__.strip())
+    if not torch.cuda.is_available():
+        sys.exit(f"gpu_search.py needs a GPU, and torch {torch.__version__} sees none: run it where there is one")
+    output, device = Path(sys.argv[1]), torch.device("cuda")
+    output.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.WARNING)
+    if not can_fuse(torch.zeros(1, 16, dtype=torch.half, device=device)):
+        sys.exit("gpu_search.py measures kernels in Triton, which is not installed: pip install triton")
+    wrong = list(faults(device, KEYS))
+    print("\n".join(wrong) or "every search finds what brute force finds", flush=True)
+    rows = [row for width, sweep in SWEEPS for row in measure(width, sweep, device)]
+    machine = describe_run(device)
+    page = table(rows) + "".join(f"\n- {name}: `{value}`" for name, value in machine.items()) + "\n"
+    (output / "search.md").write_text(page, encoding="utf-8")
+    found = {"machine": machine, "faults": wrong, "search": [asdict(row) for row in rows]}
+    (output / "search.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(page)
+    sys.exit(bool(wrong) or bool(warn_of_launch.cache_info().currsize))
+
+
+def faults(device: torch.device, size: int) -> Iterator[str]:
+    """Search in every way that decoding does, and say what brute force finds otherwise."""
+    for width, metric in product(WIDTHS, METRICS):
+        keys = unit_keys(size, width, device)
+        index = ExactIndex(keys, metric)
+        for count, dtype in product(HYPOTHESES, (torch.float32, torch.float16)):
+            queries = unit_keys(count, width, device, seed=2).to(dtype)
+            if trouble := difference(index, keys, queries, metric):
+                yield f"WRONG: width {width}, {metric}, {count} queries in {dtype}: {trouble}"
+
+
+def difference(index: ExactIndex, keys: Tensor, queries: Tensor, metric: str) -> str:
+    """Compare a search with brute force in double precision: what is wrong, or nothing."""
+    scores, ids = index.search(queries, NEIGHBOURS)
+    wanted = queries.double() @ keys.double().T
+    if metric == "l2":
+        wanted = 2 * wanted - keys.double().square().sum(1) - queries.double().square().sum(1, keepdim=True)
+    best = wanted.topk(NEIGHBOURS, dim=1).values
+    if not torch.allclose(scores.double(), best, rtol=1e-4, atol=1e-4):
+        return f"scores differ by {float((scores - best).abs().max()):.2g}"
+    if not torch.allclose(scores.double(), wanted.gather(1, ids), rtol=1e-4, atol=1e-4):
+        return "ids are of other keys than scores"
+    return ""
+
+
+def unit_keys(size: int, width: int, device: torch.device, seed: int = 1) -> Tensor:
+    """Make keys of length 1 in clusters, fp16 [size, width]: each is near one of sixteen others."""
+    chance = torch.Generator(device).manual_seed(seed)
+    centres = torch.randn(16, width, generator=torch.Generator(device).manual_seed(0), device=device)
+    which = torch.randint(16, (size,), generator=chance, device=device)
+    noise = torch.randn(size, width, generator=chance, device=device)
+    return torch.nn.functional.normalize(centres[which] + noise, dim=1).half()
+
+
+def measure(width: int, sweep: Sweep, device: torch.device) -> Iterator[SearchCost]:
+    """Time searches in stores of any size, made around random keys."""
+    keys = unit_keys(REAL, width, device).cpu().numpy()
+    section = SimpleNamespace(projection="unit length", index=SimpleNamespace(metric="ip"))
+    store: Any = SimpleNamespace(keys=keys, values=torch.zeros(REAL).int().numpy(), section=section)
+    yield from measure_searches("random", store, sweep, device, measure_limits(device))
+
+
+def table(rows: list[SearchCost]) -> str:
+    """Tabulate as BENCHMARKS.md does."""
+    lines = [
+        "| width | keys | index | H | k | ms | fastest–slowest | floor, ms | ÷ floor | recall |",
+        "|---" * 10 + "|",
+    ]
+    for row in rows:
+        cells = (
+            row.dimension, f"{row.keys:,}", row.index, row.queries, row.k, f"{row.milliseconds:.2f}",
+            f"{row.fastest:.2f}–{row.slowest:.2f}", f"{row.floor:.3f}", f"{row.milliseconds / row.floor:.1f}",
+            f"{row.recall:.1%}",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

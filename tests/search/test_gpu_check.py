@@ -1,0 +1,68 @@
+"""The recipe for a GPU: it refuses to run without one, and would see what is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from fairseq_ccpr.evaluation.speed.machine import Limits
+from fairseq_ccpr.evaluation.speed.search_speed import Sweep
+from fairseq_ccpr.search import ExactIndex
+from tests.helpers import ROOT
+from tests.vectors import DEVICE
+
+RECIPES = ROOT / "scripts/recipes"
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    """The module of the recipe."""
+    spec = importlib.util.spec_from_file_location("gpu_search", RECIPES / "gpu_search.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="there is a GPU")
+@pytest.mark.parametrize("command", [["bash", "gpu_check.sh"], [sys.executable, "gpu_search.py"]])
+def test_without_a_gpu_it_refuses_in_one_sentence(command, tmp_path) -> None:
+    words = [command[0], str(RECIPES / command[1]), str(tmp_path / "output")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and not done.stdout and not (tmp_path / "output").exists()
+    assert len(done.stderr.splitlines()) == 1 and " needs a GPU" in done.stderr
+
+
+def test_wrong_searches_are_seen(recipe, monkeypatch) -> None:
+    monkeypatch.setattr(recipe, "WIDTHS", (16,))
+    assert not list(recipe.faults(DEVICE, 300))
+    right = ExactIndex.search
+
+    def of_other_keys(index: ExactIndex, queries, k):
+        scores, ids = right(index, queries, k)
+        return scores, ids.flip(1)
+
+    def too_low(index: ExactIndex, queries, k):
+        scores, ids = right(index, queries, k)
+        return scores - 0.01, ids
+
+    for search, sentence in ((of_other_keys, "ids are of other keys"), (too_low, "scores differ by 0.01")):
+        monkeypatch.setattr(ExactIndex, "search", search)
+        found = list(recipe.faults(DEVICE, 300))
+        assert len(found) == 20 and all(sentence in line for line in found)
+
+
+def test_rows_are_those_of_the_benchmark(recipe, monkeypatch) -> None:
+    monkeypatch.setattr(recipe, "REAL", 400)
+    monkeypatch.setattr(recipe, "measure_limits", lambda device: Limits(1e9, 1e12))
+    rows = list(recipe.measure(16, Sweep([300, 500], ["exact"], [5], [8], 1), torch.device("cpu")))
+    lines = recipe.table(rows).splitlines()
+    assert [line.split(" | ")[:4] for line in lines[2:]] == [
+        ["| 16", "300", "exact", "5"],
+        ["| 16", "500", "exact", "5"],
+    ]
+    assert all(line.endswith(" 100.0% |") for line in lines[2:])

@@ -1,0 +1,64 @@
+"""Tensors travel to a device and back in one copy, unchanged.
+
+Without a GPU the bytes are held against one another where they are packed; `meta` stands for the device.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_ccpr import device
+from tests.torch_operations import no_synchronisation
+from tests.vectors import DEVICE
+
+DTYPES = [
+    torch.int64,
+    torch.int32,
+    torch.bool,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+]
+tensors = st.lists(
+    st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3), st.booleans()), min_size=1, max_size=9
+)
+
+
+def make(described):
+    """Random tensors; some are views that are not contiguous."""
+    made = [(torch.rand(shape) * 100).to(dtype) for dtype, shape, _ in described]
+    return [tensor.T if turned and tensor.dim() == 2 else tensor for tensor, (_, _, turned) in zip(made, described)]
+
+
+@settings(deadline=None)
+@given(tensors)
+def test_what_is_packed_is_unpacked(described) -> None:
+    given_tensors = make(described)
+    starts = device._starts(given_tensors)
+    buffer = torch.empty(starts[-1], dtype=torch.uint8)
+    device._fill(buffer, given_tensors, starts)
+    for found, wanted in zip(device._views(buffer, given_tensors, starts), given_tensors, strict=True):
+        assert found.dtype == wanted.dtype and found.shape == wanted.shape and torch.equal(found, wanted)
+
+
+def test_one_copy_goes_to_the_device() -> None:
+    given_tensors = [torch.ones(3, 4, dtype=torch.int64), torch.zeros(5), torch.ones(2, dtype=torch.bool)]
+    elsewhere = torch.device("meta")
+    moved = device.to_device(given_tensors, elsewhere)
+    assert [(t.device, t.dtype, t.shape) for t in moved] == [(elsewhere, t.dtype, t.shape) for t in given_tensors]
+    assert len({t.untyped_storage()._cdata for t in moved}) == 1
+    assert device.to_device(given_tensors, torch.device("cpu"))[0] is given_tensors[0]
+    assert device.to_host(given_tensors)[0] is given_tensors[0]
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU")
+def test_a_gpu_gives_back_what_it_was_given_and_the_host_does_not_wait() -> None:
+    given_tensors = make([(dtype, [3, 5], True) for dtype in DTYPES])
+    with no_synchronisation():
+        moved = device.to_device(given_tensors, DEVICE)
+    assert all(map(torch.equal, device.to_host(moved), given_tensors))
