@@ -27,10 +27,12 @@ if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, wh
 
 from fairseq_ccpr.evaluation.speed.machine import describe_run, measure_limits
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
-from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search import ExactIndex, Index, TorchIvfIndex
 from fairseq_ccpr.search.launching import can_fuse, warn_of_launch
+from fairseq_ccpr.search.torch_ivf_build import lay_out
 
 WIDTHS, HYPOTHESES, METRICS = (128, 256, 512, 1024), (5, 64, 65, 240, 800), ("ip", "l2")
+LISTS = 64
 KEYS, NEIGHBOURS = 50_003, 8  # not a multiple of a tile
 REAL = 50_000  # keys around which larger stores are made
 MILLION = 10**6
@@ -67,14 +69,22 @@ def faults(device: torch.device, size: int) -> Iterator[str]:
     """Search in every way that decoding does, and say what brute force finds otherwise."""
     for width, metric in product(WIDTHS, METRICS):
         keys = unit_keys(size, width, device)
-        index = ExactIndex(keys, metric)
-        for count, dtype in product(HYPOTHESES, (torch.float32, torch.float16)):
+        indexes = {"exact": ExactIndex(keys, metric), "all lists": all_lists(keys, metric)}
+        for (name, index), count, dtype in product(indexes.items(), HYPOTHESES, (torch.float32, torch.float16)):
             queries = unit_keys(count, width, device, seed=2).to(dtype)
             if trouble := difference(index, keys, queries, metric):
-                yield f"WRONG: width {width}, {metric}, {count} queries in {dtype}: {trouble}"
+                yield f"WRONG: {name}, width {width}, {metric}, {count} queries in {dtype}: {trouble}"
 
 
-def difference(index: ExactIndex, keys: Tensor, queries: Tensor, metric: str) -> str:
+def all_lists(keys: Tensor, metric: str) -> Index:
+    """Put keys into inverted lists, all of which are searched: queries then find what exact search finds."""
+    list_of = torch.arange(len(keys)) % LISTS
+    lists, place_of = lay_out(list_of, torch.randn(LISTS, keys.size(1)))
+    lists.keys[place_of] = keys.cpu()
+    return TorchIvfIndex(lists, metric, LISTS).to(keys.device)
+
+
+def difference(index: Index, keys: Tensor, queries: Tensor, metric: str) -> str:
     """Compare a search with brute force in double precision: what is wrong, or nothing."""
     scores, ids = index.search(queries, NEIGHBOURS)
     wanted = queries.double() @ keys.double().T
