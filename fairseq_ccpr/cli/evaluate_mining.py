@@ -37,8 +37,8 @@ sets its threshold without labels.
   fairseq-ccpr evaluate mining --pairs office.tsv --encoder {MUSE} --shares 0 .1 .25 .5 .75 .9 .97 --plot curve.png
 
 Of each TSV it takes --size pairs, more for the sentences without a partner (half as many for a share of .5), and likewise
---tuning-size for each tuning set; pairs with the same words as an earlier one are left out. p is McNemar's test against {BASELINE} on which
-sources are answered rightly, "none" included.
+--tuning-size for each tuning set; pairs with the same words as an earlier one are left out. p is McNemar's test against
+{BASELINE} on which sources are answered rightly, "none" included.
 
 --questions and --paragraphs ask for the paragraph that answers a question, with the settings tuned on the first of
 --pairs. A paragraph is a line of id, tab, text; a question one of the paragraph's id, tab, text.

@@ -110,8 +110,8 @@ def mine(options: Options) -> int:
     if options.list_texts:
         sentences = [*sources, *targets]
         if options.tune:
-            labelled = read_labelled(options.tune)
-            sentences += [*labelled.sources, *labelled.targets]
+            known = read_labelled(options.tune)
+            sentences += [*known.sources, *known.targets]
         return _list_texts(options.list_texts, sentences)
     if not (options.encoder and options.output):
         raise ConfigurationError("give --encoder and --output, or --list-texts")

@@ -61,9 +61,7 @@ class MiningBenchmarkSettings:
     tuning_size: int = count_option(100, "sentences that settings are tuned on")
     tuning_sets: int = count_option(1, "how many times, on others each time")
     draws: int = count_option(1, "tests, each of other sentences")
-    systems: list[str] = option(  # noqa: RUF009
-        list(SYSTEMS), f"what is compared with {BASELINE}", nargs="+", choices=tuple(SYSTEMS)
-    )
+    systems: list[str] = option(list(SYSTEMS), f"what is compared with {BASELINE}", nargs="+", choices=tuple(SYSTEMS))
     ablations: bool = option(False, "RFR without the sentence half, and without the entropy filter, too")
     seed: int = option(1, "of the draw of sentences", metavar="N")
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairseq_ccpr.text.words import has_letters, word_spans
+from fairseq_ccpr.text.words import CHARACTER, has_letters, kinds_of, word_spans
 
 WINDOW = 6  # words in a fragment
+LETTERS, SIGNS = 4, 2  # characters of a word, in Thai, Lao, Burmese and Khmer, and in Chinese and Japanese
+IDEOGRAPHS = 0x2E80  # where the latter begin
 
 
 def fragments(text: str, window: int = WINDOW, stride: int = 1) -> list[str]:
     """Cut a sentence into fragments: runs of `window` words, in lower case and without punctuation.
 
-    Every `stride` words one begins, and the last is that of the last words. Words are those of `word_spans`, so in scripts
-    without spaces characters count as words. A shorter sentence is one fragment; one without any word has none.
+    Every `stride` words one begins, and the last is that of the last words. Words are those of `word_spans`; in scripts
+    without spaces so many characters count as one as words have there, on average. A shorter sentence is one fragment; one
+    without any word has none.
 
     >>> fragments("Press Ctrl+C, then wait.", 3)
     ['press ctrl+c then', 'ctrl+c then wait']
@@ -26,7 +29,7 @@ def fragments(text: str, window: int = WINDOW, stride: int = 1) -> list[str]:
     >>> fragments("a b c d e", 2, 2)
     ['a b', 'c d', 'd e']
     """
-    spans = [(start, end) for start, end in word_spans(text) if has_letters(text[start:end])]
+    spans = _join_characters(text, [(start, end) for start, end in word_spans(text) if has_letters(text[start:end])])
     if not spans:
         return []
     lowered = [text[start:end].lower() for start, end in spans]
@@ -35,6 +38,21 @@ def fragments(text: str, window: int = WINDOW, stride: int = 1) -> list[str]:
     words = [*map("".join, zip(lowered, gaps)), lowered[-1]]
     last = max(0, len(words) - window)
     return ["".join(words[first : first + window]).rstrip() for first in (*range(0, last, stride), last)]
+
+
+def _join_characters(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join neighbouring characters of scripts without spaces to spans as long as words."""
+    joined: list[tuple[int, int]] = []
+    room = 0  # characters that the last span may still take in
+    for start, end in spans:
+        unspaced = kinds_of(text[start]) == CHARACTER
+        if unspaced and room and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], end
+            room -= 1
+        else:
+            joined.append((start, end))
+            room = (LETTERS if ord(text[start]) < IDEOGRAPHS else SIGNS) - 1 if unspaced else 0
+    return joined
 
 
 @dataclass

@@ -23,7 +23,7 @@ def fragment_votes(
 
     A fragment f of x and g of y are as near as c = (cos(f, g) + cos(x, y)) / 2. Of each f, the 20 nearest g of all candidates
     of x vote, and those equal to the last of them, by softmax of 100 * exp(-d^2 / 2) / sqrt(2 pi), as in RFR, where d is
-    (1 - c) / (2 spread): encoders to which all texts are alike are then like others.
+    (1 - c) / (1.5 spread): encoders to which all texts are alike are then like others.
 
     Args:
         pairs: C of them.
@@ -55,7 +55,7 @@ def _weights(cosines: np.ndarray, spread: float) -> np.ndarray:
     if cosines.shape[1] > VOTERS:
         last = np.partition(cosines, -VOTERS, axis=1)[:, [-VOTERS]]
         cosines = np.where(cosines >= last - TIED, cosines, -np.inf)
-    logits = BETA / math.sqrt(2 * math.pi) * np.exp(-(((1 - cosines) / (2 * spread)) ** 2) / 2)
+    logits = BETA / math.sqrt(2 * math.pi) * np.exp(-(((1 - cosines) / (1.5 * spread)) ** 2) / 2)
     weights = np.where(np.isfinite(cosines), np.exp(logits - logits.max(axis=1, keepdims=True)), 0)
     return weights / weights.sum(axis=1, keepdims=True)
 

@@ -19,8 +19,9 @@ from fairseq_ccpr.settings import inside, signature
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import write_json
 
-_METHODS = (RfrMethod, MarginMethod, MaxMethod, TwoWayMethod, LogisticMethod)
-METHODS: dict[str, Callable[..., MiningMethod]] = {method.name: method for method in _METHODS}
+METHODS: dict[str, Callable[..., MiningMethod]] = {
+    method.name: method for method in (RfrMethod, MarginMethod, MaxMethod, TwoWayMethod, LogisticMethod)
+}
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,10 @@ def test_fragments_of_several_scripts() -> None:
     assert fragments("Eins zwei.") == ["eins zwei"] and fragments("¿Qué?") == ["qué"]
     for nothing in ("", "   ", "...", "— !?", "→ ★", "\u200b"):
         assert fragments(nothing) == []
-    assert fragments("東京タワーへ行く。", 6) == ["東京タワーへ", "京タワーへ行", "タワーへ行く"]
-    assert fragments("ไปไหน มา", 3)[:2] == ["ไปไ", "ปไห"] and fragments("ПРИВЕТ, мир") == ["привет мир"]
+    assert fragments("東京タワーへ行く。", 3) == ["東京タワーへ", "タワーへ行く"]  # two characters are a word
+    assert fragments("東京、タワー to 京", 2) == ["東京 タワ", "タワー", "ー to", "to 京"]
+    assert fragments("สวัสดีครับ ไป", 2) == ["สวัสดีครับ", "ครับ ไป"]  # four, with the marks on them
+    assert fragments("ПРИВЕТ, мир") == ["привет мир"]
     assert fragments("هذا هو البيت", 2) == ["هذا هو", "هو البيت"]
     assert fragments("don't e-mail 3.5 %", 9) == ["don't e-mail 3.5"]
     assert len(fragments(" ".join(["word"] * 10_000))) == 9_995

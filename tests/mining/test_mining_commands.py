@@ -89,7 +89,7 @@ def test_without_labels(made: Path, tmp_path: Path) -> None:
         share = re.search(r"without labels: (\d+)% of the sources seem to have a partner", shown)
         assert share and abs(int(share[1]) - 50) < 25 and f"method:{method}|" in shown
         found = list(read_pairs(tmp_path / "mined.tsv"))
-        assert len(found) > 25 and len(known & set(found)) > 0.7 * len(found)
+        assert len(found) > 25 and len(known & set(found)) > 0.6 * len(found)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mined.tsv"]
     refused(
         call(*words, "--method", "logistic", check=False), "--method logistic learns from labelled pairs: give --tune"
@@ -98,12 +98,12 @@ def test_without_labels(made: Path, tmp_path: Path) -> None:
     refused(call(*words, "--settings", tmp_path / "no.json", check=False), "there are no settings at .*no.json")
 
 
-def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path) -> None:
+def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, target = next(iter(read_pairs(made / "pairs.tsv")))
     one = write_lines(tmp_path / "one.txt", target)
     gold = write_lines(tmp_path / "gold.tsv", f"{source}\t{target}")
-    shown = call(*command(made, tmp_path, "--target", one, "--tune", gold))
-    assert "gold.tsv has no source that could be answered wrongly" in shown.stderr
+    call(*command(made, tmp_path, "--target", one, "--tune", gold))
+    assert "gold.tsv has no source that could be answered wrongly" in caplog.text
 
 
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
@@ -127,6 +127,8 @@ def test_an_experiment_mines(tmp_path: Path) -> None:
     assert {key for key, _ in mining.inputs} == {
         f"domains.mined.text.mine.{name}" for name in ("source", "target", "tune")
     }
+    unlabelled = plan.data("unlabelled").needs[0].needs[0]
+    assert not {"--tune", "--settings"} & {*unlabelled.words} and len(unlabelled.outputs) == 1
     text = path.read_text(encoding="utf-8")
     both = tmp_path / "both.yaml"
     both.write_text(text.replace("      mine: {", "      train: a.tsv\n      mine: {"), encoding="utf-8")
