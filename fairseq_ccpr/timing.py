@@ -22,6 +22,8 @@ import torch
 # Of a step of decoding; the rest is the encoder and beam search. Phrases are found once a sentence, then followed each step.
 DECODER, PROJECTION, SEARCH, MERGE = "decoder", "projection", "search", "merge"
 FINDING, PHRASES = "finding phrases", "phrases"
+# Of mining.
+ENCODING, INDEXING, VOTING = "encoding", "indexing", "voting"
 
 _active: ContextVar[PhaseTimer | None] = ContextVar("timer", default=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -14,6 +14,7 @@ from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.plots import draw_f1
 from fairseq_ccpr.mining.benchmark import (
+    BASELINE,
     QUESTIONS,
     MiningBenchmarkSettings,
     MiningResult,
@@ -22,21 +23,22 @@ from fairseq_ccpr.mining.benchmark import (
     evaluate_questions,
 )
 from fairseq_ccpr.mining.labelled import LabelledText, read_questions
-from fairseq_ccpr.mining.report import ablation_table, curve_table, curves, main_table, tuning_table
+from fairseq_ccpr.mining.report import ablation_table, curve_table, curves, main_table, spread_table
 from fairseq_ccpr.models.pretrained.sentence_encoders import E5, MUSE, SentenceEncoder, load_sentence_encoder
 from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage import fingerprint
 
 HELP = f"""\
-F1 of sentence retrieval: sources and as many targets, of which a share has no partner on the other side. RFR (fragments)
-and the margin-ratio baseline (whole sentences) have the same vectors, and each is tuned on --tuning-size other sentences.
+F1 of sentence retrieval: sources and as many targets, of which a share has no partner on the other side. The methods of
+fairseq-ccpr mine have the same vectors, and each is tuned on --tuning-size other sentences, of the same share; besides, each
+sets its threshold without labels.
 
-  fairseq-ccpr evaluate mining --pairs office.tsv bible.tsv --encoder {MUSE} {E5} --ablations --tuning-sets 5
+  fairseq-ccpr evaluate mining --pairs office.tsv bible.tsv --encoder {MUSE} {E5} --ablations --draws 5 --tuning-sets 5
   fairseq-ccpr evaluate mining --pairs office.tsv --encoder {MUSE} --shares 0 .1 .25 .5 .75 .9 .97 --plot curve.png
 
-Of each TSV it takes --size pairs, more for the sentences without a partner (half as many for a share of .5), and 1.5 times
---tuning-size for each tuning set; pairs with the same words as an earlier one are left out. p is McNemar's test on which
-sources are answered rightly, "none" included.
+Of each TSV it takes --size pairs, more for the sentences without a partner (half as many for a share of .5), and likewise
+--tuning-size for each tuning set; pairs with the same words as an earlier one are left out. p is McNemar's test against
+{BASELINE} on which sources are answered rightly, "none" included.
 
 --questions and --paragraphs ask for the paragraph that answers a question, with the settings tuned on the first of
 --pairs. A paragraph is a line of id, tab, text; a question one of the paragraph's id, tab, text.
@@ -75,7 +77,8 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
     if options.questions is not None and options.paragraphs is not None:
         questions = read_questions(options.questions, options.paragraphs)
         inputs |= {"questions": options.questions, "paragraphs": options.paragraphs}
-    samples = {name: PairSample.draw(path, settings) for name, path in files.items()}
+    drawn = [replace(settings, seed=settings.seed + draw) for draw in range(settings.draws)]
+    samples = {name: [PairSample.draw(path, one) for one in drawn] for name, path in files.items()}
     device = choose_device(options.cpu)
     words = named(options.encoder, "encoders")
     encoders = {name: load_sentence_encoder(word, device, options.bf16) for name, word in words.items()}
@@ -92,13 +95,17 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
 
 
 def _evaluate_all(
-    samples: dict[str, PairSample], encoders: dict[str, SentenceEncoder], questions: LabelledText | None, quiet: bool
+    samples: dict[str, list[PairSample]],
+    encoders: dict[str, SentenceEncoder],
+    questions: LabelledText | None,
+    quiet: bool,
 ) -> Iterator[MiningResult]:
     for encoder_name, encoder in encoders.items():
-        for name, sample in samples.items():
-            yield from evaluate_pairs(name, sample, encoder_name, encoder, quiet)
+        for name, draws in samples.items():
+            for draw, sample in enumerate(draws):
+                yield from evaluate_pairs(name, sample, draw, encoder_name, encoder, quiet)
         if questions is not None:
-            yield from evaluate_questions(questions, next(iter(samples.values())), encoder_name, encoder, quiet)
+            yield from evaluate_questions(questions, next(iter(samples.values()))[0], encoder_name, encoder, quiet)
 
 
 def _signature(
@@ -111,6 +118,8 @@ def _signature(
         "non-pairing": ",".join(f"{share:g}" for share in (settings.non_pairing, *settings.shares)),
         "bf16": "yes" if bf16 else "no",
         "tuning": f"{settings.tuning_sets}x{settings.tuning_size}",
+        "draws": settings.draws,
+        "systems": ",".join(settings.compared),
         "seed": settings.seed,
         **{f"encoder {name}": fingerprint.short(encoder.fingerprint) for name, encoder in encoders.items()},
     })  # fmt: skip
@@ -124,9 +133,11 @@ def _print(results: list[MiningResult], settings: MiningBenchmarkSettings, asked
     if settings.ablations:
         print("F1 of what RFR is made of\n")
         print(markdown_table(ablation_table(pairs, share)) + "\n")
-    if settings.tuning_sets > 1:
-        print(f"F1 over {settings.tuning_sets} tuning sets, mean and standard deviation\n")
-        print(markdown_table(tuning_table(pairs, share)) + "\n")
+    if settings.draws * settings.tuning_sets > 1:
+        times = f"{settings.draws} tests and {settings.tuning_sets} tuning sets of each, mean and standard deviation"
+        for labels, word in ((True, "F1"), (False, "F1 without labels")):
+            print(f"{word} over {times}\n")
+            print(markdown_table(spread_table(pairs, share, labels)) + "\n")
     if settings.shares:
         print("F1 by the share of non-pairing sentences\n")
         print(markdown_table(curve_table(pairs)) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from fairseq_ccpr.extras import installing
 from fairseq_ccpr.mining.fragments import WINDOW, fragments
 from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, read_labelled
-from fairseq_ccpr.mining.margin import MarginMethod
+from fairseq_ccpr.mining.logistic import LogisticMethod
+from fairseq_ccpr.mining.margin import MaxMethod
 from fairseq_ccpr.mining.method import MiningMethod
-from fairseq_ccpr.mining.miner import Miner, read_sentences
+from fairseq_ccpr.mining.miner import Miner, Tuning, read_sentences
 from fairseq_ccpr.mining.pknn import ENTROPIES, OVER_SENTENCES
 from fairseq_ccpr.mining.rfr import RfrMethod
 from fairseq_ccpr.mining.tuned_settings import METHODS, TunedSettings
@@ -36,18 +38,28 @@ from fairseq_ccpr.models.pretrained.sentence_encoders import (
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import bring_to_disk
+from fairseq_ccpr.timing import ENCODING, INDEXING, SEARCH, VOTING, PhaseTimer
+
+logger = logging.getLogger(__name__)
 
 HELP = f"""\
-For each sentence of one text find its translation in another, or none: by the margin ratio, which compares sentences, or by
-RFR, which compares fragments of {WINDOW} words, each with its sentence, takes longer, and has rarely found more.
+For each sentence of one text find its translation in another, or none. --method is one of
 
+  max       margin ratio: how much nearer two sentences are than their neighbourhoods; the surest first, each sentence once
+  margin    margin ratio, but each source takes its best target, whatever others take
+  two-way   votes of fragments of {WINDOW} words, from source to target and back, among candidates; the surest first
+  logistic  both, MaxSim and lengths, weighted by what --tune's pairs say; the surest first
+  rfr       RFR as published: votes of fragments, from source to target; takes longest, and finds least
+
+  fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --output pairs.tsv
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
   fairseq-ccpr mine --source more.de --target more.en --encoder {MUSE} --settings mine.json --output more.tsv
 
-Each line of the output is source, tab, target, tab, score, in the order of the source; fairseq-ccpr prepare reads it. --tune
-takes labelled pairs, a hundred or so: source, tab, target, where one side is empty for a sentence without a partner; where
-none is, it parts a third of the pairs itself. They are tried among all of --source and --target, and the settings that suit
-them best go to --settings; without --tune they are read from there, for texts of about that size.
+Each line of the output is source, tab, target, tab, score, in the order of the source; fairseq-ccpr prepare reads it. Without
+--settings the threshold is estimated from the scores themselves. --tune takes labelled pairs, a hundred or so: source, tab,
+target, where one side is empty for a sentence without a partner; where no target is, each pair serves twice, the second time
+with its target hidden. They are tried among all of --source and --target, and the settings that suit them best go to
+--settings; with --settings alone they are read from there, for texts of about that size and share of pairs.
 
 --encoder is one of
 
@@ -68,15 +80,19 @@ class Options:
     source: Path = option(help="a sentence a line, plain, .gz or .xz", metavar="TEXT")
     target: Path = option(help="likewise; the same sentence counts once", metavar="TEXT")
     encoder: Optional[str] = option(None, f"{MUSE}, {E5} or DIR, see above", metavar="ENCODER")
-    settings: Optional[Path] = option(None, "tuned settings, read, or with --tune written", metavar="JSON")
+    settings: Optional[Path] = option(
+        None, "tuned settings, read, or with --tune written; without, no labels are needed", metavar="JSON"
+    )
     output: Optional[Path] = option(None, "where the pairs go", metavar="TSV")
     tune: Optional[Path] = option(None, "labelled pairs to choose the settings by", metavar="TSV")
     method: Optional[str] = option(
-        None, f"what to tune ({MarginMethod.name}); otherwise the settings say", choices=tuple(METHODS)
+        None,
+        f"how pairs are found ({MaxMethod.name}), see above; with --settings alone these say",
+        choices=tuple(METHODS),
     )
     entropy_over: Optional[str] = option(
         None,
-        f"for --tune --method {RfrMethod.name}: what a fragment must be sure of to count, which sentence it is in, or which "
+        f"for --method {RfrMethod.name}: what a fragment must be sure of to count, which sentence it is in, or which "
         f"neighbour is its own ({OVER_SENTENCES})",
         choices=tuple(ENTROPIES),
     )
@@ -94,44 +110,66 @@ def mine(options: Options) -> int:
     if options.list_texts:
         sentences = [*sources, *targets]
         if options.tune:
-            labelled = read_labelled(options.tune)
-            sentences += [*labelled.sources, *labelled.targets]
+            known = read_labelled(options.tune)
+            sentences += [*known.sources, *known.targets]
         return _list_texts(options.list_texts, sentences)
-    if not (options.encoder and options.settings and options.output):
-        raise ConfigurationError("give --encoder, --settings and --output, or --list-texts")
+    if not (options.encoder and options.output):
+        raise ConfigurationError("give --encoder and --output, or --list-texts")
     encoder = load_sentence_encoder(options.encoder, choose_device(options.cpu), options.bf16)
-    if options.tune:
-        labelled = read_labelled(options.tune, {*targets})
-        tuned = TunedSettings(_untuned(options), encoder.fingerprint)
-    else:
+    labelled = read_labelled(options.tune) if options.tune else None
+    if options.settings and not labelled:
         tuned = _read_settings(options.settings, options.encoder, encoder)
+    else:
+        tuned = TunedSettings(_untuned(options), encoder.fingerprint)
     start = time.monotonic()
     work = options.output.with_name(options.output.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
     work.mkdir()
     try:
-        miner = Miner(sources, targets, encoder, tuned.method, work, options.index, options.quiet)
-        if options.tune:
-            f1 = miner.tune(labelled, Grid())
-            tuned = TunedSettings(
-                miner.method, encoder.fingerprint, _describe_tuning(options.tune, labelled, miner, f1)
-            )
-            tuned.write(options.settings)
-            print(
-                f"{options.settings}: F1 {100 * f1:.1f} on {len(labelled.sources):,} sources, {labelled.paired:,} of them "
-                f"paired, among {len(labelled.targets):,} targets and those of {options.target}"
-            )
-        count = _write(miner, work / "pairs.tsv")
+        with PhaseTimer(torch.device("cpu")) as timer:
+            miner = Miner(sources, targets, encoder, tuned.method, work, options.index, options.quiet)
+            tuned = _choose(options, miner, labelled, tuned)
+            count = _write(miner, work / "pairs.tsv")
         (work / "pairs.tsv").replace(options.output)
     finally:
         shutil.rmtree(work)
     seconds, memory = time.monotonic() - start, peak_bytes(torch.device("cpu")) / 1e9
+    phases = ", ".join(f"{name} {timer.seconds[name]:,.0f} s" for name in (ENCODING, INDEXING, SEARCH, VOTING))
     print(
         f"{options.output}: {count:,} pairs of {len(sources):,} sources and {len(miner.targets):,} different targets with "
-        f"{len(miner.keys):,} keys, in {seconds:,.0f} s, with at most {memory:.2f} GB of memory"
+        f"{miner.keys:,} keys, in {seconds:,.0f} s ({phases}), with at most {memory:.2f} GB of memory"
     )
     print(f"{tuned.signature()}|index:{miner.description}")
     return 0
+
+
+def _choose(options: Options, miner: Miner, labelled: LabelledText | None, given: TunedSettings) -> TunedSettings:
+    """Choose the settings by labels, which writes them; or the threshold without any; or leave those that were read."""
+    if labelled and options.tune and options.settings:
+        tuning = miner.tune(labelled, Grid())
+        if not tuning.negatives:
+            logger.warning(
+                "%s has no source that could be answered wrongly, so that its threshold says nothing: label some sentences "
+                "without a partner, their other side empty, or leave --tune out",
+                options.tune,
+            )
+        about = _describe_tuning(options.tune, labelled, miner, tuning)
+        tuned = TunedSettings(miner.method, given.encoder, about)
+        tuned.write(options.settings)
+        print(
+            f"{options.settings}: F1 {100 * tuning.f1:.1f} on {len(labelled.sources):,} sources, {labelled.paired:,} of them "
+            f"paired, and {tuning.negatives:,} times without a partner, among {len(labelled.targets):,} targets and those of "
+            f"{options.target}"
+        )
+        return tuned
+    if options.settings:
+        return given
+    estimated = miner.estimate()
+    print(
+        f"without labels: {estimated.share:.0%} of the sources seem to have a partner, and F1 to be "
+        f"{100 * estimated.f1:.0f}, at a score from {estimated.threshold:.4g}"
+    )
+    return TunedSettings(miner.method, given.encoder)
 
 
 def _check(options: Options) -> None:
@@ -141,14 +179,20 @@ def _check(options: Options) -> None:
     if options.output and (options.output.is_dir() or options.output.suffix in (".gz", ".xz")):
         raise ConfigurationError(f"--output {options.output}: give a file for plain text, such as mined.tsv")
     for name in ("method", "entropy_over"):
-        if (word := getattr(options, name)) and not options.tune:
+        if (word := getattr(options, name)) and options.settings and not options.tune:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} {word} is for --tune; without it the file of --settings says how to mine"
             )
+    if options.tune and not options.settings and not options.list_texts:
+        raise ConfigurationError("--tune chooses settings: give --settings, the file that they go to")
+    if options.method == LogisticMethod.name and not options.tune:
+        raise ConfigurationError(
+            f"--method {options.method} learns from labelled pairs: give --tune, or another method"
+        )
     if options.entropy_over and options.method != RfrMethod.name:
         raise ConfigurationError(
             f"--entropy-over {options.entropy_over} is of {RfrMethod.name}, and --method is "
-            f"{options.method or MarginMethod.name}: give --method {RfrMethod.name}, or leave it out"
+            f"{options.method or MaxMethod.name}: give --method {RfrMethod.name}, or leave it out"
         )
 
 
@@ -165,14 +209,14 @@ def _write(miner: Miner, path: Path) -> int:
 
 def _untuned(options: Options) -> MiningMethod:
     given = {"entropy_over": options.entropy_over} if options.entropy_over else {}
-    return METHODS[options.method or MarginMethod.name](**given)
+    return METHODS[options.method or MaxMethod.name](**given)
 
 
-def _describe_tuning(path: Path, labelled: LabelledText, miner: Miner, f1: float) -> dict[str, Any]:
+def _describe_tuning(path: Path, labelled: LabelledText, miner: Miner, tuning: Tuning) -> dict[str, Any]:
     """Describe what the settings were chosen by."""
     return {
         "pairs": fingerprint.of_file(path), "sources": len(labelled.sources), "targets": len(labelled.targets),
-        "paired": labelled.paired, "among": len(miner.targets), "f1": round(f1, 4),
+        "paired": labelled.paired, "negatives": tuning.negatives, "among": len(miner.targets), "f1": round(tuning.f1, 4),
     }  # fmt: skip
 
 

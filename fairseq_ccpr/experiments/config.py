@@ -44,7 +44,7 @@ class MineConfig:
 
     source: str = MISSING
     target: str = MISSING
-    tune: str = MISSING  # labelled pairs, TSV, of any domain
+    tune: Optional[str] = None  # labelled pairs, TSV, of any domain; without, the threshold is estimated
     encoder: str = "muse"  # or e5, or an encoder's directory
     options: str = ""  # of fairseq-ccpr mine
 

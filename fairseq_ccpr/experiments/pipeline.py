@@ -106,15 +106,18 @@ class Plan:
     def _mined(self, domain: str, settings: MineConfig) -> Stage:
         """Return the stage that mines a domain's training pairs."""
         key, output = f"domains.{domain}.text.mine", self.output / "mined" / f"{domain}.tsv"
-        paths = {name: getattr(settings, name) for name in ("source", "target", "tune")}
+        given = {name: getattr(settings, name) for name in ("source", "target", "tune")}
+        paths = {name: path for name, path in given.items() if path is not None}
         inputs = [(f"{key}.{name}", path) for name, path in paths.items()]
         if settings.encoder not in (MUSE, E5):
             inputs.append((f"{key}.encoder", settings.encoder))
         words = [word for name, path in paths.items() for word in (f"--{name}", path)]
         words += ["--encoder", settings.encoder, *shlex.split(settings.options)]
-        chosen = output.with_suffix(".json")
-        to = ["--settings", str(chosen), "--output", str(output), "--quiet"]
-        return self._add(f"mine/{domain}", "mine", words, to, [output, chosen], Dependency(inputs=tuple(inputs)))
+        to, outputs = ["--output", str(output), "--quiet"], [output]
+        if settings.tune is not None:
+            outputs.append(output.with_suffix(".json"))
+            to += ["--settings", str(outputs[-1])]
+        return self._add(f"mine/{domain}", "mine", words, to, outputs, Dependency(inputs=tuple(inputs)))
 
     def encoder(self, given: str | None) -> Dependency:
         """Return the phrase encoder: the one that is given, or else the experiment's."""

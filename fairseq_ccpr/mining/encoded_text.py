@@ -9,7 +9,9 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.mining.fragments import FragmentedText
+from fairseq_ccpr.mining.neighbours import SentenceKeys
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
+from fairseq_ccpr.timing import ENCODING, phase
 
 DTYPE = np.float16
 BLOCK_TEXTS = 2048  # texts encoded at a time
@@ -33,13 +35,39 @@ class EncodedText:
             return self.fragments
         return np.concatenate([self.fragments * HALF, self.sentences[self.text.owners] * HALF], axis=1).astype(DTYPE)
 
+    def every(self, stride: int) -> EncodedText:
+        """Take of each sentence the fragments that begin `stride` words apart, and the last."""
+        owners = self.text.owners
+        places = np.arange(len(owners)) - np.searchsorted(owners, owners)
+        last = np.append(owners[1:] != owners[:-1], True)[: len(owners)]
+        rows = np.flatnonzero((places % (stride // self.text.stride) == 0) | last)
+        chosen = FragmentedText(self.text.sentences, [self.text.fragments[row] for row in rows], owners[rows], stride)
+        return EncodedText(chosen, self.sentences, self.fragments[rows])
+
+    def lengths(self) -> np.ndarray:
+        """Count the characters of each sentence, int64 [S]."""
+        return np.array([len(sentence) for sentence in self.text.sentences], np.int64)
+
+    def fragment_keys(self, sentence_half: bool = True) -> SentenceKeys:
+        """Compare sentences by their fragments, see `keys`."""
+        nothing = np.empty((0, self.fragments.shape[1]), DTYPE), np.empty(0, np.int64)
+        return SentenceKeys(self.keys(sentence_half), self.text.owners, self.lengths(), *nothing)
+
+    def sentence_keys(self) -> SentenceKeys:
+        """Compare sentences as wholes, those that have words; their fragments are at hand."""
+        owners = np.unique(self.text.owners)
+        return SentenceKeys(self.sentences[owners], owners, self.lengths(), self.fragments, self.text.owners)
+
     def select(self, rows: np.ndarray) -> EncodedText:
         """Take the sentences of some rows, int64 [n], in that order."""
         bounds = np.searchsorted(self.text.owners, np.stack([rows, rows + 1]))
         fragment_rows = np.concatenate([np.arange(first, end) for first, end in bounds.T] or [np.empty(0, np.int64)])
         owners = np.repeat(np.arange(len(rows)), bounds[1] - bounds[0])
         chosen = FragmentedText(
-            [self.text.sentences[row] for row in rows], [self.text.fragments[row] for row in fragment_rows], owners
+            [self.text.sentences[row] for row in rows],
+            [self.text.fragments[row] for row in fragment_rows],
+            owners,
+            self.text.stride,
         )
         return EncodedText(chosen, self.sentences[rows], self.fragments[fragment_rows])
 
@@ -51,6 +79,7 @@ def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bo
     return EncodedText(text, sentences, fragments)
 
 
+@phase(ENCODING)
 def encode_distinct(texts: Sequence[str], encoder: SentenceEncoder, bar: tqdm | None = None) -> np.ndarray:
     """Encode texts, each distinct one once: fp16 [n, d], zeros for an empty one.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,15 +29,37 @@ class LabelledText:
         return int((self.gold >= 0).sum())
 
 
-def read_labelled(path: Path, offered: Container[str] = frozenset()) -> LabelledText:
-    """Read a TSV: source, tab, target; one of the two is empty where a sentence has no partner.
+class Labels(NamedTuple):
+    """What is known of L sources of a text."""
 
-    Where every line is a pair, the first third of the pairs is kept, the second loses its targets, and the third its
-    sources, so that half of either side has no partner.
+    rows: np.ndarray  # int64 [L], their numbers
+    hidden: np.ndarray  # int64 [L], the target that each is not to find, or -1
+    gold: np.ndarray  # int64 [L], the partner of each among the others, or -1
+
+
+def with_negatives(rows: np.ndarray, gold: np.ndarray) -> Labels:
+    """Let each pair serve twice, the second time with its target hidden, where every source has a partner.
+
+    From pairs alone nobody learns what to reject. A source of several partners is not asked again, since the others
+    would be right.
 
     Args:
-        path: the file.
-        offered: targets of the text to be mined; sources keep those as their partners.
+        rows: int64 [L], numbers of sources.
+        gold: int64 [L], the partner of each or -1.
+
+    >>> with_negatives(np.array([3, 5]), np.array([7, 8]))
+    Labels(rows=array([3, 5, 3, 5]), hidden=array([-1, -1,  7,  8]), gold=array([ 7,  8, -1, -1]))
+    """
+    nothing = np.full(len(rows), -1)
+    if (gold < 0).any():
+        return Labels(rows, nothing, gold)
+    partners = {*zip(rows.tolist(), gold.tolist())}
+    once = np.isin(rows, [row for row, count in Counter(row for row, _ in partners).items() if count == 1])
+    return Labels(np.append(rows, rows[once]), np.append(nothing, gold[once]), np.append(gold, nothing[once]))
+
+
+def read_labelled(path: Path) -> LabelledText:
+    """Read a TSV: source, tab, target; one of the two is empty where a sentence has no partner.
 
     Raises:
         ConfigurationError: the file is missing or no such TSV, or has no pair.
@@ -43,22 +67,11 @@ def read_labelled(path: Path, offered: Container[str] = frozenset()) -> Labelled
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
     rows = [(source.strip(), target.strip()) for source, target in read_pairs(path, empty_lines=True)]
-    pairs = [row for row in rows if all(row)]
-    if not pairs:
+    if not any(all(row) for row in rows):
         raise ConfigurationError(f"{path} has no pair: give lines of source, tab, target")
-    alone = [row for row in rows if any(row) and not all(row)]
-    if alone:
-        sources = [source for source, _ in [*pairs, *alone] if source]
-        targets = [target for _, target in [*pairs, *alone] if target]
-        partners = [target if target else None for source, target in [*pairs, *alone] if source]
-        return label(sources, targets, partners)
-    source_rows, target_rows, _ = remove_partners(max(1, len(pairs) * 2 // 3), 0.5)
-    targets = [pairs[row][1] for row in target_rows]
-    translations = [pairs[row][1] for row in source_rows]
-    known = {*targets}
-    partners = [target if target in known or target in offered else None for target in translations]
-    kept = [target for target in partners if target is not None]
-    return label([pairs[row][0] for row in source_rows], [*kept, *targets], partners)
+    partners = [(source, target or None) for source, target in rows if source]
+    targets = [target for _, target in rows if target]
+    return label([source for source, _ in partners], targets, [target for _, target in partners])
 
 
 def read_questions(questions: Path, paragraphs: Path) -> LabelledText:

@@ -9,10 +9,12 @@ import numpy as np
 
 from fairseq_ccpr.mining.encoded_text import EncodedText
 from fairseq_ccpr.mining.grid import Grid
+from fairseq_ccpr.mining.labelled import Labels
 from fairseq_ccpr.mining.neighbours import SearchableText, SentenceKeys
 from fairseq_ccpr.mining.pknn import Answers
 
-Matcher = Callable[[SentenceKeys], Answers]  # keys of S sources -> the likeliest target of each
+# n sources, and the target that is hidden from each (-1: none) -> the likeliest target of each, both int64 [n]
+Matcher = Callable[[np.ndarray, np.ndarray], Answers]
 
 
 class MiningMethod(Protocol):
@@ -24,6 +26,7 @@ class MiningMethod(Protocol):
     Attributes:
         name: in files of settings and after `--method`.
         window: words of the fragments that its keys are made from; None where sentences are compared as wholes.
+        stride: words from one fragment to the next.
         threshold: the score from which a pair is one.
     """
 
@@ -34,30 +37,29 @@ class MiningMethod(Protocol):
     def window(self) -> int | None: ...  # noqa: D102
 
     @property
+    def stride(self) -> int: ...  # noqa: D102
+
+    @property
     def threshold(self) -> float: ...  # noqa: D102
 
     def keys(self, text: EncodedText) -> SentenceKeys:
         """Make the keys of a text; `text` has vectors of fragments only if there is a window."""
 
-    def matcher(self, targets: SearchableText, sources: Callable[[], SearchableText]) -> Matcher:
-        """Prepare to match any of the sources, block by block.
+    def matcher(self, sources: SearchableText, targets: SearchableText) -> Matcher:
+        """Prepare to match any of the sources with the targets; both are searchable by the keys of this method.
 
-        Args:
-            targets: the sentences to choose from, by the keys of this method.
-            sources: indexes all source sentences, which takes time; for methods that search in both directions.
+        Hiding a target from a source gives the answer that the source would have if its partner were not there.
         """
 
     def tune(
-        self, queries: SentenceKeys, gold: np.ndarray, targets: SearchableText, sources: Callable[[], SearchableText],
-        grid: Grid,
-    ) -> tuple[MiningMethod, float]:  # fmt: skip
+        self, sources: SearchableText, targets: SearchableText, labels: Labels, grid: Grid
+    ) -> tuple[MiningMethod, float]:
         """Choose the settings with the highest F1.
 
         Args:
-            queries: keys of S labelled sources.
-            gold: int64 [S], the target of each or -1.
-            targets: as for `matcher`.
-            sources: as for `matcher`.
+            sources: the text that the labelled sources are part of.
+            targets: what they are matched with.
+            labels: what is known of some of the sources.
             grid: values to try, for methods that need some.
 
         Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ from fairseq_ccpr.mining.encoded_text import DTYPE, EncodedText, encode_distinct
 from fairseq_ccpr.mining.f1 import decide
 from fairseq_ccpr.mining.fragments import FragmentedText, fragment_text, fragments
 from fairseq_ccpr.mining.grid import Grid
-from fairseq_ccpr.mining.labelled import LabelledText
-from fairseq_ccpr.mining.method import MiningMethod
-from fairseq_ccpr.mining.neighbours import SearchableText, SentenceKeys, index_keys
-from fairseq_ccpr.mining.trial import Trial, Unlabelled
+from fairseq_ccpr.mining.labelled import LabelledText, with_negatives
+from fairseq_ccpr.mining.method import Matcher, MiningMethod
+from fairseq_ccpr.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys, index_keys
+from fairseq_ccpr.mining.threshold import BLOCK_SOURCES, Estimate, estimate
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
@@ -50,6 +50,13 @@ def read_sentences(path: Path) -> list[str]:
     return lines
 
 
+class Tuning(NamedTuple):
+    """How settings were chosen."""
+
+    f1: float
+    negatives: int  # labelled sources that had something to find, and should not
+
+
 class Miner:
     """Finds for source sentences their translations among target sentences.
 
@@ -57,14 +64,13 @@ class Miner:
         sources: their sentences.
         targets: T sentences; equal ones count as one, the first.
         encoder: of sentences and fragments.
-        method: how pairs are found; `tune` changes its settings.
+        method: how pairs are found; `tune` and `estimate` change its settings.
         work: a folder for keys and indexes, which may be deleted in the end.
         index: `auto`, `exact`, or a FAISS factory string; see `plan_index`.
         quiet: no progress bars.
 
     Attributes:
-        keys: of the targets, fp16 [N, d], on disk.
-        indexed: the targets by these keys.
+        keys: how many the targets have.
         description: of their index.
 
     Raises:
@@ -78,66 +84,94 @@ class Miner:
     ) -> None:  # fmt: skip
         self.encoder, self.method, self.work, self.choice, self.quiet = encoder, method, work, index, quiet
         self.sources, self.targets = sources, list(dict.fromkeys(targets))
-        self.keys, self.indexed, self.description = self._index(self.targets, "target")
+        self._numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
+        self._matched: Matcher | None = None
+        self._source_side, _ = self._searchable(list(self._numbers), "source")
+        self._target_side, self.description = self._searchable(self.targets, "target")
+        self.keys = len(self._target_side.keys)
 
-    def tune(self, labelled: LabelledText, grid: Grid) -> float:
-        """Take the settings that do best on labelled sentences, tried among those to be mined; their F1."""
-        known = {*self.targets}
-        own = [target for target in labelled.targets if target not in known]
-        numbers = {target: number for number, target in enumerate([*own, *self.targets])}
-        number_of = np.array([*(numbers[target] for target in labelled.targets), -1])
-        apart = LabelledText(labelled.sources, own, number_of[labelled.gold])
-        trial = Trial.encode(apart, self.encoder, "tuning", self.quiet)
-        among = Unlabelled(self.indexed, lambda: self._indexed_sources, {*self.sources} & {*labelled.sources})
-        self.method, f1 = trial.tune(self.method, grid, among)
-        return f1
+    def tune(self, labelled: LabelledText, grid: Grid) -> Tuning:
+        """Take the settings that do best on labelled sentences, tried among those to be mined."""
+        target_numbers = {target: number for number, target in enumerate(self.targets)}
+        sources, rows = self._among(labelled.sources, self._numbers, self._source_side, "labelled source")
+        targets, columns = self._among(labelled.targets, target_numbers, self._target_side, "labelled target")
+        labels = with_negatives(rows, np.append(columns, -1)[labelled.gold])
+        self.method, f1 = self.method.tune(sources, targets, labels, grid)
+        others = len(np.unique(targets.owners)) > 1
+        return Tuning(f1, int((labels.gold < 0).sum()) if others else 0)
+
+    def estimate(self) -> Estimate:
+        """Take the threshold that the scores suggest, without any label."""
+        self._matched = self._matcher()
+        estimated = estimate(self._matched, len(self._numbers))
+        self.method = replace(self.method, threshold=estimated.threshold)
+        return estimated
 
     def mine(self) -> Iterator[MinedPair]:
         """Yield the pairs, in the order of the sources; a source without a likely partner has none."""
-        match = self.method.matcher(self.indexed, lambda: self._indexed_sources)
+        match = self._matched or self._matcher()
         with tqdm(desc="mining", total=len(self.sources), unit="sentence", disable=self.quiet) as bar:
-            for block in self._blocks(self.sources):
-                answers = match(self._keys(block))
-                for source, partner, score in zip(
-                    block.sentences, decide(answers, self.method.threshold).tolist(), answers.scores.tolist()
-                ):
+            for start in range(0, len(self.sources), BLOCK_SOURCES):
+                block = self.sources[start : start + BLOCK_SOURCES]
+                rows = np.array([self._numbers[source] for source in block], np.int64)
+                answers = match(rows, np.full(len(rows), -1))
+                decided = decide(answers, self.method.threshold)
+                for source, partner, score in zip(block, decided.tolist(), answers.scores.tolist()):
                     if partner >= 0:
                         yield MinedPair(source, self.targets[partner], score)
-                bar.update(len(block.sentences))
+                bar.update(len(block))
 
-    @cached_property
-    def _indexed_sources(self) -> SearchableText:
-        return self._index(list(dict.fromkeys(self.sources)), "source")[1]
+    def _matcher(self) -> Matcher:
+        return self.method.matcher(self._source_side, self._target_side)
 
-    def _index(self, sentences: list[str], name: str) -> tuple[np.ndarray, SearchableText, IndexDescription]:
-        """Encode one side to disk, and index it."""
+    def _among(
+        self, labelled: list[str], numbers: dict[str, int], side: SearchableText, name: str
+    ) -> tuple[SearchableText, np.ndarray]:
+        """Append the labelled sentences that a side does not have: all, and the number of each labelled one."""
+        new = dict.fromkeys(sentence for sentence in labelled if sentence not in numbers)
+        numbers = numbers | {sentence: len(numbers) + at for at, sentence in enumerate(new)}
+        rows = np.array([numbers[sentence] for sentence in labelled], np.int64)
+        return side.join(self._searchable(list(new), name)[0]) if new else side, rows
+
+    def _searchable(self, sentences: list[str], name: str) -> tuple[SearchableText, IndexDescription]:
+        """Encode sentences to disk, where they are indexed when they are first searched."""
         folder = self.work / name
         folder.mkdir(parents=True)
-        keys, owners = self._encode(sentences, name, folder)
-        description = plan_index(self.choice, "ip", "", *keys.shape)
-        indexed = index_keys(keys, description, folder, self.quiet)
-        return keys, SearchableText(indexed, owners, len(sentences)), description
-
-    def _encode(self, sentences: list[str], name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Keys fp16 [N, d], memory-mapped, and the sentence of each, int64 [N]."""
-        path = folder / "keys.npy"
-        array, owners, done = None, [np.empty(0, np.int64)], 0
+        keys, fragments = folder / "keys.npy", folder / "fragments.npy"
+        arrays: list[GrowingArray] = []
+        owners, lengths, fragment_owners, done = [], [], [], 0
         with tqdm(desc=f"encoding {name}", total=len(sentences), unit="sentence", disable=self.quiet) as bar:
             for block in self._blocks(sentences):
-                keys = self._keys(block)
-                array = array or GrowingArray(path, keys.keys.shape[1:], np.dtype(DTYPE).str)
-                check_space(folder, keys.keys.nbytes)
-                array.append(keys.keys)
-                owners.append(keys.owners + done)
+                made = self._keys(block)
+                values = made.keys, made.fragments
+                if not arrays:
+                    arrays = [
+                        GrowingArray(path, rows.shape[1:], np.dtype(DTYPE).str)
+                        for path, rows in zip((keys, fragments), values)
+                    ]
+                check_space(folder, sum(rows.nbytes for rows in values))
+                for array, rows in zip(arrays, values):
+                    array.append(rows)
+                owners.append(made.owners + done)
+                lengths.append(made.lengths)
+                fragment_owners.append(made.fragment_owners + done)
                 done += len(block.sentences)
                 bar.update(len(block.sentences))
-        assert array is not None, "sentences"
-        array.close()
-        return np.load(path, mmap_mode="r" if array.rows else None), np.concatenate(owners)
+        for array in arrays:
+            array.close()
+        mapped, read = (
+            np.load(path, mmap_mode="r" if array.rows else None) for path, array in zip((keys, fragments), arrays)
+        )
+        description = plan_index(self.choice, "ip", "", *mapped.shape)
+        indexed = index_keys(mapped, description, folder, self.quiet)
+        text = SearchableText(
+            indexed, np.concatenate(owners), np.concatenate(lengths), IndexedKeys(read), np.concatenate(fragment_owners)
+        )
+        return text, description
 
     def _keys(self, block: FragmentedText) -> SentenceKeys:
         sentences = encode_distinct(block.sentences, self.encoder)
-        fragments = encode_distinct(block.fragments if self.method.window else [], self.encoder)
+        fragments = encode_distinct(block.fragments, self.encoder) if self.method.window else sentences[:0]
         return self.method.keys(EncodedText(block, sentences, fragments))
 
     def _blocks(self, sentences: list[str]) -> Iterator[FragmentedText]:
@@ -149,7 +183,7 @@ class Miner:
             block.append(sentence)
             size += len(sentence)
             if size >= BLOCK_CHARACTERS:
-                yield fragment_text(block, window)
+                yield fragment_text(block, window, self.method.stride)
                 block, size = [], 0
         if block:
-            yield fragment_text(block, window)
+            yield fragment_text(block, window, self.method.stride)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
+from fairseq_ccpr.timing import INDEXING, SEARCH, phase
 
 SPARE = 8  # neighbours beyond the k wanted that are searched for at first
 NEAR = 1e-5  # differences of scores below which fp32 may order them wrongly
@@ -51,12 +53,17 @@ class IndexedKeys:
 
     Args:
         keys: [N, d] of length about 1, any float dtype; may be memory-mapped.
-        index: over them, by inner product; exact search by default.
+        index: opens one over them, by inner product; exact search by default.
     """
 
-    def __init__(self, keys: np.ndarray, index: Index | None = None) -> None:
+    def __init__(self, keys: np.ndarray, index: Callable[[], Index] | None = None) -> None:
         self.keys = keys
-        self.index = index or ExactIndex(keys, "ip")
+        self._open = index or (lambda: ExactIndex(keys, "ip"))
+
+    @cached_property
+    def index(self) -> Index:
+        """Open the index when it is first searched: what is only read needs none."""
+        return self._open()
 
     def __len__(self) -> int:
         """Count the keys."""
@@ -66,6 +73,7 @@ class IndexedKeys:
         """Read some of the keys, in any order."""
         return self.keys[ids]
 
+    @phase(SEARCH)
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Search the index, deeper where scores are tied, and score again."""
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1)
@@ -138,7 +146,9 @@ class SentenceKeys(NamedTuple):
 
     keys: np.ndarray  # [N, d], one a fragment, or one a sentence
     owners: np.ndarray  # int64 [N], the sentence of each; ascending
-    sentences: int  # S
+    lengths: np.ndarray  # int64 [S], characters of each sentence
+    fragments: np.ndarray  # [F, d], of sentences that are searched by keys of their own
+    fragment_owners: np.ndarray  # int64 [F], ascending
 
 
 @dataclass
@@ -148,17 +158,31 @@ class SearchableText:
     Attributes:
         keys: N of them.
         owners: int64 [N], the sentence of each; ascending.
-        sentences: S.
+        lengths: int64 [S], characters of each sentence.
+        fragments: F, which are only read; 0 where the keys say all.
+        fragment_owners: int64 [F], ascending.
     """
 
     keys: SearchableKeys
     owners: np.ndarray
-    sentences: int
+    lengths: np.ndarray
+    fragments: SearchableKeys
+    fragment_owners: np.ndarray
 
     @classmethod
     def of(cls, keys: SentenceKeys) -> SearchableText:
         """Search exactly, in memory."""
-        return cls(IndexedKeys(keys.keys), keys.owners, keys.sentences)
+        return cls(IndexedKeys(keys.keys), keys.owners, keys.lengths, IndexedKeys(keys.fragments), keys.fragment_owners)
+
+    @property
+    def sentences(self) -> int:
+        """Count the sentences: S."""
+        return len(self.lengths)
+
+    @cached_property
+    def fragment_bounds(self) -> np.ndarray:
+        """Locate where the fragments of each sentence begin, and end: int64 [S + 1]."""
+        return np.searchsorted(self.fragment_owners, np.arange(self.sentences + 1))
 
     def owners_of(self, ids: np.ndarray) -> np.ndarray:
         """Look up the sentence of each neighbour, int64 like `ids`, -1 where there is none."""
@@ -166,18 +190,28 @@ class SearchableText:
 
     def join(self, other: SearchableText) -> SearchableText:
         """Append the sentences of another text to these."""
-        owners = np.concatenate([self.owners, other.owners + self.sentences])
-        return SearchableText(JoinedKeys([self.keys, other.keys]), owners, self.sentences + other.sentences)
+        return SearchableText(
+            JoinedKeys([self.keys, other.keys]),
+            np.concatenate([self.owners, other.owners + self.sentences]),
+            np.concatenate([self.lengths, other.lengths]),
+            JoinedKeys([self.fragments, other.fragments]),
+            np.concatenate([self.fragment_owners, other.fragment_owners + self.sentences]),
+        )
 
 
 def index_keys(keys: np.ndarray, description: IndexDescription, folder: Path, quiet: bool) -> IndexedKeys:
-    """Build the index of some keys, and open it; a file that it needs goes into the folder.
+    """Prepare to search some keys; the first search builds the index, whose file, if it needs one, goes into the folder.
 
-    Raises:
+    That search raises:
         ConfigurationError: there are too few keys for such an index.
         DatastoreError: its file cannot be written.
     """
-    if description.file:
-        with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
-            build_index(keys, description, folder / description.file, bar.update)
-    return IndexedKeys(keys, open_index(description, keys, folder))
+
+    @phase(INDEXING, whole=True)
+    def build() -> Index:
+        if description.file:
+            with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
+                build_index(keys, description, folder / description.file, bar.update)
+        return open_index(description, keys, folder)
+
+    return IndexedKeys(keys, build)

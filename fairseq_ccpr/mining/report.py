@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.mining.benchmark import BASELINE, RFR, MiningResult
+from fairseq_ccpr.mining.benchmark import ABLATIONS, MiningResult
 
 Rows = list[list[Any]]
 
 
 def main_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
-    """Tabulate F1, precision and recall of the baseline and RFR, with settings of the first tuning set."""
-    rows: Rows = [["set", "encoder", "system", "F1", "precision", "recall", "p"]]
+    """Tabulate F1, precision and recall of each system, of the first draw and tuning set; and F1 without labels."""
+    rows: Rows = [["set", "encoder", "system", "F1", "precision", "recall", "p", "F1 without labels"]]
     for result in _main_test(results, non_pairing):
-        if result.system in (BASELINE, RFR):
+        if result.system not in ABLATIONS:
             numbers = [_percent(value) for value in (result.f1, result.precision, result.recall)]
-            rows.append([result.set, result.encoder, result.system, *numbers, p_value(result.p)])
+            last = _percent(result.unlabelled_f1)
+            rows.append([result.set, result.encoder, result.system, *numbers, p_value(result.p), last])
     return rows
 
 
@@ -35,7 +36,7 @@ def ablation_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
 
 def curve_table(results: Sequence[MiningResult]) -> Rows:
     """Tabulate F1 by the share of non-pairing sentences: figure 2 of the paper."""
-    chosen = [result for result in results if result.tuning_set == 0 and result.system in (BASELINE, RFR)]
+    chosen = _of_curve(results)
     shares = sorted({result.non_pairing for result in chosen})
     rows: Rows = [["set", "encoder", "system", *(f"{share:.0%}" for share in shares)]]
     for key in dict.fromkeys((result.set, result.encoder, result.system) for result in chosen):
@@ -44,12 +45,20 @@ def curve_table(results: Sequence[MiningResult]) -> Rows:
     return rows
 
 
-def tuning_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
-    """Tabulate the mean and standard deviation of F1 over the tuning sets: table 8 of the paper."""
-    chosen = [r for r in results if r.non_pairing == non_pairing and r.system in (BASELINE, RFR)]
-    rows: Rows = [["set", "encoder", BASELINE, RFR]]
+def spread_table(results: Sequence[MiningResult], non_pairing: float, labels: bool) -> Rows:
+    """Tabulate the mean of F1 over all tests and tuning sets, and its standard deviation: table 8 of the paper.
+
+    Args:
+        results: of any tests.
+        non_pairing: share of the tests that count.
+        labels: whether thresholds are tuned; otherwise scores alone set them.
+    """
+    chosen = [r for r in results if r.non_pairing == non_pairing and r.system not in ABLATIONS]
+    systems = list(dict.fromkeys(result.system for result in chosen))
+    rows: Rows = [["set", "encoder", *systems]]
     for key in dict.fromkeys((result.set, result.encoder) for result in chosen):
-        values = [[r.f1 for r in chosen if (r.set, r.encoder, r.system) == (*key, s)] for s in (BASELINE, RFR)]
+        of_key = [r for r in chosen if (r.set, r.encoder) == key]
+        values = [[r.f1 if labels else r.unlabelled_f1 for r in of_key if r.system == system] for system in systems]
         rows.append([*key, *(f"{100 * np.mean(v):.1f} ± {100 * np.std(v, ddof=1):.1f}" for v in values)])
     return rows
 
@@ -57,11 +66,14 @@ def tuning_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
 def curves(results: Sequence[MiningResult]) -> dict[str, dict[float, float]]:
     """Collect F1 in per cent by share of non-pairing sentences, for each set, encoder and system."""
     by_name: dict[str, dict[float, float]] = {}
-    for result in results:
-        if result.tuning_set == 0 and result.system in (BASELINE, RFR):
-            name = f"{result.set}, {result.encoder}, {result.system}"
-            by_name.setdefault(name, {})[result.non_pairing] = 100 * result.f1
+    for result in _of_curve(results):
+        name = f"{result.set}, {result.encoder}, {result.system}"
+        by_name.setdefault(name, {})[result.non_pairing] = 100 * result.f1
     return {name: dict(sorted(points.items())) for name, points in by_name.items()}
+
+
+def _of_curve(results: Sequence[MiningResult]) -> list[MiningResult]:
+    return [r for r in results if r.draw == r.tuning_set == 0 and r.system not in ABLATIONS]
 
 
 def p_value(p: float | None) -> str:
@@ -76,7 +88,7 @@ def p_value(p: float | None) -> str:
 
 
 def _main_test(results: Sequence[MiningResult], non_pairing: float) -> list[MiningResult]:
-    return [r for r in results if r.tuning_set == 0 and r.non_pairing == non_pairing]
+    return [r for r in results if r.draw == r.tuning_set == 0 and r.non_pairing == non_pairing]
 
 
 def _percent(value: float) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from fairseq_ccpr.mining.encoded_text import EncodedText
 from fairseq_ccpr.mining.f1 import f1_by_threshold
 from fairseq_ccpr.mining.fragments import WINDOW
 from fairseq_ccpr.mining.grid import Grid, steadiest
+from fairseq_ccpr.mining.labelled import Labels
 from fairseq_ccpr.mining.method import Matcher
 from fairseq_ccpr.mining.neighbours import SearchableText, SentenceKeys
 from fairseq_ccpr.mining.pknn import ENTROPIES, OVER_SENTENCES, Answers, answer, distributions, entropy_ranks
@@ -23,6 +23,7 @@ class RfrMethod:
     """Matches the fragments of a sentence with those of others, and sums what they say; see `MiningMethod`."""
 
     name: ClassVar[str] = "rfr"
+    stride: ClassVar[int] = 1
 
     k: int = option(10, "neighbours of a fragment", within="[1, inf)", needs="at least 1")
     beta: float = option(75.0, "how much the nearest of them count")
@@ -37,35 +38,63 @@ class RfrMethod:
 
     def keys(self, text: EncodedText) -> SentenceKeys:
         """Take a key a fragment."""
-        return SentenceKeys(text.keys(self.sentence_half), text.text.owners, len(text.text.sentences))
+        return text.fragment_keys(self.sentence_half)
 
-    def matcher(self, targets: SearchableText, sources: Callable[[], SearchableText]) -> Matcher:
+    def matcher(self, sources: SearchableText, targets: SearchableText) -> Matcher:
         """Prepare to match by the neighbours of each fragment among those of the targets."""
 
-        def match(queries: SentenceKeys) -> Answers:
-            cosines, ids = targets.keys.search(queries.keys, self.k)
-            found = distributions(cosines, targets.owners_of(ids), self.beta, self.entropy_over)
-            ranks = entropy_ranks(found.entropies, queries.owners)
-            return answer(found, ranks, queries.owners, queries.sentences, self.keep)
+        def match(rows: np.ndarray, hidden: np.ndarray) -> Answers:
+            near = _neighbours(sources, targets, rows, hidden, self.k)
+            found = distributions(near.cosines, near.classes, self.beta, self.entropy_over)
+            return answer(found, entropy_ranks(found.entropies, near.owners), near.owners, len(rows), self.keep)
 
         return match
 
     def tune(
-        self, queries: SentenceKeys, gold: np.ndarray, targets: SearchableText, sources: Callable[[], SearchableText],
-        grid: Grid,
-    ) -> tuple[RfrMethod, float]:  # fmt: skip
+        self, sources: SearchableText, targets: SearchableText, labels: Labels, grid: Grid
+    ) -> tuple[RfrMethod, float]:
         """Choose k, beta, the fraction that is kept and the threshold out of a grid, all from one search."""
-        cosines, ids = targets.keys.search(queries.keys, max(grid.k))
-        classes, thresholds = targets.owners_of(ids), np.array(grid.threshold)
+        near, thresholds = (
+            _neighbours(sources, targets, labels.rows, labels.hidden, max(grid.k)),
+            np.array(grid.threshold),
+        )
         f1 = np.empty((len(grid.k), len(grid.beta), len(grid.keep), len(thresholds)))
         for i, k in enumerate(grid.k):
             for j, beta in enumerate(grid.beta):
-                found = distributions(cosines[:, :k], classes[:, :k], beta, self.entropy_over)
-                ranks = entropy_ranks(found.entropies, queries.owners)
+                found = distributions(near.cosines[:, :k], near.classes[:, :k], beta, self.entropy_over)
+                ranks = entropy_ranks(found.entropies, near.owners)
                 for m, keep in enumerate(grid.keep):
-                    answers = answer(found, ranks, queries.owners, queries.sentences, keep)
-                    f1[i, j, m] = f1_by_threshold(answers, gold, thresholds)
+                    answers = answer(found, ranks, near.owners, len(labels.rows), keep)
+                    f1[i, j, m] = f1_by_threshold(answers, labels.gold, thresholds)
         best = steadiest(f1)
         i, j, m, n = best
         tuned = replace(self, k=grid.k[i], beta=grid.beta[j], keep=grid.keep[m], threshold=grid.threshold[n])
         return tuned, float(f1[best])
+
+
+class _Neighbours(NamedTuple):
+    """The k nearest of F fragments of some sources."""
+
+    cosines: np.ndarray  # [F, k]
+    classes: np.ndarray  # int64 [F, k], sentences
+    owners: np.ndarray  # int64 [F], which of the sources
+
+
+def _neighbours(
+    sources: SearchableText, targets: SearchableText, rows: np.ndarray, hidden: np.ndarray, k: int
+) -> _Neighbours:
+    """Search for the k nearest fragments that are not of what is hidden from a source."""
+    bounds = np.searchsorted(sources.owners, np.stack([rows, rows + 1]))
+    counts = bounds[1] - bounds[0]
+    owners = np.repeat(np.arange(len(rows)), counts)
+    ids, places = np.unique(
+        np.arange(len(owners)) + np.repeat(bounds[0] - (np.cumsum(counts) - counts), counts), return_inverse=True
+    )
+    of_hidden = np.bincount(targets.owners, minlength=targets.sentences)[hidden[hidden >= 0]]
+    cosines, near = targets.keys.search(sources.keys.keys_of(ids), k + int(of_hidden.max(initial=0)))
+    cosines, classes = cosines[places], targets.owners_of(near)[places]
+    seen = np.argsort((classes == hidden[owners][:, None]) & (classes >= 0), axis=1, kind="stable")[:, :k]
+    # Fewer than k may be left where there are few at all.
+    cosines, classes = (np.take_along_axis(values, seen, 1) for values in (cosines, classes))
+    gone = (classes == hidden[owners][:, None]) & (classes >= 0)
+    return _Neighbours(np.where(gone, -np.inf, cosines), np.where(gone, -1, classes), owners)

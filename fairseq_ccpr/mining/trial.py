@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,28 +9,12 @@ import numpy as np
 from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.fragments import fragment_text
 from fairseq_ccpr.mining.grid import Grid
-from fairseq_ccpr.mining.labelled import LabelledText
-from fairseq_ccpr.mining.method import MiningMethod
+from fairseq_ccpr.mining.labelled import LabelledText, Labels, with_negatives
+from fairseq_ccpr.mining.method import Matcher, MiningMethod
 from fairseq_ccpr.mining.neighbours import SearchableText
 from fairseq_ccpr.mining.pknn import Answers
+from fairseq_ccpr.mining.threshold import Estimate, estimate
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
-
-
-@dataclass
-class Unlabelled:
-    """The text to be mined, indexed by the keys of one method.
-
-    Labelled sentences are tried among it, since the more text there is, the less a score says.
-
-    Attributes:
-        targets: all of them.
-        sources: indexes all of them.
-        known: sources that are labelled as well.
-    """
-
-    targets: SearchableText
-    sources: Callable[[], SearchableText]
-    known: Set[str] = frozenset()
 
 
 @dataclass
@@ -39,7 +22,7 @@ class Trial:
     """Sources to be paired with targets, and the truth.
 
     Attributes:
-        gold: int64 [S], the target of each source, or -1; those of unlabelled text come after T.
+        gold: int64 [S], the target of each source, or -1.
     """
 
     sources: EncodedText
@@ -53,32 +36,37 @@ class Trial:
         sources, targets = (encode(side, encoder, label, quiet) for side in sides)
         return cls(sources, targets, labelled.gold)
 
+    def matcher(self, method: MiningMethod) -> Matcher:
+        """Prepare to match the sources with the targets."""
+        return method.matcher(*self.searchable(method))
+
     def answers(self, method: MiningMethod) -> Answers:
         """Match each source."""
-        text = self.unlabelled(method)
-        return method.matcher(text.targets, text.sources)(method.keys(self.sources))
+        return self.matcher(method)(np.arange(len(self.gold)), np.full(len(self.gold), -1))
 
-    def tune(self, method: MiningMethod, grid: Grid, among: Unlabelled | None = None) -> tuple[MiningMethod, float]:
+    def estimate(self, method: MiningMethod) -> Estimate:
+        """Estimate the threshold, without a look at the truth."""
+        return estimate(self.matcher(method), len(self.gold))
+
+    def tune(self, method: MiningMethod, grid: Grid, among: Trial | None = None) -> tuple[MiningMethod, float]:
         """Choose the settings that do best here; the method with these, and its F1.
 
         Args:
             method: with the settings that are not tuned.
             grid: what to try.
-            among: further text to search.
+            among: further text, since the more there is to choose from, the less a score says.
         """
-        text = self.unlabelled(method)
-        if among is None:
-            return method.tune(method.keys(self.sources), self.gold, text.targets, text.sources, grid)
+        sources, targets = self.searchable(method)
+        if among is not None:
+            sources, targets = (own.join(other) for own, other in zip((sources, targets), among.searchable(method)))
+        return method.tune(sources, targets, self.labels(), grid)
 
-        def sources() -> SearchableText:
-            texts = self.sources.text.sentences
-            new = np.array([row for row, text in enumerate(texts) if text not in among.known], np.int64)
-            return SearchableText.of(method.keys(self.sources.select(new))).join(among.sources())
+    def labels(self) -> Labels:
+        """List what is known of the sources, with negatives."""
+        return with_negatives(np.arange(len(self.gold)), self.gold)
 
-        targets = text.targets.join(among.targets)
-        return method.tune(method.keys(self.sources), self.gold, targets, sources, grid)
-
-    def unlabelled(self, method: MiningMethod) -> Unlabelled:
-        """Index these sentences as text to be mined."""
-        targets = SearchableText.of(method.keys(self.targets))
-        return Unlabelled(targets, lambda: SearchableText.of(method.keys(self.sources)))
+    def searchable(self, method: MiningMethod) -> tuple[SearchableText, SearchableText]:
+        """Make both sides searchable, in memory."""
+        sides = (side.every(method.stride) if method.window else side for side in (self.sources, self.targets))
+        source, target = (SearchableText.of(method.keys(side)) for side in sides)
+        return source, target

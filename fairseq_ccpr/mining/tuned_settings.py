@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.mining.margin import MarginMethod
+from fairseq_ccpr.mining.logistic import LogisticMethod
+from fairseq_ccpr.mining.margin import MarginMethod, MaxMethod
 from fairseq_ccpr.mining.method import MiningMethod
 from fairseq_ccpr.mining.rfr import RfrMethod
+from fairseq_ccpr.mining.two_way import TwoWayMethod
 from fairseq_ccpr.settings import inside, signature
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import write_json
 
-METHODS: dict[str, Callable[..., MiningMethod]] = {RfrMethod.name: RfrMethod, MarginMethod.name: MarginMethod}
+METHODS: dict[str, Callable[..., MiningMethod]] = {
+    method.name: method for method in (RfrMethod, MarginMethod, MaxMethod, TwoWayMethod, LogisticMethod)
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,13 +14,21 @@ import torch
 from scipy.stats import binomtest
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.mining import encoded_text, miner, neighbours
+from fairseq_ccpr.mining import candidates, encoded_text, miner, neighbours
 from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.f1 import decide, f1_by_threshold, mcnemar, score
 from fairseq_ccpr.mining.fragments import fragment_text, fragments
 from fairseq_ccpr.mining.grid import Grid
-from fairseq_ccpr.mining.labelled import LabelledText, distinct_pairs, read_labelled, remove_partners
-from fairseq_ccpr.mining.margin import MarginMethod, margin_answers
+from fairseq_ccpr.mining.labelled import (
+    LabelledText,
+    Labels,
+    distinct_pairs,
+    read_labelled,
+    remove_partners,
+    with_negatives,
+)
+from fairseq_ccpr.mining.logistic import LogisticMethod
+from fairseq_ccpr.mining.margin import MarginMethod, MaxMethod
 from fairseq_ccpr.mining.method import Matcher, MiningMethod
 from fairseq_ccpr.mining.miner import MinedPair, Miner
 from fairseq_ccpr.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys
@@ -29,6 +36,7 @@ from fairseq_ccpr.mining.pknn import Answers, answer, distributions, entropy_ran
 from fairseq_ccpr.mining.rfr import RfrMethod
 from fairseq_ccpr.mining.trial import Trial
 from fairseq_ccpr.mining.tuned_settings import METHODS, TunedSettings
+from fairseq_ccpr.mining.two_way import TwoWayMethod
 from fairseq_ccpr.models.pretrained.sentence_encoders import MeanPooledEncoder, load_sentence_encoder
 from fairseq_ccpr.settings import option
 from tests.helpers import write_lines
@@ -45,8 +53,10 @@ def test_fragments_of_several_scripts() -> None:
     assert fragments("Eins zwei.") == ["eins zwei"] and fragments("¿Qué?") == ["qué"]
     for nothing in ("", "   ", "...", "— !?", "→ ★", "\u200b"):
         assert fragments(nothing) == []
-    assert fragments("東京タワーへ行く。", 6) == ["東京タワーへ", "京タワーへ行", "タワーへ行く"]
-    assert fragments("ไปไหน มา", 3)[:2] == ["ไปไ", "ปไห"] and fragments("ПРИВЕТ, мир") == ["привет мир"]
+    assert fragments("東京タワーへ行く。", 3) == ["東京タワーへ", "タワーへ行く"]  # two characters are a word
+    assert fragments("東京、タワー to 京", 2) == ["東京 タワ", "タワー", "ー to", "to 京"]
+    assert fragments("สวัสดีครับ ไป", 2) == ["สวัสดีครับ", "ครับ ไป"]  # four, with the marks on them
+    assert fragments("ПРИВЕТ, мир") == ["привет мир"]
     assert fragments("هذا هو البيت", 2) == ["هذا هو", "هو البيت"]
     assert fragments("don't e-mail 3.5 %", 9) == ["don't e-mail 3.5"]
     assert len(fragments(" ".join(["word"] * 10_000))) == 9_995
@@ -145,26 +155,6 @@ def with_threads(count: int, do: Any) -> None:
         torch.set_num_threads(before)
 
 
-def test_margins_equal_a_plain_reference(rng: np.random.Generator) -> None:
-    sources, targets = (rng.normal(size=(count, 5)) for count in (9, 7))
-    cosines = (sources @ targets.T) / np.linalg.norm(sources, axis=1)[:, None] / np.linalg.norm(targets, axis=1)
-    k, names = 3, np.array([2, 4, 5, 8, 9, 11, 12])
-    order = np.argsort(-cosines, axis=1)[:, :k]
-    forward = [sorted(row)[-k:] for row in cosines.tolist()]
-    backward = [sum(sorted(column)[-k:]) / k for column in cosines.T.tolist()]
-    found = margin_answers(np.take_along_axis(cosines, order, 1), order, np.array(backward), names)
-    for row in range(9):
-        margins = {}
-        for at in order[row].tolist():
-            around = (sum(forward[row]) / k + backward[at]) / 2
-            if around > 0:
-                margins[int(names[at])] = cosines[row, at] / around
-        best = max(margins, key=lambda name: margins[name], default=-1)
-        assert found.partners[row] == best and np.isclose(found.scores[row], margins.get(best, 0.0))
-    none = margin_answers(np.full((1, 2), -np.inf), np.full((1, 2), -1), np.zeros(0), np.zeros(0, np.int64))
-    assert none.partners.tolist() == [-1]
-
-
 def test_scores(rng: np.random.Generator) -> None:
     gold, partners = rng.integers(-1, 5, 200), rng.integers(-1, 5, 200)
     answers = Answers(partners, rng.random(200))
@@ -182,7 +172,10 @@ def test_scores(rng: np.random.Generator) -> None:
     assert np.isclose(mcnemar(one, two), binomtest(only[0], sum(only)).pvalue)
 
 
-@pytest.mark.parametrize("base", [RfrMethod(), RfrMethod(sentence_half=False), MarginMethod()])
+ALL = [RfrMethod(), RfrMethod(sentence_half=False), MarginMethod(), MaxMethod(), TwoWayMethod(), LogisticMethod()]
+
+
+@pytest.mark.parametrize("base", ALL, ids=lambda method: method.name)
 def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng: np.random.Generator) -> None:
     pairs = random_pairs(rng, 36)
     taken, offered, gold = remove_partners(24, 0.5)
@@ -190,17 +183,17 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng
     trial = Trial.encode(labelled, ToyEncoder(), "", True)
     settings, f1 = trial.tune(base, GRID)
     assert f1 == score(decide(trial.answers(settings), settings.threshold), gold).f1 > 0.5
+    tried = [replace(settings, threshold=threshold) for threshold in np.linspace(0, 2, 300)]
     if isinstance(base, RfrMethod):
         tried = [
             RfrMethod(k, beta, keep, threshold, sentence_half=base.sentence_half)
             for k in GRID.k for beta in GRID.beta for keep in GRID.keep for threshold in GRID.threshold
         ]  # fmt: skip
-    else:
-        tried = [MarginMethod(threshold) for threshold in np.linspace(0, 2, 300)]
-    assert f1 >= max(score(decide(trial.answers(each), each.threshold), gold).f1 for each in tried)
+    if not isinstance(base, LogisticMethod):  # which does not tune its threshold
+        assert f1 >= max(score(decide(trial.answers(each), each.threshold), gold).f1 for each in tried)
 
 
-@pytest.mark.parametrize("base", [RfrMethod(), MarginMethod()])
+@pytest.mark.parametrize("base", [RfrMethod(), MarginMethod(), MaxMethod()], ids=lambda method: method.name)
 @pytest.mark.parametrize("apart", [True, False])
 def test_settings_are_tuned_among_all_that_is_mined(
     base: MiningMethod, apart: bool, tmp_path: Path, rng: np.random.Generator
@@ -208,50 +201,78 @@ def test_settings_are_tuned_among_all_that_is_mined(
     pairs = random_pairs(rng, 70)
     labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
     sources, targets = ([pair[side] for pair in pairs[30 if apart else 5 :]] for side in (0, 1))
-    if not apart:
-        labelled = read_labelled(tmp_path / "gold.tsv", {*targets})
     mining = Miner(sources, targets, ToyEncoder(), base, tmp_path / "work", quiet=True)
-    f1 = mining.tune(labelled, GRID)
-    numbers = {target: number for number, target in enumerate(dict.fromkeys([*labelled.targets, *targets]))}
-    everything = list(dict.fromkeys([*labelled.sources, *sources]))
-    whole = Trial.encode(LabelledText(everything, list(numbers), np.full(len(everything), -1)), ToyEncoder(), "", True)
+    tuning = mining.tune(labelled, GRID)
+    assert tuning.negatives == 24
     known = dict(pairs)
-    there = {known[source]: source for source in labelled.sources if known[source] in numbers}
-    gold = np.array([numbers[known[source]] if known[source] in there else -1 for source in labelled.sources])
-    assert (gold >= 0).sum() == labelled.paired == (8 if apart else 16)
+    everything, offered = (list(dict.fromkeys([*old, *new])) for old, new in ((sources, labelled.sources),
+                                                                              (targets, labelled.targets)))  # fmt: skip
+    trial = Trial.encode(LabelledText(everything, offered, np.zeros(0, np.int64)), ToyEncoder(), "", True)
+    rows = np.array([everything.index(source) for source in labelled.sources])
+    labels = with_negatives(rows, np.array([offered.index(known[source]) for source in labelled.sources]))
 
     def f1_of(settings: MiningMethod) -> float:
-        return score(decide(whole.answers(settings), settings.threshold)[: len(gold)], gold).f1
+        answers = trial.matcher(settings)(labels.rows, labels.hidden)
+        return score(decide(answers, settings.threshold), labels.gold).f1
 
-    assert f1 == f1_of(mining.method) > 0.5
+    assert tuning.f1 == f1_of(mining.method) > 0.5
     others = [replace(mining.method, threshold=threshold) for threshold in np.linspace(0, 2, 200)]
     if isinstance(base, RfrMethod):
         others = [RfrMethod(k, beta, 1.0, p) for k in GRID.k for beta in GRID.beta for p in GRID.threshold]
-    assert f1 >= max(map(f1_of, others))
+    assert tuning.f1 >= max(map(f1_of, others))
+
+
+@pytest.mark.parametrize("method", [*ALL, RfrMethod(k=50)], ids=lambda method: method.name)
+def test_a_hidden_partner_is_a_partner_that_is_not_there(method: MiningMethod, rng: np.random.Generator) -> None:
+    pairs = random_pairs(rng, 15)
+    labelled = LabelledText([source for source, _ in pairs], [target for _, target in pairs], np.arange(15))
+    whole = Trial.encode(labelled, ToyEncoder(), "", True)
+    match = whole.matcher(method)
+    both = match(np.array([4, 4, 7]), np.array([-1, 4, 7]))
+    assert both.partners[0] == 4 and both.scores[0] == match(np.array([4]), np.array([-1])).scores[0]
+    for place, row in ((1, 4), (2, 7)):
+        left = np.delete(np.arange(15), row)
+        without = Trial(whole.sources, whole.targets.select(left), labelled.gold).matcher(method)
+        truly = without(np.array([row]), np.array([-1]))
+        if getattr(method, "one_to_one", False) and truly.partners[0] < 0:
+            assert both.partners[place] < 0
+            continue
+        assert left[truly.partners[0]] == both.partners[place]
+        assert np.isclose(truly.scores[0], both.scores[place], atol=1e-6)
+
+
+def test_labels_that_say_little(tmp_path: Path, rng: np.random.Generator) -> None:
+    pairs = random_pairs(rng, 12)
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    for number, (rows, negatives) in enumerate((
+        (pairs[:1], 1), ([pairs[0]] * 6, 6), ([pairs[0], (pairs[0][0], pairs[1][1])], 0),
+        ([("xnever xseen", "never seen"), ("...", "!")], 2), ([pairs[0], (pairs[1][0], "")], 1),
+    )):  # fmt: skip
+        labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, rows)))
+        for method in (RfrMethod(), MaxMethod(), LogisticMethod()):
+            work = tmp_path / f"{number}{method.name}"
+            mining = Miner(sources, targets, ToyEncoder(), method, work, quiet=True)
+            assert mining.tune(labelled, GRID).negatives == negatives
+            assert np.isfinite(mining.method.threshold) and all(pair.target in targets for pair in mining.mine())
+    one = Miner(sources, targets[:1], ToyEncoder(), MaxMethod(), tmp_path / "one", quiet=True)
+    assert one.tune(read_labelled(write_lines(tmp_path / "gold.tsv", "\t".join(pairs[0]))), GRID).negatives == 0
 
 
 def test_labelled_text(tmp_path: Path, rng: np.random.Generator) -> None:
     pairs = random_pairs(rng, 30)
     path = write_lines(tmp_path / "gold.tsv", *(f"{source}\t{target}" for source, target in pairs))
     labelled = read_labelled(path)
-    assert len(labelled.sources) == len(labelled.targets) == 20 and labelled.paired == 10
-    known = dict(pairs)
-    assert all(labelled.targets[at] == known[labelled.sources[n]] for n, at in enumerate(labelled.gold) if at >= 0)
-    assert not {known[labelled.sources[n]] for n in np.flatnonzero(labelled.gold < 0)} & set(labelled.targets)
-    twice = read_labelled(write_lines(tmp_path / "twice.tsv", "a\tA", "b\tB", "c\tC", "d\tA", "e\tE", "f\tB"))
-    assert twice.sources == ["a", "b", "c", "d"] and [twice.targets[at] for at in twice.gold[[0, 1, 3]]] == [
-        "A",
-        "B",
-        "A",
-    ]
-    assert twice.gold[2] == -1 and sorted(twice.targets) == ["A", "B", "E"]
-    offered = {target for _, target in pairs[8:13]}
-    labelled = read_labelled(path, offered)
-    assert len(labelled.sources) == 20 and labelled.paired == 13 and offered < set(labelled.targets)
+    assert len(labelled.sources) == len(labelled.targets) == labelled.paired == 30
+    twice = read_labelled(write_lines(tmp_path / "twice.tsv", "a\tA", "b\tB", "c\tC", "d\tA", "a\tE"))
+    assert twice.sources == ["a", "b", "c", "d", "a"] and twice.targets == ["A", "B", "C", "E"]
+    assert twice.gold.tolist() == [0, 1, 2, 0, 3]
+    labels = with_negatives(np.array([0, 1, 2, 3, 0]), twice.gold)
+    assert labels.rows.tolist() == [0, 1, 2, 3, 0, 1, 2, 3] and labels.hidden[5:].tolist() == [1, 2, 0]
     labelled = read_labelled(write_lines(tmp_path / "some.tsv", "a\tA", "b\t", "\tC", "d\tA"))
     assert (
-        labelled.sources == ["a", "d", "b"] and labelled.targets == ["A", "C"] and labelled.gold.tolist() == [0, 0, -1]
+        labelled.sources == ["a", "b", "d"] and labelled.targets == ["A", "C"] and labelled.gold.tolist() == [0, -1, 0]
     )
+    assert (with_negatives(np.arange(3), labelled.gold).hidden == -1).all()
     rows = ["One!\tEins", "one\tzwei", "two\tEINS.", "three\t...", "four\tvier"]
     assert distinct_pairs(write_lines(tmp_path / "same.tsv", *rows)) == [("One!", "Eins"), ("four", "vier")]
 
@@ -262,7 +283,11 @@ def mined(
     return list(Miner(sources, targets, ToyEncoder(), settings, folder, index, quiet=True).mine())
 
 
-@pytest.mark.parametrize("settings", [RfrMethod(k=6, beta=1000, threshold=0.7), MarginMethod(1.02)])
+@pytest.mark.parametrize(
+    "settings",
+    [RfrMethod(k=6, beta=1000, threshold=0.7), MarginMethod(1.02), MaxMethod(1.02), TwoWayMethod(0.5)],
+    ids=lambda method: method.name,
+)
 def test_mining_does_not_depend_on_blocks_or_threads(
     settings: MiningMethod, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
 ) -> None:
@@ -272,11 +297,15 @@ def test_mining_does_not_depend_on_blocks_or_threads(
     whole = mined(tmp_path / "whole", sources, targets, settings)
     known = dict(pairs)
     assert 15 < sum(known[pair.source] == pair.target for pair in whole) <= len(whole) < 46
-    labelled = LabelledText(sources, list(dict.fromkeys(targets)), np.full(len(sources), -1))
+    distinct = list(dict.fromkeys(sources))
+    labelled = LabelledText(distinct, list(dict.fromkeys(targets)), np.full(len(distinct), -1))
     trial = Trial.encode(labelled, ToyEncoder(), "", True).answers(settings)
-    decided = decide(trial, settings.threshold)
-    assert [p.target for p in whole] == [labelled.targets[at] for at in decided if at >= 0]  # as one test of all
+    decided = dict(zip(distinct, decide(trial, settings.threshold).tolist()))
+    expected = [(source, labelled.targets[decided[source]]) for source in sources if decided[source] >= 0]
+    assert [pair[:2] for pair in whole] == expected  # as one test of all
     monkeypatch.setattr(miner, "BLOCK_CHARACTERS", 300)
+    monkeypatch.setattr(miner, "BLOCK_SOURCES", 7)
+    monkeypatch.setattr(candidates, "BLOCK_SENTENCES", 5)
     monkeypatch.setattr(encoded_text, "BLOCK_TEXTS", 3)
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1000)
     with_threads(2, lambda: check_same(mined(tmp_path / "parts", sources, targets, settings), whole))
@@ -379,22 +408,26 @@ class NearestMethod:
 
     threshold: float = option(0.5, "the cosine below which there is no pair", within="[0, 1]", needs="from 0 to 1")
 
-    def keys(self, text: EncodedText) -> SentenceKeys:
-        return SentenceKeys(text.sentences, np.arange(len(text.sentences)), len(text.sentences))
+    stride: ClassVar[int] = 1
 
-    def matcher(self, targets: SearchableText, sources: Callable[[], SearchableText]) -> Matcher:
-        def match(queries: SentenceKeys) -> Answers:
-            scores, ids = targets.keys.search(queries.keys, 1)
-            return Answers(targets.owners_of(ids)[:, 0], scores[:, 0])
+    def keys(self, text: EncodedText) -> SentenceKeys:
+        return text.sentence_keys()
+
+    def matcher(self, sources: SearchableText, targets: SearchableText) -> Matcher:
+        def match(rows: np.ndarray, hidden: np.ndarray) -> Answers:
+            queries = sources.keys.keys_of(np.searchsorted(sources.owners, rows))
+            scores, ids = targets.keys.search(queries, 2)
+            classes = targets.owners_of(ids)
+            place = (classes[:, :1] == hidden[:, None]).astype(int)
+            return Answers(*(np.take_along_axis(values, place, 1)[:, 0] for values in (classes, scores)))
 
         return match
 
     def tune(
-        self, queries: SentenceKeys, gold: np.ndarray, targets: SearchableText, sources: Callable[[], SearchableText],
-        grid: Grid,
-    ) -> tuple[NearestMethod, float]:  # fmt: skip
+        self, sources: SearchableText, targets: SearchableText, labels: Labels, grid: Grid
+    ) -> tuple[NearestMethod, float]:
         thresholds = np.array(grid.threshold)
-        f1 = f1_by_threshold(self.matcher(targets, sources)(queries), gold, thresholds)
+        f1 = f1_by_threshold(self.matcher(sources, targets)(labels.rows, labels.hidden), labels.gold, thresholds)
         return NearestMethod(float(thresholds[f1.argmax()])), float(f1.max())
 
 
@@ -404,7 +437,7 @@ def test_a_third_method_is_a_class_and_a_line(tmp_path: Path, monkeypatch: Any, 
     labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, pairs[:24])))
     sources, targets = ([pair[side] for pair in pairs[30:]] for side in (0, 1))
     mining = Miner(sources, targets, ToyEncoder(), NearestMethod(), tmp_path / "work", quiet=True)
-    assert mining.tune(labelled, GRID) > 0.5
+    assert mining.tune(labelled, GRID).f1 > 0.5
     found = list(mining.mine())
     assert sum(pair[:2] in pairs for pair in found) > 0.7 * len(found) > 14
     TunedSettings(mining.method, "toy").write(tmp_path / "s.json")

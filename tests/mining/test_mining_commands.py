@@ -53,12 +53,18 @@ def command(made: Path, tmp_path: Path, *more: object) -> list[object]:
     return [*words, "--quiet", *more]
 
 
-@pytest.mark.parametrize("method", ["rfr", "margin"])
+@pytest.mark.parametrize("method", ["rfr", "margin", "logistic"])
 def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: Path, method: str) -> None:
     words = command(made, tmp_path)
     shown = call(*words, "--tune", made / "gold.tsv", "--method", method).stdout
-    assert f"method:{method}|" in shown and "60 sources, 30 of them paired, among 60 targets" in shown
-    assert re.search(r"pairs of 100 sources and 100 different targets with [\d,]+ keys, in .* GB of memory", shown)
+    assert (
+        f"method:{method}|" in shown
+        and "90 sources, 90 of them paired, and 90 times without a partner, among 90 targets" in shown
+    )
+    assert re.search(
+        r"100 different targets with [\d,]+ keys, in .* s .encoding \d+ s, indexing \d+ s, search \d+ s, voting \d+ s.,",
+        shown,
+    )
     first = (tmp_path / "mined.tsv").read_bytes()
     again = call(*words).stdout
     assert (tmp_path / "mined.tsv").read_bytes() == first and again.splitlines()[-1] == shown.splitlines()[-1]
@@ -67,16 +73,42 @@ def test_the_command_tunes_and_mines_again_from_the_file(made: Path, tmp_path: P
     found = list(read_pairs(tmp_path / "mined.tsv"))
     assert len(found) > 25 and len(known & set(found)) > 0.7 * len(found)
     tuned = TunedSettings.read(tmp_path / "s.json")
-    assert tuned.method.name == method and tuned.tuned["paired"] == 30
+    assert tuned.method.name == method and tuned.tuned["paired"] == tuned.tuned["negatives"] == 90
     other = tmp_path / "other.json"
-    TunedSettings(type(tuned.method)(threshold=0.999 if method == "rfr" else 9.0), tuned.encoder).write(other)
+    TunedSettings(type(tuned.method)(threshold=9.0 if method == "margin" else 0.999), tuned.encoder).write(other)
     call(*words, "--settings", other)
     assert len((tmp_path / "mined.tsv").read_bytes()) < len(first)
 
 
+def test_without_labels(made: Path, tmp_path: Path) -> None:
+    words: list[object] = ["mine", "--source", made / "de.txt", "--target", made / "en.txt", "--quiet"]
+    words += ["--encoder", made / "vectors", "--output", tmp_path / "mined.tsv"]
+    known = set(read_pairs(made / "pairs.tsv"))
+    for method in ("max", "margin", "two-way", "rfr"):
+        shown = call(*words, "--method", method).stdout
+        share = re.search(r"without labels: (\d+)% of the sources seem to have a partner", shown)
+        assert share and abs(int(share[1]) - 50) < 25 and f"method:{method}|" in shown
+        found = list(read_pairs(tmp_path / "mined.tsv"))
+        assert len(found) > 25 and len(known & set(found)) > 0.6 * len(found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mined.tsv"]
+    refused(
+        call(*words, "--method", "logistic", check=False), "--method logistic learns from labelled pairs: give --tune"
+    )
+    refused(call(*words, "--tune", made / "gold.tsv", check=False), "--tune chooses settings: give --settings")
+    refused(call(*words, "--settings", tmp_path / "no.json", check=False), "there are no settings at .*no.json")
+
+
+def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source, target = next(iter(read_pairs(made / "pairs.tsv")))
+    one = write_lines(tmp_path / "one.txt", target)
+    gold = write_lines(tmp_path / "gold.tsv", f"{source}\t{target}")
+    call(*command(made, tmp_path, "--target", one, "--tune", gold))
+    assert "gold.tsv has no source that could be answered wrongly" in caplog.text
+
+
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
     shown = call(*command(made, tmp_path, "--tune", made / "gold.tsv")).stdout
-    assert "method:margin|" in shown  # unless told
+    assert "method:max|" in shown  # unless told
     words = ["--train", tmp_path / "mined.tsv", "-s", "de", "-t", "en", "--sentencepiece-model", world.spm]
     call("prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
     assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
@@ -95,6 +127,8 @@ def test_an_experiment_mines(tmp_path: Path) -> None:
     assert {key for key, _ in mining.inputs} == {
         f"domains.mined.text.mine.{name}" for name in ("source", "target", "tune")
     }
+    unlabelled = plan.data("unlabelled").needs[0].needs[0]
+    assert not {"--tune", "--settings"} & {*unlabelled.words} and len(unlabelled.outputs) == 1
     text = path.read_text(encoding="utf-8")
     both = tmp_path / "both.yaml"
     both.write_text(text.replace("      mine: {", "      train: a.tsv\n      mine: {"), encoding="utf-8")
@@ -129,19 +163,26 @@ def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path) -> None:
     words = evaluation(made, "--ablations", "--tuning-sets", 2, "--shares", 0, 0.5, 0.9)
     shown = call(*words, "--plot", tmp_path / "c.png", "--json", tmp_path / "r.json").stdout
     assert call(*words).stdout == shown
-    assert "| set | encoder | system | F1 | precision | recall | p |" in shown and "| 0% | 50% | 90% |" in shown
-    assert "RFR, fragment alone" in shown and "RFR, no entropy filter" in shown and " ± " in shown
+    assert "| set | encoder | system | F1 | precision | recall | p | F1 without labels |" in shown
+    assert "| 0% | 50% | 90% |" in shown and " ± " in shown
+    assert "RFR, fragment alone" in shown and "RFR, no entropy filter" in shown
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     done = json.loads((tmp_path / "r.json").read_text())
     assert done["signature"] in shown
     rows = {(r["system"], r["non_pairing"], r["tuning_set"]): r for r in done["results"]}
-    assert len(rows) == len(done["results"]) == 4 + 2 + 2 * 2
-    assert rows["RFR", 0.0, 0]["f1"] > 0.6 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["margin", 0.5, 0]["p"] is None
+    assert len(rows) == len(done["results"]) == 7 * 4
+    assert rows["RFR", 0.0, 0]["f1"] > 0.6 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["max", 0.5, 0]["p"] is None
+    assert rows["two-way", 0.5, 0]["unlabelled_f1"] > 0.6 < rows["logistic", 0.5, 1]["f1"]
     assert rows["RFR, no entropy filter", 0.5, 0]["settings"]["keep"] == 1
     assert not rows["RFR, fragment alone", 0.5, 0]["settings"]["sentence_half"]
-    assert rows["RFR", 0.5, 0]["settings"] == rows["RFR", 0.9, 0]["settings"]
-    other = call(*evaluation(made, "--seed", 2)).stdout
-    assert other != call(*evaluation(made)).stdout
+    few = evaluation(made, "--systems", "two-way", "--draws", 2)
+    shown = call(*few, "--json", tmp_path / "r.json").stdout
+    assert "over 2 tests and 1 tuning sets" in shown and "RFR" not in shown and "margin" not in shown
+    done = json.loads((tmp_path / "r.json").read_text())
+    assert [(r["system"], r["draw"]) for r in done["results"]] == [(s, n) for n in (0, 1) for s in ("max", "two-way")]
+    one = call(*evaluation(made, "--systems", "two-way", "--seed", 2)).stdout
+    second = [f"{100 * r['f1']:.1f}" for r in done["results"] if r["draw"] == 1]
+    assert all(f"| {value} |" in one for value in second)
 
 
 def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path) -> None:
@@ -193,14 +234,14 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     refused(call(*words, "--tune", empty, check=False), "empty.txt has no pair")
     both = "--method", "margin", "--entropy-over", "neighbours"
     for given in (both, both[2:]):
-        refused(call(*words, *given, check=False), "--entropy-over neighbours is of rfr, and --method is margin")
+        refused(call(*words, *given, check=False), "--entropy-over neighbours is of rfr, and --method is (margin|max)")
     refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the directory")
     refused(call(*words, "--index", "Hexagon", check=False), "FAISS cannot make an index 'Hexagon'")
     refused(call(*words, "--output", tmp_path / "no" / "x.tsv", check=False), "--output .*x.tsv: there is no folder")
     other = write_lines(tmp_path / "other.txt", "a text without a vector")
     refused(call(*words, "--source", other, check=False), "has no vector for 'a text without a vector': .*--list-texts")
     assert not list(tmp_path.glob("mined*"))
-    refused(call("mine", *words[1:5], check=False), "give --encoder, --settings and --output, or --list-texts")
+    refused(call("mine", *words[1:5], check=False), "give --encoder and --output, or --list-texts")
     many = evaluation(made, "--size", 900)
     refused(
         call(*many, check=False), r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more"
