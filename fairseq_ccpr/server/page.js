@@ -115,7 +115,7 @@ function remember(card, target) {
     const { id } = await ask("POST", "learn", { q: source, s: target });
     learnt.set(source, id);
     showActions(card);
-    return `Remembered. ${await refresh()}`;
+    return `Remembered. ${await refresh(source)}`;
   });
 }
 
@@ -123,12 +123,12 @@ function undo(source, id) {
   attempt(async () => {
     await ask("DELETE", `memory/${id}`);
     for (const [text, of] of learnt) if (of === id) learnt.delete(text);
-    return `Forgotten. ${await refresh()}`;
+    return `Forgotten. ${await refresh(source)}`;
   });
 }
 
-// Translate what is shown again, but for what is just being corrected.
-async function refresh() {
+// Translate what is shown again, but for what is just being corrected; the focus goes to the sentence that it was about.
+async function refresh(source) {
   if (byId("memory").open) await showMemory();
   const waiting = cards.filter((card) => !card.editing);
   if (!waiting.length || !data.explains) return "";
@@ -142,6 +142,7 @@ async function refresh() {
     card.element.replaceWith(made.element);
     cards[cards.indexOf(card)] = made;
   });
+  cards.find((card) => card.sentence.source === source)?.actions.querySelector("button")?.focus({ preventScroll: true });
   return changed === 1 ? "1 translation has changed." : `${changed} translations have changed.`;
 }
 
@@ -149,7 +150,7 @@ async function refresh() {
 
 async function showMemory() {
   const { pairs, found } = await ask("GET", `memory?q=${encodeURIComponent(byId("search").value)}`);
-  byId("found").textContent = pairs.length < found ? `${pairs.length} of ${found} pairs, the newest` : `${found} pairs`;
+  byId("found").textContent = pairs.length < found ? `${pairs.length} of ${found} pairs, the newest` : `${found} ${found === 1 ? "pair" : "pairs"}`;
   byId("pairs").replaceChildren(...pairs.map((pair) => make("li", {},
     make("span", language(data.source_language), pair.source),
     make("span", language(data.target_language), pair.target),

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 TEXT, HTML = "text", "html"
 # Where a sentence may end: marks, what closes with them, and space, which Chinese and Japanese do without.
-_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』”]*\s*")
+_END = re.compile(r"[.!?…]+[\"'”“’‘»«)\]]*\s+|[。！？]+[」』”]*\s*")
 _OPENING = "\"'“„«‘‚([¿¡-–— "
 _ABBREVIATIONS = """
 abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs

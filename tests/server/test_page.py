@@ -100,7 +100,8 @@ def test_keys_are_enough_on_a_phone_in_the_dark(
     press("Control+A")
     type_in(target)
     press("Control+Enter")
-    sync_api.expect(page.locator(".badge").first).to_contain_text("remembered:")
+    sync_api.expect(page.get_by_role("status")).to_contain_text("Remembered.")
+    sync_api.expect(page.get_by_role("button", name="Correct")).to_be_focused()
     page.locator(".token").first.focus()
     press("ArrowRight")
     assert page.locator(".token").nth(1).get_attribute("aria-expanded") == "true"
