@@ -9,8 +9,8 @@ from fairseq_ccpr.evaluation.explain.explanation_page import STYLES, TOKENS, as_
 from fairseq_ccpr.evaluation.page import fill
 
 PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 

@@ -41,6 +41,7 @@ class Service:
         ensemble = translator.ensemble
         self.tokens = ensemble is not None and ensemble.tokens is not None
         self.phrases = ensemble is not None and ensemble.phrases is not None
+        self.explains = (self.tokens or self.phrases) and ensemble.glossary is None  # type: ignore[union-attr]
 
     def of_page(self) -> dict[str, Any]:
         """Return what the page wants to know of this server."""
@@ -50,7 +51,7 @@ class Service:
             "names": {"source": name_of(self.source), "target": name_of(self.target)},
             "token_memory": self.tokens,
             "phrase_memory": self.phrases,
-            "explains": self.tokens or self.phrases,
+            "explains": self.explains,
             "learns": self.tokens,
             "key": self.limits.key is not None,
             "score_name": "",
