@@ -3,7 +3,7 @@
 python scripts/recipes/glossary_terms.py MODEL PAIRS.tsv TRAINING.tsv [SENTENCES]
 
 The glossary is drawn from word alignments of PAIRS.tsv, which are learnt with TRAINING.tsv: source words of 4 letters or more
-with the words that they are aligned with twice or more. An occurrence counts where the reference has one of its translations;
+that are there 2 to 20 times, with the word that most of their links go to. An occurrence counts where the reference has one of its translations;
 --constraints is given just those. BLEU and speed are of the same sentences.
 """
 
@@ -31,7 +31,7 @@ from fairseq_ccpr.text.glossary import Glossary
 from fairseq_ccpr.text.pairs import TextPairs, read_pairs
 from fairseq_ccpr.text.words import word_spans
 
-LETTERS, TIMES = 4, 2
+LETTERS, TIMES, SHARE = 4, range(2, 21), 0.5
 
 
 def main() -> None:
@@ -75,7 +75,12 @@ def drawn(rows: list[tuple[str, str]], training: Path) -> list[tuple[str, str]]:
         for source, target in links.tolist():
             if sources[source].isalpha() and len(sources[source]) >= LETTERS and targets[target].isalpha():
                 counts[sources[source]][targets[target]] += 1
-    return [(source, target) for source, of in counts.items() for target, times in of.items() if times >= TIMES]
+    terms = []
+    for source, of in counts.items():
+        target, times = of.most_common(1)[0]
+        if of.total() in TIMES and times > SHARE * of.total():
+            terms.append((source, target))
+    return terms
 
 
 def in_text(variants: list[str], text: str) -> list[str]:
