@@ -3,8 +3,8 @@
 python scripts/recipes/glossary_terms.py MODEL PAIRS.tsv TRAINING.tsv [SENTENCES]
 
 The glossary is drawn from word alignments of PAIRS.tsv, which are learnt with TRAINING.tsv: source words of 4 letters or more
-that are there 2 to 20 times, with the word that most of their links go to. An occurrence counts where the reference has one of its translations;
---constraints is given just those. BLEU and speed are of the same sentences.
+that are there 2 to 20 times, with the word that most of their links go to. An occurrence counts where the reference has it as
+well; --constraints is given just those. BLEU and speed are of the same sentences.
 """
 
 import sys
