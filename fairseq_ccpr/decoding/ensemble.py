@@ -135,7 +135,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         memories: tuple[Memory | None, ...] = self.tokens, self.phrases, self.glossary
         started = [memory.start(sources) if memory is not None else None for memory in memories]
         outputs = super().forward_encoder(net_input)
-        return EncodedBatch(outputs, *(wait() if wait is not None else None for wait in started))
+        tokens, phrases, glossary = (wait() if wait is not None else None for wait in started)
+        return EncodedBatch(outputs, tokens, phrases, glossary)
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.

@@ -70,13 +70,13 @@ class GlossaryCandidates(PhraseCandidates):
     def start(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
         """Find the terms of sentences, int64 [B, S]."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
-        return lambda: [SentencePhrases(self._candidates(text), list, number) for number, text in enumerate(texts)]
+        return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
 
-    def _candidates(self, text: str) -> Candidates:
+    def _terms_of(self, text: str) -> Candidates:
         found = [
             (query, ids)
             for query, (_, _, variants) in enumerate(self.glossary.find(text))
-            for ids in map(self._tokenise, variants)
+            for ids in map(self._ids_of, variants)
             if ids
         ]
         lengths = np.array([len(ids) for _, ids in found], np.int64)
@@ -87,7 +87,7 @@ class GlossaryCandidates(PhraseCandidates):
         ranks, scores = np.zeros(len(found), np.int64), np.ones(len(found), np.float32)
         return Candidates(tokens, lengths, lengths, queries, ranks, scores)
 
-    def _tokenise(self, term: str) -> list[int]:
+    def _ids_of(self, term: str) -> list[int]:
         """Return the subwords of a translation; none, after a warning, where the decoder cannot write it."""
         if term not in self._ids:
             pieces = self.subwords.split(term)

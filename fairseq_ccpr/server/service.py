@@ -86,7 +86,7 @@ class Service:
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the language pair."""
-        both = (self.source, [bare(self.target)]), (self.target, [])
+        both: tuple[tuple[str, list[str]], ...] = (self.source, [bare(self.target)]), (self.target, [])
         return [{"code": bare(code), "name": name_of(code), "targets": targets} for code, targets in both]
 
     async def detect(self, asked: Parameters) -> list[dict[str, Any]]:

@@ -91,7 +91,8 @@ def in_text(variants: list[str], text: str) -> list[str]:
 
 def constrained(system: Translator, rows: list[tuple[str, str]], wanted: list[list[list[str]]]) -> list[str]:
     """Translate with fairseq's constraints: of each occurrence the first variant that the reference has."""
-    task, dictionary = system.task, system.task.target_dictionary
+    task: Any = system.task
+    dictionary = task.target_dictionary
     system.cfg.generation.constraints = "unordered"
     generator = task.build_base_generator(system.models, system.cfg.generation)
     terms = [
