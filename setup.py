@@ -28,6 +28,7 @@ setup(
     package_data={
         "fairseq_ccpr.evaluation": ["*.css"],
         "fairseq_ccpr.evaluation.explain": ["*.html", "*.css", "*.js"],
+        "fairseq_ccpr.server": ["*.html", "*.css", "*.js"],
         "fairseq_ccpr.experiments": ["*.html", "*.css", "*.options"],
     },
     install_requires=[
@@ -70,6 +71,9 @@ setup(
             "import-linter>=2.0",
             "subword-nmt>=0.3.8",
             "sacremoses>=0.1",
+            # A client of the server, and a browser's remote control; the browser is the system's Chromium.
+            "libretranslatepy>=2.1.4",
+            "playwright>=1.40",
             # Marian models, for what is converted to be compared with.
             "transformers>=5",
         ],

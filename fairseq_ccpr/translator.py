@@ -86,6 +86,13 @@ class Translator(System):
         cfg = configure_system(words_by_name(named), Path(data) if data is not None else None)
         super().__init__(cfg, choose(device), precision)
 
+    @classmethod
+    def of(cls, words: list[str], data: Path | None = None) -> Translator:
+        """Load the translator that options of fairseq-generate describe, with what they leave out as it is found."""
+        translator = cls.__new__(cls)
+        System.__init__(translator, configure_system(words, data))
+        return translator
+
     def learn(self, source: str, target: str) -> int:
         """Learn a sentence and its translation, such as a correction: it counts from the next sentence on.
 

@@ -20,6 +20,7 @@ DAILY = {
     "compact": "move what was learnt into the datastore, and remove what was forgotten",
     "tune": "choose the settings of retrieval, which are left with the datastore",
     "translate": "translate text with a model and a datastore",
+    "serve": "serve translations, and learn corrections, by LibreTranslate's API and a page in the browser",
     "explain": "write a page that shows where each token of a translation came from",
     "inspect": "show what a datastore holds, and whether it is whole",
     "merge": "merge datastores, or take texts out of one",

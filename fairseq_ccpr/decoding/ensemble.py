@@ -24,6 +24,7 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.trust import Step, Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
@@ -39,10 +40,15 @@ class EncodedBatch(list[Any]):
     """
 
     def __init__(
-        self, outputs: list[Any], tokens: Batch | None, phrases: Batch | None, hypotheses: int | None = None
+        self,
+        outputs: list[Any],
+        tokens: Batch | None,
+        phrases: Batch | None,
+        glossary: Batch | None = None,
+        hypotheses: int | None = None,
     ) -> None:
         super().__init__(outputs)
-        self.tokens, self.phrases, self.hypotheses = tokens, phrases, hypotheses
+        self.tokens, self.phrases, self.glossary, self.hypotheses = tokens, phrases, glossary, hypotheses
 
 
 @dataclass
@@ -96,6 +102,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         super().__init__(models)
         self.pad, self.settings, self.trust = pad, settings, trust
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
+        self.glossary: PhraseMemory | None = (
+            None  # mixed with all else, since its terms are wanted whatever is retrieved
+        )
         self.forced = 0  # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.end: int | None = None  # the token that target sentences end with; </s> where None
         self.tokens = replace(tokens, trusted=trust is not None, skip=settings.skip) if tokens is not None else None
@@ -107,6 +116,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """Return the same models with other memories, and trust in them."""
         other = RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings, trust)
         other.temperature, other.forced, other.end = self.temperature, self.forced, self.end
+        other.glossary = self.glossary
         return other
 
     def now(self) -> RetrievalEnsemble:
@@ -120,12 +130,13 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         Remote searches start before encoding; local ones run while a GPU encodes.
         """
         sources = net_input["src_tokens"]
-        if self.phrases is not None:
+        if self.phrases is not None or self.glossary is not None:
             sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
-        memories: tuple[Memory | None, ...] = self.tokens, self.phrases
+        memories: tuple[Memory | None, ...] = self.tokens, self.phrases, self.glossary
         started = [memory.start(sources) if memory is not None else None for memory in memories]
         outputs = super().forward_encoder(net_input)
-        return EncodedBatch(outputs, *(wait() if wait is not None else None for wait in started))
+        tokens, phrases, glossary = (wait() if wait is not None else None for wait in started)
+        return EncodedBatch(outputs, tokens, phrases, glossary)
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.
@@ -134,11 +145,11 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """
         same = len(new_order) == encoder_outs.hypotheses
         outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
-        tokens, phrases = (
+        tokens, phrases, glossary = (
             batch.reorder(new_order) if batch is not None else None
-            for batch in (encoder_outs.tokens, encoder_outs.phrases)
+            for batch in (encoder_outs.tokens, encoder_outs.phrases, encoder_outs.glossary)
         )
-        return EncodedBatch(outputs, tokens, phrases, len(new_order))
+        return EncodedBatch(outputs, tokens, phrases, glossary, len(new_order))
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
@@ -148,7 +159,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon as the model
            of its datastore knows the queries: a GPU searches while the models project to the vocabulary;
         2. each memory votes;
-        3. interpolate.
+        3. interpolate, and then with what the glossary wants.
         """
         batches = encoder_outs.tokens, encoder_outs.phrases
         if tokens.size(1) <= self.forced:
@@ -163,12 +174,15 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         log_probs = log_probs.float()
         written = tokens[:, self.forced :]
         votes = [batch.vote(written, log_probs) if batch is not None else None for batch in batches]
-        return self.mix(log_probs, self.decided(log_probs, *votes)), attention
+        log_probs = self.mix(log_probs, self.decided(log_probs, *votes))
+        if encoder_outs.glossary is not None:
+            log_probs = self.mix(log_probs, [encoder_outs.glossary.vote(written, log_probs)])
+        return log_probs, attention
 
     @phase(MERGE)
     def mix(self, log_probs: Tensor, votes: list[Vote]) -> Tensor:
         """Interpolate log p_NMT [H, V] in place with the memories' votes, as `decided`."""
-        return interpolate_(log_probs, *votes)
+        return interpolate_(log_probs, *votes) if votes else log_probs
 
     @phase(MERGE)
     def decided(self, log_probs: Tensor, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
@@ -200,7 +214,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
         Args:
             temperature: of the models' distributions; None: that of beam search.
+
+        Raises:
+            ConfigurationError: there is a glossary.
         """
+        if self.glossary is not None:
+            raise ConfigurationError(
+                "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
+            )
         log_probs, queries, attention = self.force_decode_models(sample, temperature)
         real = self.real_tokens(sample["target"])
         of_real = log_probs[real]
@@ -261,6 +282,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         elif self.settings.skip < 1:
             parts.append(f"skip:{self.settings.skip:g}")
         parts += [self.trust.signature()] if self.trust is not None else []
+        parts += [self.glossary.signature()] if self.glossary is not None else []
         return " ".join(parts)
 
 

@@ -211,6 +211,13 @@ class RetrievalConfig(FairseqDataclass):
             "not used"
         },
     )
+    glossary: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs no "
+            "datastore"
+        },
+    )
     knn_log: Optional[str] = field(
         default=None,
         metadata={

@@ -21,6 +21,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
 from fairseq_ccpr.decoding.beam_search import RunwiseBeamSearch
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
+from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.language_tags import LanguageTags
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, Retriever
@@ -48,6 +49,7 @@ from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.text.glossary import Glossary
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class RetrievalTask(FairseqTask):
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
             self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
+        self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
 
@@ -193,12 +196,15 @@ class RetrievalTask(FairseqTask):
             ConfigurationError: there is no datastore.
             DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
         """
-        if self.token_datastore is None and self.phrase_datastore is None:
+        if self.token_datastore is None and self.phrase_datastore is None and self.glossary is None:
             raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
         tokens, phrases = self._token_memory(models), self._phrase_memory(models)
         trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
         dictionary = self.target_dictionary
         ensemble = RetrievalEnsemble(models, tokens, phrases, dictionary.pad(), self.mixture_settings, trust)
+        if self.glossary is not None:
+            candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
+            ensemble.glossary = GlossaryMemory.of(candidates, next(models[0].parameters()).device)
         ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
         return ensemble
 

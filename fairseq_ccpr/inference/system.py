@@ -42,7 +42,7 @@ class System:
         precision: of the models, fp32, fp16 or bf16.
 
     Attributes:
-        ensemble: the models with the memories of the datastore; None without a datastore.
+        ensemble: the models with the memories of the datastore; None without a datastore and a glossary.
 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
@@ -53,7 +53,8 @@ class System:
         self.device = device or choose_device(cfg.common.cpu)
         precision = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else precision
         self.task, self.models = load(cfg, self.device, precision)
-        self.ensemble: RetrievalEnsemble | None = self.task.build_ensemble(self.models) if cfg.task.datastore else None
+        mixes = cfg.task.datastore or cfg.task.glossary
+        self.ensemble: RetrievalEnsemble | None = self.task.build_ensemble(self.models) if mixes else None
         if self.ensemble is not None:
             self.ensemble.temperature = cfg.generation.temperature
         if precision == BF16:  # now that the models were told by their parameters, which bf16 cuts short

@@ -13,18 +13,22 @@ from fairseq_ccpr.evaluation.page import STYLE, fill
 ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+STYLES = STYLE.read_text(encoding="utf-8") + _read("explanation.css")
+TOKENS = _read("explanation_token.js") + _read("explanation_tokens.js")  # what shows tokens, for other pages, too
+
+
 def as_page(explanation: dict[str, Any]) -> str:
     """Return the page of an `Explanation`, given as a dictionary; its script makes elements of the data, and text of text."""
     parts = {
-        "/* style */": STYLE.read_text(encoding="utf-8") + _read("explanation.css"),
-        "/* script */": _read("explanation_token.js") + _read("explanation.js"),
+        "/* style */": STYLES,
+        "/* script */": TOKENS + _read("explanation.js"),
         "/* data */": as_json(explanation),
     }
     return fill(Path(__file__).with_name("explanation.html"), parts)
-
-
-def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def as_json(explanation: dict[str, Any]) -> str:

@@ -1,0 +1,151 @@
+"""The routes, and what all of them share: who may ask, errors as JSON, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from fairseq_ccpr.errors import CcprError, ConfigurationError
+from fairseq_ccpr.evaluation.explain.explanation import Explanation
+from fairseq_ccpr.evaluation.explain.explanation_page import as_page
+from fairseq_ccpr.server import parameters as given
+from fairseq_ccpr.server.access import NOTHING, TEXTS, Limits, fits, foreign
+from fairseq_ccpr.server.page import PAGE_POLICY, page
+from fairseq_ccpr.server.parameters import Parameters, bad
+from fairseq_ccpr.server.service import Service
+from fairseq_ccpr.server.work import BusyError
+
+logger = logging.getLogger(__name__)
+Handler = Callable[[Parameters], Awaitable[Any]]
+
+
+def endpoint(
+    handler: Handler, limits: Limits, *, open_to_all: bool = False
+) -> Callable[[Request], Awaitable[Response]]:
+    """Make a handler an endpoint: read, check who asks, answer; errors become JSON."""
+
+    async def answer(request: Request) -> Response:
+        start, asked = time.perf_counter(), Parameters()
+        try:
+            if reason := foreign(request.headers, limits.host):
+                raise bad(reason, 403)
+            asked = await given.read_parameters(request, limits.most_characters) | request.path_params
+            if not open_to_all:
+                _check_key(request, asked, limits.key)
+            response = _respond(await handler(asked), request)
+        except Exception as error:
+            response = _refuse(error)
+        _log(limits.log, request, asked, response.status_code, time.perf_counter() - start)
+        return response
+
+    return answer
+
+
+def _check_key(request: Request, asked: Parameters, key: str | None) -> None:
+    if key is None:
+        return
+    kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+    if not fits(key, asked.get("api_key", bearer if kind.lower() == "bearer" else None)):
+        raise bad("the API key is missing or wrong: send it as api_key, or as Authorization: Bearer", 403)
+
+
+def _log(log: str, request: Request, asked: Parameters, status: int, seconds: float) -> None:
+    if log == NOTHING:
+        return
+    text = f" {asked.get('q', '')!r} {asked.get('s', '')!r}" if log == TEXTS else ""
+    logger.info("%s %s %d %.0f ms%s", request.method, request.url.path, status, 1000 * seconds, text)
+
+
+def _respond(answer: Any, request: Request) -> Response:
+    if isinstance(answer, Explanation):
+        explained = asdict(answer)
+        shown = "text/html" in request.headers.get("accept", "")
+        return HTMLResponse(as_page(explained)) if shown else JSONResponse(explained)
+    return JSONResponse(answer)
+
+
+def _refuse(error: Exception) -> Response:
+    """Make an error what LibreTranslate's clients read."""
+    if isinstance(error, HTTPException):
+        status, sentence = error.status_code, error.detail
+    elif isinstance(error, CcprError):
+        status, sentence = (400 if isinstance(error, ConfigurationError) else 503), str(error)
+    elif isinstance(error, BusyError):
+        status, sentence = 503, str(error)
+    else:
+        logger.error("a request failed", exc_info=error)
+        status, sentence = 500, "the server has a fault, which its log tells"
+    return JSONResponse({"error": sentence}, status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Answer where there is no such path or method."""
+    return _refuse(error)
+
+
+def make_app(service: Service) -> Starlette:
+    """Make the ASGI application; when it ends, what waits is finished first."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.work.close)
+
+    async def root(request: Request) -> Response:
+        return HTMLResponse(page(service.of_page()), headers={"Content-Security-Policy": PAGE_POLICY})
+
+    def route(path: str, handler: Handler, *methods: str, open_to_all: bool = False) -> Route:
+        return Route(path, endpoint(handler, service.limits, open_to_all=open_to_all), methods=list(methods))
+
+    app = Starlette(
+        routes=[
+            Route("/", root, methods=["GET"]),
+            route("/translate", service.translate, "POST"),
+            route("/languages", service.languages, "GET", open_to_all=True),
+            route("/detect", service.detect, "POST"),
+            route("/health", service.health, "GET", open_to_all=True),
+            route("/frontend/settings", service.settings, "GET", open_to_all=True),
+            route("/learn", service.learn, "POST"),
+            route("/suggest", service.learn, "POST"),
+            route("/memory", service.memory, "GET"),
+            route("/memory/{id}", service.forget, "DELETE"),
+            route("/explain", service.explain, "GET", "POST"),
+        ],
+        exception_handlers={HTTPException: _refused},
+        lifespan=lifespan,
+    )
+    app.add_middleware(_Headers)
+    return app
+
+
+class _Headers:
+    """Adds to every answer what keeps browsers from guessing, framing, telling and keeping it."""
+
+    FIELDS = (
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-frame-options", b"DENY"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"cache-control", b"no-store"),
+    )
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def with_fields(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self.FIELDS]
+            await send(message)
+
+        await self.app(scope, receive, with_fields)

@@ -1,0 +1,131 @@
+"""What a request asks for: its parameters, read within limits and checked one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qsl
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+FORM, JSON = "application/x-www-form-urlencoded", "application/json"
+BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
+BYTES_BESIDE = 1 << 16  # of all parameters that are no text
+MAX_SECONDS = 30  # that a body may take to arrive
+
+Parameters = dict[str, Any]
+
+
+def bad(sentence: str, status: int = 400) -> HTTPException:
+    """Make the error that refuses a request."""
+    return HTTPException(status, sentence)
+
+
+async def read_parameters(request: Request, most_characters: int) -> Parameters:
+    """Read the parameters of a request: those of its address, of a form, or of a JSON object; several `q` are a list.
+
+    Raises:
+        HTTPException: the body is too long, too slow, or neither form nor JSON object.
+    """
+    pairs = list(request.query_params.multi_items())
+    if request.method != "POST":
+        return _by_name(pairs)
+    body = await _read_body(request, BYTES_OF_CHARACTER * most_characters + BYTES_BESIDE)
+    kind = request.headers.get("content-type", FORM).partition(";")[0].strip().lower()
+    try:
+        if kind == FORM:
+            return _by_name([*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")])
+        if kind == JSON:
+            given = json.loads(body)
+            if not isinstance(given, dict):
+                raise bad(f"the body is JSON, but no object: expected {{…}}, found {type(given).__name__}")
+            return _by_name(pairs) | given
+    except (ValueError, RecursionError) as error:
+        raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
+    raise bad(f"the body is {kind[:60]}: send {JSON} or {FORM}", 415)
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    too_long = bad(f"the request is longer than the {most:,} bytes that this server takes: divide it", 413)
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > most:
+        raise too_long
+    body = bytearray()
+    try:
+        with anyio.fail_after(MAX_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise too_long
+    except TimeoutError:
+        raise bad(f"the request took longer than {MAX_SECONDS} seconds to arrive", 408) from None
+    except ClientDisconnect:
+        raise bad("the client went away") from None
+    return bytes(body)
+
+
+def _by_name(pairs: list[tuple[str, str]]) -> Parameters:
+    named: Parameters = {}
+    for name, value in pairs:
+        if name == "q" and name in named:
+            before = named[name]
+            named[name] = [*(before if isinstance(before, list) else [before]), value]
+        else:
+            named[name] = value
+    return named
+
+
+def text(parameters: Parameters, name: str, most_characters: int, default: str | None = None) -> str:
+    """Return a parameter that is one text.
+
+    Raises:
+        HTTPException: it is missing, no text, no Unicode, or too long.
+    """
+    value = parameters.get(name, default)
+    if value is None:
+        raise bad(f"the parameter {name} is missing")
+    if not isinstance(value, str):
+        raise bad(f"the parameter {name} is {type(value).__name__}: expected a text")
+    _check([value], name, most_characters)
+    return value
+
+
+def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
+    """Return a parameter that is a text or a list of them, as a list.
+
+    Raises:
+        HTTPException: as `text`; the limit is for all together, an empty one counting as a character.
+    """
+    value = parameters.get(name)
+    if not isinstance(value, list):
+        return [text(parameters, name, most_characters)]
+    if not all(isinstance(one, str) for one in value):
+        raise bad(f"the parameter {name} is a list with something else than texts: expected a text or a list of texts")
+    _check(value, name, most_characters)
+    return value
+
+
+def number(parameters: Parameters, name: str, default: int) -> int:
+    """Return a parameter that is a whole number from 0.
+
+    Raises:
+        HTTPException: it is none.
+    """
+    value = parameters.get(name, default)
+    digits = str(value)
+    if isinstance(value, bool) or not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+        raise bad(f"the parameter {name} is {digits[:30]!r}: expected a whole number from 0")
+    return int(digits)
+
+
+def _check(values: list[str], name: str, most: int) -> None:
+    length = sum(max(1, len(value)) for value in values)
+    if length > most:
+        raise bad(f"the parameter {name} has {length:,} characters, and this server takes {most:,}: divide it")
+    try:
+        for value in values:
+            value.encode()
+    except UnicodeEncodeError:
+        raise bad(f"the parameter {name} has half a character (a lone surrogate): send Unicode") from None

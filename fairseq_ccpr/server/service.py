@@ -1,0 +1,187 @@
+"""What the server can do: LibreTranslate's API, and what it has no word for: learning, forgetting, explaining."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from fairseq_ccpr.evaluation.explain.explanation import Explanation
+from fairseq_ccpr.inference.sentences import Translation, encode
+from fairseq_ccpr.server import parameters as given
+from fairseq_ccpr.server.access import Limits
+from fairseq_ccpr.server.languages import bare, name_of
+from fairseq_ccpr.server.parameters import Parameters, bad
+from fairseq_ccpr.server.texts import HTML, TEXT, Segments
+from fairseq_ccpr.server.work import Work
+from fairseq_ccpr.translator import Translator
+
+AUTO = "auto"
+MOST_PAIRS = 100  # of the memory that one answer has unless asked for more
+
+T = TypeVar("T")
+
+
+class Service:
+    """What answers the requests.
+
+    Args:
+        translator: which only the work of this service may use from now on.
+        limits: who may ask for how much.
+    """
+
+    def __init__(self, translator: Translator, limits: Limits) -> None:
+        self.work, self.limits = Work(translator), limits
+        generation = translator.cfg.generation
+        generation.nbest = generation.beam  # alternatives cost nothing but their text
+        task = translator.cfg.task
+        self.source, self.target = task.source_lang, task.target_lang
+        ensemble = translator.ensemble
+        self.tokens = ensemble is not None and ensemble.tokens is not None
+        self.phrases = ensemble is not None and ensemble.phrases is not None
+        self.explains = (self.tokens or self.phrases) and ensemble.glossary is None  # type: ignore[union-attr]
+
+    def of_page(self) -> dict[str, Any]:
+        """Return what the page wants to know of this server."""
+        return {
+            "source_language": bare(self.source),
+            "target_language": bare(self.target),
+            "names": {"source": name_of(self.source), "target": name_of(self.target)},
+            "token_memory": self.tokens,
+            "phrase_memory": self.phrases,
+            "explains": self.explains,
+            "learns": self.tokens,
+            "key": self.limits.key is not None,
+            "score_name": "",
+            "texts": [],
+        }
+
+    # ---- LibreTranslate's
+
+    async def translate(self, asked: Parameters) -> dict[str, Any]:
+        """Translate a text, or each text of a list."""
+        most = self.limits.most_characters
+        several, kind = isinstance(asked.get("q"), list), given.text(asked, "format", 20, TEXT)
+        if kind not in (TEXT, HTML):
+            raise bad(f"the format {kind} is not known: {TEXT} or {HTML}")
+        segments = [Segments.of(text, kind) for text in given.texts(asked, "q", most)]
+        self._check_languages(asked)
+        alternatives = given.number(asked, "alternatives", 0)
+        flat = await self._done(self.work.translate([one for text in segments for one in text.sentences]))
+        for number, one in enumerate(flat, 1):
+            if one.fault:
+                raise bad(f"sentence {number} has no translation: {one.fault}")
+        each = iter(flat)
+        found = [joined(text, [next(each) for _ in text.places], alternatives) for text in segments]
+        answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found] if several else found[0][0]}
+        if alternatives:
+            others = [texts[1:] for texts in found]
+            answer["alternatives"] = others if several else others[0]
+        if asked.get("source") == AUTO:
+            detected = [self._detected(100.0) for _ in found]
+            answer["detectedLanguage"] = detected if several else detected[0]
+        return answer
+
+    async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
+        """Name the language pair."""
+        both: tuple[tuple[str, list[str]], ...] = (self.source, [bare(self.target)]), (self.target, [])
+        return [{"code": bare(code), "name": name_of(code), "targets": targets} for code, targets in both]
+
+    async def detect(self, asked: Parameters) -> list[dict[str, Any]]:
+        """Name the source language, the only one there is, with how much of the text its dictionary knows."""
+        text = given.text(asked, "q", self.limits.most_characters)
+        return [self._detected(await self._call(partial(_known, text=text)))]
+
+    async def health(self, asked: Parameters) -> dict[str, str]:
+        """Say that requests are answered."""
+        if not self.work.alive:
+            raise bad("the translator has stopped: start the server again", 503)
+        return {"status": "ok"}
+
+    async def settings(self, asked: Parameters) -> dict[str, Any]:
+        """Say what clients can ask for."""
+        return {
+            "apiKeys": self.limits.key is not None,
+            "charLimit": self.limits.most_characters,
+            "keyRequired": self.limits.key is not None,
+            "suggestions": self.tokens,
+            "supportedFilesFormat": [],
+            "language": {
+                "source": {"code": bare(self.source), "name": name_of(self.source)},
+                "target": {"code": bare(self.target), "name": name_of(self.target)},
+            },
+        }
+
+    # ---- what is learnt
+
+    async def learn(self, asked: Parameters) -> dict[str, Any]:
+        """Learn the sentence `q` and its translation `s`."""
+        most = self.limits.most_characters
+        source, target = given.text(asked, "q", most), given.text(asked, "s", most)
+        self._check_languages(asked)
+        number = await self._call(lambda translator: translator.learn(source, target))
+        return {"success": True, "id": number}
+
+    async def forget(self, asked: Parameters) -> dict[str, Any]:
+        """Forget the pair `id`."""
+        number = given.number(asked, "id", 0)
+
+        def forget(translator: Translator) -> None:
+            if all(pair.id != number for pair in translator.memory()):
+                raise bad(f"there is no pair {number} among what was learnt", 404)
+            translator.forget(number)
+
+        await self._call(forget)
+        return {"success": True}
+
+    async def memory(self, asked: Parameters) -> dict[str, Any]:
+        """Return the pairs that have all words of `q`, newest first."""
+        query = given.text(asked, "q", self.limits.most_characters, "")
+        most = given.number(asked, "limit", MOST_PAIRS)
+        found = await self._call(lambda translator: translator.memory(query))
+        pairs = [{name: getattr(one, name) for name in ("id", "source", "target", "count")} for one in found[:most]]
+        return {"pairs": pairs, "found": len(found)}
+
+    async def explain(self, asked: Parameters) -> Explanation:
+        """Translate the sentences of `q`, and say where each token came from."""
+        text = given.text(asked, "q", self.limits.most_characters)
+        self._check_languages(asked)
+        sentences = Segments.of(text).sentences
+        if not sentences:
+            raise bad("the parameter q has no sentence: expected one or more")
+        return await self._call(lambda translator: translator.explain(sentences))
+
+    # ---- how
+
+    def _check_languages(self, asked: Parameters) -> None:
+        """Refuse another pair; what is left out is the model's."""
+        for name, own in (("source", self.source), ("target", self.target)):
+            code = given.text(asked, name, 100, own)
+            if code != own and bare(code) != bare(own) and (name, code) != ("source", AUTO):
+                raise bad(f"{name} is {code}: this server translates from {bare(self.source)} to {bare(self.target)}")
+
+    def _detected(self, confidence: float) -> dict[str, Any]:
+        return {"confidence": round(confidence, 1), "language": bare(self.source)}
+
+    async def _call(self, function: Callable[[Translator], T]) -> T:
+        return await self._done(self.work.call(function))
+
+    async def _done(self, future: Future[T]) -> T:
+        return await asyncio.wrap_future(future)
+
+
+def joined(text: Segments, translations: list[Translation], alternatives: int) -> list[str]:
+    """Return the best translation of a text, and then others: the n-th of them has of each sentence the n-th best."""
+    found: list[str] = []
+    for rank in range(1 + max((len(one.alternatives) for one in translations), default=0)):
+        each = [(one, *one.alternatives)[min(rank, len(one.alternatives))].text for one in translations]
+        found.append(text.join(each))
+    return list(dict.fromkeys(found))[: 1 + alternatives]
+
+
+def _known(translator: Translator, text: str) -> float:
+    """Return how many in 100 of the subwords of a text the source dictionary has."""
+    ids = encode(text, translator.task)[:-1]
+    return 100 * float((ids != translator.task.source_dictionary.unk()).float().mean()) if len(ids) else 0.0

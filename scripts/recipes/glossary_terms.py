@@ -1,0 +1,123 @@
+"""How many terms of a glossary a model writes: alone, with --glossary, and with fairseq's --constraints.
+
+python scripts/recipes/glossary_terms.py MODEL PAIRS.tsv TRAINING.tsv [SENTENCES]
+
+The glossary is drawn from word alignments of PAIRS.tsv, which are learnt with TRAINING.tsv: source words of 4 letters or more
+that are there 2 to 20 times, with the word that most of their links go to. An occurrence counts where the reference has it as
+well; --constraints is given just those. BLEU and speed are of the same sentences.
+"""
+
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.token_generation_constraints import pack_constraints
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.cli.command import markdown_table
+from fairseq_ccpr.evaluation.translation.scores import score
+from fairseq_ccpr.inference.sentences import Translation, batches_of, encode
+from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair
+from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
+from fairseq_ccpr.phrases.statistical_aligners import StatisticalAligner
+from fairseq_ccpr.text.glossary import Glossary
+from fairseq_ccpr.text.pairs import TextPairs, read_pairs
+from fairseq_ccpr.text.words import word_spans
+
+LETTERS, TIMES, SHARE = 4, range(2, 21), 0.5
+
+
+def main() -> None:
+    if len(sys.argv) < 4:
+        sys.exit(__doc__.strip())
+    model, pairs, training, *rest = sys.argv[1:]
+    rows = list(islice(read_pairs(Path(pairs)), int(rest[0]) if rest else 300))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "terms.tsv"
+        terms = drawn(rows, Path(training))
+        path.write_text("".join(f"{source}\t{target}\n" for source, target in terms), encoding="utf-8")
+        glossary = Glossary(path)
+        wanted = [
+            [here for _, _, variants in glossary.find(source) if (here := in_text(variants, reference))]
+            for source, reference in rows
+        ]
+        print(f"{len(terms):,} terms, {sum(map(len, wanted)):,} occurrences in {len(rows):,} sentences")
+        plain, helped = Translator(model), Translator(model, glossary=path)
+        table: list[list[Any]] = [["", "terms in the output", "BLEU", "sentences/s"]]
+        for name, system in (("model alone", plain), ("--glossary", helped)):
+            list(system.translate([rows[0][0]]))
+            start = time.perf_counter()
+            texts = [one.text for one in system.translate([source for source, _ in rows])]
+            table.append(row(name, texts, rows, wanted, time.perf_counter() - start))
+        start = time.perf_counter()
+        texts = constrained(plain, rows, wanted)
+        table.append(row("--constraints unordered", texts, rows, wanted, time.perf_counter() - start))
+    print(markdown_table(table))
+
+
+def drawn(rows: list[tuple[str, str]], training: Path) -> list[tuple[str, str]]:
+    """Return the terms of the pairs by their word alignments."""
+    most = ExtractionSettings.max_words
+    known = list(usable_pairs(TextPairs(pairs=training), word_spans, most, Counter()))
+    own = [SentencePair(source, target, word_spans(source), word_spans(target)) for source, target in rows]
+    aligner = StatisticalAligner("fast-align", AlignerOptions(ExtractionSettings.symmetrization, None, None))
+    aligner.train([*known, *own], False)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for pair, links in zip(own, aligner.align(own)):
+        sources, targets = pair.words()[0], [pair.target[start:end] for start, end in pair.target_words]
+        for source, target in links.tolist():
+            if sources[source].isalpha() and len(sources[source]) >= LETTERS and targets[target].isalpha():
+                counts[sources[source]][targets[target]] += 1
+    terms = []
+    for source, of in counts.items():
+        target, times = of.most_common(1)[0]
+        if of.total() in TIMES and times > SHARE * of.total():
+            terms.append((source, target))
+    return terms
+
+
+def in_text(variants: list[str], text: str) -> list[str]:
+    """Return the variants that a text has."""
+    words = f" {' '.join(text[start:end] for start, end in word_spans(text))} "
+    return [one for one in variants if f" {one} " in words]
+
+
+def constrained(system: Translator, rows: list[tuple[str, str]], wanted: list[list[list[str]]]) -> list[str]:
+    """Translate with fairseq's constraints: of each occurrence the first variant that the reference has."""
+    task: Any = system.task
+    dictionary = task.target_dictionary
+    system.cfg.generation.constraints = "unordered"
+    generator = task.build_base_generator(system.models, system.cfg.generation)
+    terms = [
+        [dictionary.encode_line(task.bpe.encode(one[0]), append_eos=False, add_if_not_exist=False).long() for one in of]
+        for of in wanted
+    ]
+    texts = [""] * len(rows)
+    for sample in batches_of([encode(source, task) for source, _ in rows], system.cfg, task):
+        places = sample["id"].tolist()
+        packed = pack_constraints([terms[place] for place in places])
+        with torch.no_grad():
+            found = task.inference_step(generator, system.models, sample, constraints=packed)
+        for place, hypotheses in zip(places, found):
+            texts[place] = Translation.of(rows[place][0], hypotheses[:1], system).text
+    return texts
+
+
+def row(
+    name: str, texts: list[str], rows: list[tuple[str, str]], wanted: list[list[list[str]]], seconds: float
+) -> list[Any]:
+    """Make a row of the table."""
+    there = [bool(in_text(variants, text)) for text, of in zip(texts, wanted) for variants in of]
+    bleu = score(texts, [reference for _, reference in rows]).bleu
+    return [name, f"{100 * sum(there) / len(there):.1f}%", f"{bleu:.2f}", f"{len(rows) / seconds:.1f}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A glossary's terms are found, wanted inside beam search, and followed to their end; without one nothing changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.decoding.glossary_memory import GlossaryVotes
+from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.glossary import Glossary
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import call, equal, refused, write_lines
+from tests.small_models import World, subword_options
+
+SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def sentences(world: World) -> list[str]:
+    return [source for source, _ in read_pairs(world.folder / "test.tsv")][:12]
+
+
+def translations(world: World, sentences: list[str], **options: Any) -> list[str]:
+    translator = Translator(world.model, data=world.data_bin, **SHORT, **options)
+    return [one.text for one in translator.translate(sentences)]
+
+
+def test_terms_are_found_whole_and_longest_first(tmp_path: Path) -> None:
+    lines = "Haus\thouse", "haus  Gottes\ttemple", "haus\thome", "Haus\thouse", "", "z. B.\te.g."
+    glossary = Glossary(write_lines(tmp_path / "terms.tsv", *lines))
+    text = "Das HAUS Gottes, Hausherr: z. B. das Haus."
+    found = [(text[start:end], variants) for start, end, variants in glossary.find(text)]
+    assert found == [("HAUS Gottes", ["temple"]), ("z. B.", ["e.g."]), ("Haus", ["house", "home"])]
+
+
+def test_terms_are_written_and_other_sentences_stay_as_they_are(
+    world: World, sentences: list[str], tmp_path: Path
+) -> None:
+    """Without a datastore: of each sentence with `und` one of the variants, whole, which the model would never write."""
+    terms = write_lines(tmp_path / "terms.tsv", "und\tshepherd of Moab", "und\tking of Moab")
+    plain = translations(world, sentences)
+    wanted = translations(world, sentences, glossary=terms)
+    for source, before, after in zip(sentences, plain, wanted):
+        with_term = "und" in source.casefold().replace(",", " ").split()
+        assert before == after if not with_term else "of Moab" not in before and "of Moab" in after
+        assert after.count("of Moab") <= max(1, source.casefold().split().count("und") + 1)
+
+
+def test_it_goes_with_a_datastore_and_is_in_the_signature(
+    world: World, decode: Callable, tmp_path: Path, sentences: list[str]
+) -> None:
+    """To the bit: terms that no sentence has change nothing."""
+    other, und = (
+        write_lines(tmp_path / name, line)
+        for name, line in (("other.tsv", "Xylophon\txylophone"), ("und.tsv", "und\tmoon"))
+    )
+    words = [*subword_options(world), "--beam", 2]
+    usual = decode(*words)
+    assert equal(decode(*words, "--glossary", other), usual)
+    assert not equal(decode(*words, "--glossary", und), usual, tolerance=1e-3)
+    signatures = [
+        Translator(datastore=world.datastore, **SHORT, **given).signature
+        for given in ({}, {"glossary": other}, {"glossary": und})
+    ]
+    assert len(set(signatures)) == 3 and "glossary:" in str(signatures[1]) and "glossary:" not in str(signatures[0])
+
+
+def test_votes_are_those_of_the_formula() -> None:
+    """Two variants of one term and another term, after a beginning and after one that was written."""
+    tokens = torch.tensor([[[5, 6], [7, -1], [8, 9]]], dtype=torch.int32)
+    lengths, queries = torch.tensor([[2, 1, 2]]), torch.tensor([[0, 0, 1]])
+    table = PhraseTable.of(tokens, lengths, torch.ones(1, 3, dtype=torch.long), queries, torch.ones(1, 3))
+    votes = GlossaryVotes()
+    log_probs = torch.randn(1, 12).log_softmax(dim=1)
+    state = PhraseState(table, torch.tensor([0]))
+
+    def formula(*next_tokens: tuple[int, tuple[float, float]] | None) -> torch.Tensor:
+        ratios = log_probs[0] - log_probs.max()
+        scores = [
+            torch.exp(one[1][0] + one[1][1] * ratios[one[0]]) if one else torch.tensor(0.0) for one in next_tokens
+        ]
+        return torch.stack(scores) / (1 + sum(scores))
+
+    begin, begun = GlossaryVotes.MAY_BEGIN, GlossaryVotes.BEGUN
+    for written, wanted in (
+        (None, ((5, begin), (7, begin), (8, begin))), (5, ((6, begun), (7, begin), (8, begin))),
+        (6, (None, None, (8, begin))), (8, (None, None, (9, begun))), (9, (None, None, None)),
+    ):  # fmt: skip
+        if written is not None:
+            state.advance(torch.tensor([written]))
+        found = votes(state.proposals(log_probs), votes.of_phrases(table))
+        torch.testing.assert_close(found[0], formula(*wanted))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "has no term: write source term, tab, target term"),
+        (b"\n \n", "has no term"),
+        (b"Haus\n", "line 1 has 1 terms: expected two"),
+        (b"Haus\t \n", "line 1 has 1 terms: expected two"),
+        (b"a\tb\nHaus\thouse\thome\n", "line 2 has 3 terms: expected two"),
+        (b"Haus\t\xff\n", "line 1: the bytes are not UTF-8"),
+        (b"w w w w w w w w w w w w w\tone\n", "the source term has 13 words: expected 1 to 12"),
+    ],
+)
+def test_what_is_no_glossary_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "terms.tsv").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=sentence):
+        Glossary(tmp_path / "terms.tsv")
+
+
+def test_what_cannot_be_written_or_explained_is_told(
+    world: World, sentences: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    terms = write_lines(tmp_path / "terms.tsv", "und\t世界", "und\tone")
+    with caplog.at_level(logging.WARNING):
+        assert translations(world, sentences[:1], glossary=terms)
+    assert "the model cannot write '世界'" in caplog.text
+    translator = Translator(datastore=world.datastore, glossary=terms, **SHORT)
+    with pytest.raises(ConfigurationError, match="--glossary works in beam search alone"):
+        translator.explain(sentences[0])
+    done = call(
+        "translate", "--path", world.model, "--data", world.data_bin, "--glossary", tmp_path / "no", check=False
+    )
+    refused(done, "--glossary: there is no file")

@@ -1,0 +1,237 @@
+"""LibreTranslate's API, by its own client and by hand; learning; what is refused, and that the server outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.server.texts import HTML
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import PROGRAM, ROOT, call, refused
+from tests.server.conftest import Served, served
+from tests.small_models import World
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture(scope="module")
+def pairs(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+def alone(server: Served, sentence: str) -> str:
+    (one,) = server.translator.translate([sentence])
+    return one.text
+
+
+def test_an_unmodified_client_translates(server: Served, pairs: list[tuple[str, str]]) -> None:
+    client = LibreTranslateAPI(server.url)
+    source = pairs[0][0]
+    assert client.translate(source, "de", "en") == alone(server, source)
+    assert client.languages() == [
+        {"code": "de", "name": "German", "targets": ["en"]}, {"code": "en", "name": "English", "targets": []}
+    ]  # fmt: skip
+    (detected,) = client.detect(source)
+    assert detected["language"] == "de" and detected["confidence"] > 90
+
+
+def test_texts_lists_lines_and_alternatives(server: Served, pairs: list[tuple[str, str]]) -> None:
+    (one, _), (two, _) = pairs[:2]
+    first, second = alone(server, one), alone(server, two)
+    status, answer = server.ask("/translate", "POST", q=[one, "", f"{one}\n\n {two}"], source="de-AT", target="EN")
+    assert status == 200 and answer == {"translatedText": [first, "", f"{first}\n\n {second}"]}
+    status, answer = server.ask("/translate", "POST", q=one, source="auto", target="en", alternatives=2)
+    assert answer["translatedText"] == first and answer["detectedLanguage"]["language"] == "de"
+    assert len(answer["alternatives"]) == 2 and len({first, *answer["alternatives"]}) == 3
+    body = urlencode([("q", one), ("q", two), ("source", "de"), ("target", "en")]).encode()
+    assert server.send("/translate", body, FORM) == (200, {"translatedText": [first, second]})
+
+
+def test_html_keeps_its_tags(server: Served, pairs: list[tuple[str, str]]) -> None:
+    source = pairs[0][0]
+    text = f'<!-- {source} --><p class="a">{source}</p>\n<style>p > a {{}}</style>1 &lt; 2<br/>'
+    status, answer = server.ask("/translate", "POST", q=text, format=HTML)
+    translation = alone(server, source)
+    assert status == 200
+    assert answer["translatedText"].startswith(
+        f'<!-- {source} --><p class="a">{translation}</p>\n<style>p > a {{}}</style>'
+    )
+    assert (
+        answer["translatedText"].endswith("<br/>") and "<" not in answer["translatedText"].rpartition("style>")[2][:-5]
+    )
+
+
+def test_what_is_learnt_counts_is_shown_and_is_forgotten(server: Served, pairs: list[tuple[str, str]]) -> None:
+    source, target = pairs[2]
+    before = server.ask("/translate", "POST", q=source)[1]["translatedText"]
+    assert before != target
+    status, answer = server.ask("/learn", "POST", q=source, s=target, source="de", target="en")
+    assert status == 200 and answer["success"]
+    number = answer["id"]
+    assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == target
+    body = urlencode({"q": source, "s": target, "source": "de", "target": "en"}).encode()
+    assert server.send("/suggest", body, FORM)[1]["id"] == number
+    _, memory = server.ask(f"/memory?q={quote(source.split()[0])}&limit=5")
+    assert {"id": number, "source": source, "target": target, "count": 2} in memory["pairs"] and memory["found"] == 1
+    _, explanation = server.ask(f"/explain?q={quote(source)}")
+    learnt = {one["learnt"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]}
+    assert number in learnt and explanation["sentences"][0]["translation"] == target
+    assert server.ask(f"/memory/{number}", "DELETE") == (200, {"success": True})
+    assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == before
+    status, answer = server.ask(f"/memory/{number}", "DELETE")
+    assert status == 404 and answer["error"] == f"there is no pair {number} among what was learnt"
+
+
+def test_clients_at_the_same_time_get_what_they_would_alone(server: Served, pairs: list[tuple[str, str]]) -> None:
+    sources = [source for source, _ in pairs[:24]]
+    wanted = [one.text for one in server.translator.translate(sources)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda source: server.ask("/translate", "POST", q=source)[1], sources))
+    assert [one["translatedText"] for one in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "sentence"),
+    [
+        ({"source": "de"}, 400, "the parameter q is missing"),
+        ({"q": 3}, 400, "the parameter q is int: expected a text"),
+        ({"q": ["a", 3]}, 400, "the parameter q is a list with something else than texts"),
+        ({"q": "a" * 3001}, 400, "has 3,001 characters, and this server takes 3,000: divide it"),
+        ({"q": [""] * 3001}, 400, "has 3,001 characters"),
+        ({"q": "a", "source": "fr"}, 400, "source is fr: this server translates from de to en"),
+        ({"q": "a", "target": "auto"}, 400, "target is auto: this server translates from de to en"),
+        ({"q": "a", "target": ["en"]}, 400, "the parameter target is list: expected a text"),
+        ({"q": "a", "format": "pdf"}, 400, "the format pdf is not known: text or html"),
+        ({"q": "a", "alternatives": -1}, 400, "the parameter alternatives is '-1': expected a whole number from 0"),
+        ({"q": "a", "alternatives": True}, 400, "expected a whole number from 0"),
+        ({"q": "\ud800"}, 400, "half a character"),
+        ({"q": "ja " * 1000}, 400, "sentence 1 has no translation: 2,001 tokens, and the model takes 1,024: divide it"),
+        ({"q": "a" * 200_000}, 413, "the request is longer than the 101,536 bytes"),
+    ],
+)
+def test_what_cannot_be_translated_is_refused(server: Served, sent: dict, status: int, sentence: str) -> None:
+    found, answer = server.ask("/translate", "POST", **sent)
+    assert found == status and list(answer) == ["error"] and re.search(sentence, answer["error"]), answer
+    assert server.ask("/health") == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "sentence"),
+    [
+        ("/translate", b'{"q": ', {"Content-Type": "application/json"}, 400, "the body is not valid application/json"),
+        ("/translate", b"[1]", {"Content-Type": "application/json"}, 400, "expected {…}, found list"),
+        ("/translate", b"[" * 100_000, {"Content-Type": "application/json"}, 400, "not valid application/json"),
+        ("/translate", b'{"q": "\xff"}', {"Content-Type": "application/json"}, 400, "not valid application/json"),
+        ("/translate", b"q=%ff", FORM, 400, "not valid application/x-www-form-urlencoded in UTF-8"),
+        ("/translate", b"q=a", {"Content-Type": "text/plain"}, 415, "the body is text/plain: send application/json"),
+        ("/translate", b"q=a", {"Origin": "https://example.org"}, 403, "pages of https://example.org are refused"),
+        ("/translate", b"q=a", {"Host": "example.org"}, 403, "this server is not example.org: ask for it as localhost"),
+        ("/nowhere", b"", FORM, 404, "Not Found"),
+        ("/health", b"", FORM, 405, "Method Not Allowed"),
+        ("/learn", b"q=a", FORM, 400, "the parameter s is missing"),
+        ("/learn", b"q=+&s=a", FORM, 400, "the pair was not learnt: its source is empty"),
+        ("/explain", b"q=+", FORM, 400, "the parameter q has no sentence"),
+    ],
+)
+def test_malformed_requests_are_answered_with_an_error(
+    server: Served, path: str, body: bytes, headers: dict[str, str], status: int, sentence: str
+) -> None:
+    found, answer = server.send(path, body, FORM | headers)
+    assert found == status and list(answer) == ["error"] and sentence in answer["error"], answer
+    assert server.ask("/health") == (200, {"status": "ok"})
+
+
+def test_bytes_that_are_no_http_and_clients_that_leave_harm_nobody(server: Served) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    for sent in (b"\x16\x03\x01\x00", b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nq="):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(sent)
+    assert server.ask("/health") == (200, {"status": "ok"})
+
+
+def test_a_key_keeps_others_out(
+    new_translator: Callable[[], Translator], capfd: pytest.CaptureFixture[str], pairs: list[tuple[str, str]]
+) -> None:
+    key, source = "a key of mine", pairs[0][0]
+    with served(new_translator(), key=key) as server:
+        for given in ({}, {"api_key": "another"}, {"api_key": 3}):
+            status, answer = server.ask("/translate", "POST", q=source, **given)
+            assert status == 403 and "the API key is missing or wrong" in answer["error"]
+        assert server.ask("/memory")[0] == server.ask("/memory/1", "DELETE")[0] == 403
+        assert server.ask("/memory", headers={"Authorization": f"Bearer {key}"})[0] == 200
+        assert LibreTranslateAPI(server.url, key).translate(source, "de", "en") == alone(server, source)
+        assert server.ask("/languages")[0] == server.ask("/health")[0] == 200
+        assert server.ask("/frontend/settings")[1]["keyRequired"] is True
+
+
+def test_the_command_serves_and_ends_when_told(world: World, tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
+    """What was asked before is answered; a server that is told to end ends well; texts are in no log."""
+    words = ["serve", "--datastore", world.datastore, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [*PROGRAM, *map(str, words)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        server = Served(url, None)  # type: ignore[arg-type]
+        while server.ask("/health")[0] != 200:
+            pass
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.ask, "/translate", "POST", q=[source for source, _ in pairs])
+            while not (lines := server.ask("/health")) or lines[0] != 200:
+                pass
+            process.send_signal(signal.SIGTERM)
+            status, answered = answer.result()
+        _, err = process.communicate(timeout=60)
+    assert status == 200 and len(answered["translatedText"]) == len(pairs)
+    assert process.returncode == 0, err
+    assert "POST /translate 200" in err and pairs[0][0] not in err and "Traceback" not in err
+
+
+def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = ["--datastore", world.datastore, "--cpu"]
+    refused(
+        call("serve", *base, "--host", "0.0.0.0", check=False), "--host 0.0.0.0 lets other machines in: give --api-key"
+    )
+    refused(call("serve", *base, "--port", 70000, check=False), "--port is 70000")
+    refused(call("serve", *base, "--api-key-file", tmp_path / "none", check=False), "there is no such file")
+    (tmp_path / "key").write_text("short\n")
+    refused(
+        call("serve", *base, "--api-key-file", tmp_path / "key", check=False),
+        "has 5 characters: a key is one line of 8",
+    )
+    monkeypatch.setenv("FAIRSEQ_CCPR_API_KEY", "")
+    refused(call("serve", *base, check=False), "FAIRSEQ_CCPR_API_KEY has 0 characters")
+    monkeypatch.delenv("FAIRSEQ_CCPR_API_KEY")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(call("serve", *base, "--port", port, check=False), f"cannot listen at 127.0.0.1, port {port}")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "fairseq_ccpr.server.serving", raising=False)
+    monkeypatch.delattr("fairseq_ccpr.server.serving", raising=False)
+    refused(call("serve", *base, check=False), "the server needs uvicorn, which is not installed: pip install")
+
+
+def test_the_page_is_one_file_that_asks_this_server_alone(server: Served) -> None:
+    from urllib.request import urlopen
+
+    with urlopen(server.url) as answer:
+        page, headers = answer.read().decode(), answer.headers
+    assert "connect-src 'self'" in headers["Content-Security-Policy"] and headers["X-Content-Type-Options"] == "nosniff"
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", page) and "http" not in page
+    settings = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert settings["names"] == {"source": "German", "target": "English"} and settings["learns"]
