@@ -71,6 +71,7 @@ with its target hidden. They are tried among all of --source and --target, and t
 Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximate and in memory, 2 to 3 KB a fragment;
 --index exact reads the keys from disk instead, and compares each with each.
 """
+DOUBTFUL_SHARE = 0.1  # of sources with a partner: below, estimates are poor
 
 
 @dataclass
@@ -169,6 +170,11 @@ def _choose(options: Options, miner: Miner, labelled: LabelledText | None, given
         f"without labels: {estimated.share:.0%} of the sources seem to have a partner, and F1 to be "
         f"{100 * estimated.f1:.0f}, at a score from {estimated.threshold:.4g}"
     )
+    if estimated.share < DOUBTFUL_SHARE:
+        logger.warning(
+            "the threshold is estimated poorly where so few sources have a partner, or the encoder does not know a language: "
+            "label a hundred pairs of such text for --tune"
+        )
     return TunedSettings(miner.method, given.encoder)
 
 

@@ -98,6 +98,17 @@ def test_without_labels(made: Path, tmp_path: Path) -> None:
     refused(call(*words, "--settings", tmp_path / "no.json", check=False), "there are no settings at .*no.json")
 
 
+def test_a_warning_where_hardly_anything_pairs(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    targets = set((made / "en.txt").read_text(encoding="utf-8").splitlines())
+    alone = [source for source, target in list(read_pairs(made / "pairs.tsv"))[90:190] if target not in targets]
+    others = write_lines(tmp_path / "others.txt", *alone)
+    words = ["--encoder", made / "vectors", "--output", tmp_path / "mined.tsv", "--quiet"]
+    call("mine", "--source", made / "de.txt", "--target", made / "en.txt", *words)
+    assert "estimated poorly" not in caplog.text
+    call("mine", "--source", others, "--target", made / "en.txt", *words)
+    assert "estimated poorly where so few sources have a partner" in caplog.text
+
+
 def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, target = next(iter(read_pairs(made / "pairs.tsv")))
     one = write_lines(tmp_path / "one.txt", target)
