@@ -73,6 +73,8 @@ setup(
             # Marian models, for what is converted to be compared with.
             "transformers>=5",
         ],
+        # The site of the documentation, see mkdocs.yml.
+        "docs": ["zensical==0.0.73"],  # its settings may still change between releases
         # What scripts/marian_speed.py compares a converted model with.
         "benchmark": ["ctranslate2>=4", "transformers>=5"],
     },
