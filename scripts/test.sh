@@ -9,7 +9,7 @@ ruff check .
 mypy
 lint-imports --no-cache
 python scripts/docs.py
-zensical build --strict
+zensical build --clean --strict
 # Two at a time, a file to each, on one thread: more would wait for each other.
 export OMP_NUM_THREADS=1
 pytest -n 2 --dist loadfile "$@"
