@@ -31,6 +31,7 @@ CLASSES = (
     "ModelView",
     "Neighbours",
 )
+INHERITED = {"Translator": ("translate",)}  # what is public of the classes above
 OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
 
 
@@ -64,8 +65,7 @@ def python() -> str:
     for name in CLASSES:
         kind = getattr(fairseq_ccpr, name)
         parts += [f"## {name}", _documented(name, kind)]
-        ours = [one for one in kind.__mro__ if one.__module__.startswith("fairseq_ccpr")]
-        members = {key: value for one in reversed(ours) for key, value in vars(one).items()}
+        members = {**{inherited: getattr(kind, inherited) for inherited in INHERITED.get(name, ())}, **vars(kind)}
         for method, value in members.items():
             function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
             if not method.startswith("_") and inspect.isfunction(function) and function.__doc__:
