@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -118,6 +119,7 @@ def _documented(name: str, thing: Any) -> str:
     doc = inspect.getdoc(thing) or ""
     function = thing.__init__ if inspect.isclass(thing) else thing
     signature = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    signature = re.sub(r"<function .+? at 0x\w+>", "...", signature)  # whose address is another each time
     return _code(f"{name}{signature}\n\n{doc}")
 
 
