@@ -1,0 +1,137 @@
+"""Writes docs/reference: commands from their parsers, options of decoding from their dataclasses, Python from docstrings.
+
+    python scripts/reference.py
+
+A test fails where what is written differs from what this would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from dataclasses import MISSING, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import fairseq_ccpr
+from fairseq_ccpr.cli import DAILY, RESEARCH
+from fairseq_ccpr.cli.command import RETRIEVAL, Command, markdown_table
+from fairseq_ccpr.decoding.options import RetrievalConfig
+from fairseq_ccpr.settings import option_name
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+CLASSES = (
+    "Translator",
+    "Translation",
+    "TokenDatastore",
+    "PhraseDatastore",
+    "Memory",
+    "Retriever",
+    "ModelView",
+    "Neighbours",
+)
+INHERITED = {"Translator": ("translate",)}  # what is public of the classes above
+OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    return {"commands.md": commands(), "decoding-options.md": decoding_options(), "python.md": python()}
+
+
+def commands() -> str:
+    """Write the page of all commands."""
+    parts = ["# Commands", "Generated from the parsers of the commands."]
+    for title, named in (("Daily work", DAILY), ("Research", RESEARCH)):
+        parts += [f"## {title}", *(_command(name, what) for name, what in named.items())]
+    return _page(parts)
+
+
+def decoding_options() -> str:
+    """Write the page of the options of decoding."""
+    of_task = {one.name: one.metadata.get("help", "") for one in fields(RetrievalConfig)}
+    own = [["option", "meaning"], *([f"`--{n.replace('_', '-')}`", _cell(of_task[n])] for n in OWN_OPTIONS)]
+    rows = [["option", "default", "values", "meaning"]]
+    for kind in RETRIEVAL:
+        rows += [_decoding_option(kind, one) for one in fields(kind) if "help" in one.metadata]
+    text = "Generated from the dataclasses of the options. [Options of decoding](../options.md) explains their use."
+    return _page(["# Options of decoding, generated", text, markdown_table(own), markdown_table(rows)])
+
+
+def python() -> str:
+    """Write the page of the Python interface: public classes, their public methods, and their docstrings."""
+    parts = ["# Python", "Generated from docstrings. All names are imported from `fairseq_ccpr`."]
+    for name in CLASSES:
+        kind = getattr(fairseq_ccpr, name)
+        parts += [f"## {name}", _documented(name, kind)]
+        members = {**{inherited: getattr(kind, inherited) for inherited in INHERITED.get(name, ())}, **vars(kind)}
+        for method, value in members.items():
+            function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+            if not method.startswith("_") and inspect.isfunction(function) and function.__doc__:
+                parts += [f"### {name}.{method}", _documented(method, function)]
+    return _page(parts)
+
+
+def _command(name: str, what: str) -> str:
+    command: Command = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main
+    parts = [f"### {name}", f"{what[0].upper()}{what[1:]}.", _code(command.text)]
+    rows = [["option", "default", "meaning"]]
+    rows += [_own_option(action) for action in command.parser()._actions if action.dest != "help"]
+    parts += [markdown_table(rows)] if len(rows) > 1 else []
+    if command.rest and command.retrieval:
+        parts.append("It also accepts the [options of decoding](decoding-options.md) and those of fairseq-generate.")
+    elif command.rest:
+        parts.append("It also accepts fairseq's options of tokenizers and subwords.")
+    return "\n\n".join(parts)
+
+
+def _own_option(action: argparse.Action) -> list[str]:
+    value = action.metavar or ("\\|".join(map(str, action.choices)) if action.choices else "")
+    names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+    shown = f"`{names}`" + (f" {_cell(str(value))}" if value and action.option_strings else "")
+    default = "required" if action.required and action.option_strings else _default(action.default)
+    return [shown, default, _cell(action.help or "")]
+
+
+def _decoding_option(kind: type, one: Any) -> list[str]:
+    metadata = one.metadata
+    values = ", ".join(metadata["choices"]) or metadata["within"]
+    return [f"`{option_name(kind, one)}`", _default(one.default), values, _cell(metadata["help"])]
+
+
+def _default(value: Any) -> str:
+    if value is None or value is False or value is MISSING or value == "" or value == []:
+        return ""
+    return f"`{' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}`"
+
+
+def _cell(text: str) -> str:
+    """Write text that stands in a cell of a table: no line breaks, columns, tags or emphasis of its own."""
+    text = " ".join(text.replace("%%", "%").split())
+    return "".join(
+        f"\\{letter}" if letter in "|<>*_[]" and text[at - 1] != "\\" else letter for at, letter in enumerate(text)
+    )
+
+
+def _documented(name: str, thing: Any) -> str:
+    doc = inspect.getdoc(thing) or ""
+    function = thing.__init__ if inspect.isclass(thing) else thing
+    signature = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    signature = re.sub(r"<function .+? at 0x\w+>", "...", signature)  # whose address is another each time
+    return _code(f"{name}{signature}\n\n{doc}")
+
+
+def _code(text: str) -> str:
+    return f"```text\n{text.strip()}\n```"
+
+
+def _page(parts: list[str]) -> str:
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
