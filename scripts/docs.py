@@ -13,13 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build" / "pages"
-SUFFIXES = ("*.md", "*.png")
+FILES = ("*.md", "*.png", "docs/results/data/*.json", "benchmarks/*.json")
 
 
 def gather() -> None:
-    """Copy all pages and pictures that git knows, or would add."""
+    """Copy all pages, pictures and figures that git knows, or would add."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *SUFFIXES]
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FILES]
     for name in filter(None, subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")):
         source, target = ROOT / name, PAGES / name
         if source.exists():  # else it was removed, and git was not told yet

@@ -2,7 +2,7 @@
 
 python scripts/recipes/gpu_search.py OUTPUT
 
-OUTPUT gets search.json and search.md, the rows of BENCHMARKS.md. The exit code is 1 where a search is wrong, or where a
+OUTPUT gets search.json and search.md, the rows of docs/benchmarks.md. The exit code is 1 where a search is wrong, or where a
 kernel could not be launched and torch searched in its place.
 """
 
@@ -116,7 +116,7 @@ def measure(width: int, sweep: Sweep, device: torch.device) -> Iterator[SearchCo
 
 
 def table(rows: list[SearchCost]) -> str:
-    """Tabulate as BENCHMARKS.md does."""
+    """Tabulate as docs/benchmarks.md does."""
     lines = [
         "| width | keys | index | H | k | ms | fastest–slowest | floor, ms | ÷ floor | recall |",
         "|---" * 10 + "|",

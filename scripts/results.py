@@ -1,0 +1,71 @@
+"""Writes the tables and signatures of the pages in docs/results/ as JSON in docs/results/data/.
+
+    python scripts/results.py
+
+The pages are the source: each figure stands once, in the table that people read. tests/test_pages.py fails where the JSON
+is out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
+
+
+def main() -> None:
+    """Write one file per page, and remove those whose page is gone."""
+    (FOLDER / "data").mkdir(exist_ok=True)
+    for path in (FOLDER / "data").glob("*.json"):
+        path.unlink()
+    for name, text in files().items():
+        (FOLDER / "data" / name).write_text(text, encoding="utf-8")
+
+
+def files() -> dict[str, str]:
+    """Return the text of each file by its name."""
+    pages = {path.stem: read(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.md"))}
+    return {f"{name}.json": json.dumps(page, ensure_ascii=False, indent=1) + "\n" for name, page in pages.items()}
+
+
+def read(page: str) -> dict[str, Any]:
+    r"""Return a page's title, its tables and its signatures.
+
+    A cell left empty in a table's first column repeats the cell above it, as in the page; bold type is left out.
+
+    >>> read("# T\n\n## S\n\n| a | b |\n|---|---|\n| x | **1** |\n| | 2 |\n\n```text\nn: s|t\n```\n")["tables"]
+    [{'section': 'S', 'columns': ['a', 'b'], 'rows': [['x', '1'], ['', '2']]}]
+    """
+    found: dict[str, Any] = {"title": "", "tables": [], "signatures": {}}
+    section, fence, table = "", "", None
+    for line in page.splitlines():
+        if line.startswith("```"):
+            fence = "" if fence else line[3:] or "text"
+        elif fence:
+            if fence == "text" and section == "Signatures":
+                name, signature = line.split(": ", 1)
+                found["signatures"][name] = signature
+        elif line.startswith("# "):
+            found["title"] = line[2:]
+        elif line.startswith("#"):
+            section = line.lstrip("# ")
+        elif line.startswith("|") and table is None:
+            table = {"section": section, "columns": _cells(line), "rows": []}
+            found["tables"].append(table)
+        elif line.startswith("|") and table is not None and not line.startswith("|---"):
+            table["rows"].append(_cells(line))
+        elif not line.startswith("|"):
+            table = None
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
+    return [cell.replace("**", "").replace("\\|", "|").replace("\\*", "*").strip() for cell in cells]
+
+
+if __name__ == "__main__":
+    main()
