@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
+
 from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.common_options import count_option, json_option
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.translation.near_duplicates import NEAR, highest_resemblance
 from fairseq_ccpr.evaluation.translation.significance import SystemsComparison, compare_systems
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_lines
@@ -20,6 +23,9 @@ as sacrebleu does it: the difference, between which limits it lies in 95% of the
 between equal systems.
 
   fairseq-ccpr evaluate systems reference.txt base=base.txt knn=knn.txt clknn=clknn.txt
+  fairseq-ccpr evaluate systems reference.txt base=base.txt knn=knn.txt --unlike train.tsv
+
+The second command adds the scores of the sentences that have no near-duplicate in the training text.
 
 Files are detokenised text, a sentence a line, plain, .gz or .xz, such as fairseq-ccpr compare --results-path writes.
 """
@@ -34,6 +40,12 @@ class Options:
         help="translations; the first is the baseline", positional=True, nargs="+", metavar="[NAME=]FILE"
     )
     more_references: list[Path] = option([], "further references of the same sentences", nargs="+", metavar="FILE")
+    unlike: Optional[Path] = option(
+        None,
+        "score again without the sentences whose reference nearly stands in this text, TSV of sentence pairs or target "
+        f"sentences: with a word-set Jaccard similarity of {NEAR} or more",
+        metavar="TEXT",
+    )
     samples: int = count_option(1000, "bootstrap samples")
     json: Optional[Path] = json_option()
 
@@ -81,11 +93,33 @@ def compare(options: Options) -> int:
     comparison = compare_systems(systems, references, options.samples)
     print(as_markdown(comparison))
     print(f"\n{len(references[0]):,} sentences; p against {next(iter(systems))}, {options.samples:,} bootstrap samples")
+    results = asdict(comparison)
+    if options.unlike is not None:
+        rest = unlike(options.unlike, references[0])
+        chosen = {name: [lines[i] for i in rest] for name, lines in systems.items()}
+        apart = compare_systems(chosen, [[lines[i] for i in rest] for lines in references], options.samples)
+        print(f"\n{as_markdown(apart)}\n\n{len(rest):,} sentences without a near-duplicate in {options.unlike}")
+        results["unlike"] = {"text": options.unlike.name, "below": NEAR, "sentences": len(rest), "rows": apart.rows}
     for metric, signature in comparison.signatures.items():
         print(f"{metric} {signature}")
     if options.json:
-        options.json.write_text(json.dumps(asdict(comparison), indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def unlike(path: Path, references: list[str]) -> list[int]:
+    """Return the numbers of the references without a near-duplicate among the target sentences of a text.
+
+    Raises:
+        ConfigurationError: none is left.
+    """
+    targets = [line.split("\t")[1] if "\t" in line else line for line in read_text(path)]
+    rest = np.flatnonzero(highest_resemblance(references, targets) < NEAR).tolist()
+    if not rest:
+        raise ConfigurationError(
+            f"--unlike {path}: every reference has a near-duplicate there, so there is nothing to score; is it the test set?"
+        )
+    return rest
 
 
 main = command(HELP, compare, Options)

@@ -52,6 +52,17 @@ def test_stretches_of_the_datastore(world: World, decode: Callable, tmp_path: Pa
     assert shown[0] == f"nearest 1: {follow / pairs:.1%} of {pairs:,} tokens follow a stretch" and len(shown) == 2
 
 
+def test_fuzzy_matches_are_copied(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("Öffne die Datei jetzt\tOpen the file now\nÖffne die Datei\tOpen the file\n")
+    (tmp_path / "source").write_text("Öffne die Datei bald\nSchließe das Fenster\nÖffne die Datei\n")
+    (tmp_path / "base").write_text("one\ntwo\nthree\n")
+    words = [tmp_path / name for name in ("train.tsv", "source", "base")]
+    done = run("scripts/recipes/fuzzy_copy.py", *words)
+    assert done.stdout == "one\ntwo\nOpen the file\n" and "1 of 3 sentences copied" in done.stderr
+    done = run("scripts/recipes/fuzzy_copy.py", *words, 0.7)
+    assert done.stdout == "Open the file now\ntwo\nOpen the file\n" and "2 of 3 sentences copied" in done.stderr
+
+
 def shuffle(store: Path, output: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     return run("scripts/recipes/shuffle_phrases.py", store, output, check=check)
 
