@@ -53,13 +53,16 @@ class Plan:
         to: Sequence[Word],
         outputs: list[Path],
         *reads: Dependency,
+        optional: Sequence[Path] = (),
     ) -> Stage:
         """Return the stage of a command: a new one, unless another has the same words.
 
         Args:
             words: the command line, without `to`.
             to: the words that say where the outputs go.
+            outputs: what it writes.
             reads: what the command depends on.
+            optional: files that it may write besides.
         """
         key = (command, *map(str, words))
         if key not in self._stages:
@@ -68,7 +71,8 @@ class Plan:
             of_fairseq = command == TRAINING
             module, of_command = (command, []) if of_fairseq else (COMMANDS, command.split())
             resumes = of_fairseq or command.startswith("build")
-            self._stages[key] = Stage(name, module, [*of_command, *words, *to], outputs, needs, inputs, resumes)
+            line = [*of_command, *words, *to]
+            self._stages[key] = Stage(name, module, line, outputs, needs, inputs, resumes, list(optional))
         return self._stages[key]
 
     def data(self, domain: str) -> Dependency:
@@ -212,7 +216,8 @@ class Plan:
         words += ["--also", *(other.path for other in others)] if others else []
         output = self.output / "tuned" / home / f"{name}.options"
         to, outputs = ["--output", str(output), "--no-progress-bar"], [output, output.with_name(f"{output.name}.png")]
-        return self._add(f"tune/{home}/{name}", "tune", words, to, outputs, *reads, *others)
+        trust = output.with_name(f"{output.name}.trust")
+        return self._add(f"tune/{home}/{name}", "tune", words, to, outputs, *reads, *others, optional=[trust])
 
     def decode(self, name: str, domain: str) -> Stage:
         """Return the stage that translates a domain's test set with a system, and with the base model in turns."""

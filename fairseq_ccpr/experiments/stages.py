@@ -32,6 +32,14 @@ class FileArguments:
 
     path: Path
 
+    def read(self) -> list[str]:
+        """Read the words; files that were written next to this one are named where they are now, after a move as well."""
+        words = shlex.split(self.path.read_text(encoding="utf-8"))
+        beside = f"{self.path.name}."
+        return [
+            str(self.path.parent / name) if (name := Path(word).name).startswith(beside) else word for word in words
+        ]
+
     def __str__(self) -> str:
         return f"$(cat {self.path})"
 
@@ -50,6 +58,7 @@ class Stage:
     needs: list[Stage] = field(default_factory=list)
     inputs: list[tuple[str, str]] = field(default_factory=list)  # settings of the experiment, and the paths they name
     resumes: bool = False  # whether a killed command resumes; else what it has written is removed first
+    optional: list[Path] = field(default_factory=list)  # files that it may write; they must stay as it left them
 
     @property
     def file_name(self) -> str:
@@ -75,8 +84,8 @@ def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambd
 class Runner:
     """Runs stages in a folder, into an output, and knows which of them are done.
 
-    A stage is done when its outputs exist and its stamp has the digest of its command, of the files it reads, by size and
-    time, and of the stages it needs. Otherwise it runs again.
+    A stage is done when its outputs exist, its optional files are those that it wrote, and its stamp has the digest of its
+    command, of the files it reads, by size and time, and of the stages it needs. Otherwise it runs again.
 
     Args:
         folder: where commands run.
@@ -118,7 +127,15 @@ class Runner:
 
     def done(self, stage: Stage) -> bool:
         """Tell whether a stage need not run."""
-        return self.stamp(stage) is not None and all(path.exists() for path in stage.outputs)
+        stamp = self.stamp(stage)
+        if stamp is None or not all(path.exists() for path in stage.outputs):
+            return False
+        found = self._optional_files(stage)
+        return found == stamp.get("optional_files", found)  # stamps of before do not say
+
+    def _optional_files(self, stage: Stage) -> dict[str, str]:
+        """Digest the optional files that there are."""
+        return {self._portable(str(path)): fingerprint.of_file(path) for path in stage.optional if path.is_file()}
 
     def to_do(self, goals: Iterable[Stage]) -> list[Stage]:
         """Sort the goals that are not done, each after the stages it needs that are not done either.
@@ -144,7 +161,7 @@ class Runner:
         words: list[str] = ["-m", stage.module]
         for word in stage.words:
             if isinstance(word, FileArguments) and word.path.is_file():
-                words += shlex.split(word.path.read_text(encoding="utf-8"))
+                words += word.read()
             else:
                 words.append(str(word))
         return words
@@ -167,7 +184,7 @@ class Runner:
         stamp.unlink(missing_ok=True)
         if not resumed:
             begun.unlink(missing_ok=True)  # before what it vouches for
-            for path in stage.outputs:
+            for path in (*stage.outputs, *stage.optional):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         for folder in (self.stamps, self.logs, *(path.parent for path in stage.outputs)):
             folder.mkdir(parents=True, exist_ok=True)
@@ -187,6 +204,7 @@ class Runner:
             "resumed": resumed,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "created_with": f"fairseq-ccpr {__version__}",
+            "optional_files": self._optional_files(stage),
             "datastore": _describe_datastore(stage.outputs[0]),
         }
         write_json(stamp, about)

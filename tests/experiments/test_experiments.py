@@ -17,7 +17,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from safetensors.torch import load
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.experiments.config import read_config
@@ -256,6 +258,59 @@ def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> Non
     refused(done, r"stage decode/verses/fixed failed with exit code 1 \(.*--knn-k is 0.*\); its log is .*fixed\.log")
     assert "[3/4] decode/verses/fixed" in done.stdout
     assert "tokens/verses/knn-mt" not in to_do(config, "--only", "fixed")
+
+
+@pytest.fixture(scope="module")
+def trusting(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of an experiment that was run, whose tuning left trust."""
+    config = tmp_path_factory.mktemp("trusting") / "one" / "experiment.yaml"
+    settings = settings_of(world, config.parent)
+    lines = [f"{'und der Herr, ' * (number % 5 + 1)}\tthe of and to in that he\n" for number in range(300)]
+    for name, some in (("train", lines), ("valid", lines), ("test", lines[:10])):
+        (config.parent / f"{name}.tsv").write_text("".join(some), encoding="utf-8")
+    text = {name: f"{name}.tsv" for name in ("train", "valid", "test")}
+    settings["domains"] = {"litanies": {"text": text}}
+    settings["tune_options"] = ""
+    settings["systems"] = {"base": {}, "trust": {"tokens": {"options": "--index exact --cpu"}}}
+    write_config(config, settings)
+    with patch("fairseq_ccpr.experiments.stages.execute", execute_here):
+        experiment(config)
+    return config
+
+
+TUNED, DECODED = "tune/litanies/trust", "decode/litanies/trust"
+
+
+def remove_translations(out: Path) -> None:
+    """Remove what made trust superfluous: the translations, and their scores."""
+    shutil.rmtree(out / "decoded" / "litanies" / "trust")
+    (out / "scores" / "litanies.json").unlink()
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_trust_that_is_not_what_tuning_left_is_learned_again(trusting: Path, tmp_path: Path, damage: str) -> None:
+    config = Path(shutil.copytree(trusting.parent, tmp_path / "two")) / trusting.name
+    out = config.parent / "out"
+    trust = out / "tuned" / "litanies" / "trust.options.trust"
+    before = trust.read_bytes()
+    trust.unlink() if damage == "missing" else trust.write_bytes(before[:-1])
+    assert to_do(config) == set()  # what is decoded needs it no more
+    remove_translations(out)
+    assert {TUNED, DECODED} <= to_do(config)
+    experiment(config)
+    assert to_do(config) == set()
+    learned, wanted = load(trust.read_bytes()), load(before)
+    assert all(torch.equal(learned[name], tensor) for name, tensor in wanted.items())
+
+
+def test_an_output_that_was_moved_decodes_with_the_trust_in_it(trusting: Path, tmp_path: Path) -> None:
+    config = Path(shutil.copytree(trusting.parent, tmp_path / "two")) / trusting.name
+    out = config.parent / "out"
+    remove_translations(out)
+    assert TUNED not in to_do(config)
+    experiment(config)
+    stamp = json.loads((out / "stamps" / "decode.litanies.trust.json").read_text())
+    assert "OUTPUT/tuned/litanies/trust.options.trust" in stamp["command"]
 
 
 @pytest.mark.processes
