@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import json
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,11 @@ from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import DEMO
 
 POSITIONS = 96
+TINY = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "activation_function": "swish",
+}  # fmt: skip
+TAGS = (">>eng<<", ">>fra<<")
 
 
 @functools.cache
@@ -84,6 +90,23 @@ def write_marian(
             end_some(model)
     save_marian(folder, model, vocabularies, models)
     return model
+
+
+def train_marian(folder: Path, rows: list[tuple[str, str]], updates: int) -> None:
+    """Train a model of transformers on sentence pairs, with its own tokenizer."""
+    model = write_marian(folder, **TINY, dropout=0.0, init_std=0.05).train()
+    tokenizer = transformers().MarianTokenizer.from_pretrained(folder)
+    optimizer = torch.optim.Adam(model.parameters(), lr=6e-3)
+    rows = sorted(rows, key=lambda row: len(row[1]))
+    for _ in range(updates):
+        start = random.randrange(len(rows) - 32)
+        sources, targets = zip(*rows[start : start + 32])
+        batch = tokenizer(list(sources), text_target=list(targets), return_tensors="pt", padding=True)
+        batch["labels"][batch["labels"] == model.config.pad_token_id] = -100
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+    model.eval().save_pretrained(folder)
 
 
 def end_some(model: Any, share: float = 0.3) -> None:

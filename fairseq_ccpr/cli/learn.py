@@ -29,8 +29,8 @@ translation on, and is on disk before the command says so.
   fairseq-ccpr learn --datastore datastores/mine memory.tmx project.xlf pairs.tsv
 
 Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is there already is counted, and not there twice.
-Pairs that cannot be learnt, as where a side is empty or too long, are left out and counted by reason. A run that was
-interrupted may be run again.
+What cannot be learnt, as where a side is empty or too long, or a line of a TSV is no pair or not UTF-8, is left out and
+counted by reason. A run that was interrupted may be run again.
 
 The command memory shows what was learnt, and exports it; forget takes pairs out again.
 """
@@ -73,7 +73,12 @@ def learn(options: Options, rest: list[str]) -> int:
         if options.source is not None and options.target is not None:
             learn_pairs(learner, [(options.source, options.target)], done, bar)
         for path in options.files:
-            learn_pairs(learner, read_memory(path, *languages, done.skipped), done, bar)
+            try:
+                learn_pairs(learner, read_memory(path, *languages, done.skipped), done, bar)
+            except ConfigurationError:  # the file is damaged from somewhere on; what came before counts already
+                if done.ids or done.again:
+                    print(summary(done))
+                raise
     print(summary(done))
     size = learner.memory.entries.index.size
     if size > EXACT_UP_TO:

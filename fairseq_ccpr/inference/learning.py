@@ -19,6 +19,7 @@ from fairseq_ccpr.decoding.memory import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.sentences import batches_of, encode, encode_with
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.text.sentencepiece_pair import for_target
 
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
@@ -47,7 +48,7 @@ class Learner:
                 "LearningRetriever"
             )
         self.retriever = retriever
-        self._of_target = (_target_tokenizer(system), system.task.bpe)
+        self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
         """Learn source and target sentences, all together; those that can be learnt count when this returns.

@@ -15,12 +15,12 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class Glossary:
-    """Terms of a TSV: source term, tab, target term; lines of the same source term are variants of its translation.
+    """Terms of a TSV: a source term, and after tabs its translations, variants of which any will do, as on further lines.
 
     A term is found as whole words, whatever its capitals; of terms that overlap the longest counts, and of these the first.
 
     Raises:
-        ConfigurationError: a line that is no pair of terms, or no line at all.
+        ConfigurationError: a line without a source term or without a translation, or no line at all.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,15 +38,16 @@ class Glossary:
     def _add(self, line: str, number: int) -> None:
         columns = [" ".join(column.split()) for column in line.split("\t")]
         where = f"--glossary: {self.path}, line {number}"
-        if len(columns) != 2 or not all(columns):
-            found = len([column for column in columns if column])
-            raise ConfigurationError(f"{where} has {found} terms: expected two, source term, tab, target term")
-        words = _words(columns[0])
+        source, *targets = columns
+        targets = [target for target in targets if target]  # spreadsheets end short lines with empty cells
+        if not source or not targets:
+            missing = "target" if source else "source"
+            raise ConfigurationError(f"{where} has no {missing} term: expected source term, tab, target term")
+        words = _words(source)
         if not 0 < len(words) <= MAX_WORDS:
             raise ConfigurationError(f"{where}: the source term has {len(words)} words: expected 1 to {MAX_WORDS}")
         variants = self.variants.setdefault(words, [])
-        if columns[1] not in variants:
-            variants.append(columns[1])
+        variants += [target for target in dict.fromkeys(targets) if target not in variants]
         self.most_words = max(self.most_words, len(words))
 
     def find(self, sentence: str) -> Iterator[tuple[int, int, list[str]]]:

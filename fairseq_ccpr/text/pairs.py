@@ -10,6 +10,7 @@ import gzip
 import lzma
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -22,11 +23,15 @@ _SCORE = re.compile(r"-?\d+\.\d+")
 _OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Read the lines of a UTF-8 text without their ends; only a line feed ends one, as in other tools for parallel text."""
+def read_lines(path: Path, skipped: Counter[str] | None = None) -> Iterator[str]:
+    """Read the lines of a UTF-8 text without their ends; only a line feed ends one, as in other tools for parallel text.
+
+    Args:
+        skipped: counts lines that are not UTF-8, which are left out then; otherwise the first is an error.
+    """
     with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
         try:
-            yield from _decoded(stream, str(path))
+            yield from _decoded(stream, str(path), skipped)
         except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
             raise ConfigurationError(f"{path} is damaged, or not what its name says: {error}") from None
 
@@ -36,23 +41,33 @@ def read_standard_input() -> Iterator[str]:
     yield from _decoded(sys.stdin.buffer, "the standard input")
 
 
-def _decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
+def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = None) -> Iterator[str]:
     for number, line in enumerate(stream, 1):
         try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise ConfigurationError(f"{name}, line {number}: the bytes are not UTF-8") from None
+            if skipped is None:
+                raise ConfigurationError(f"{name}, line {number}: the bytes are not UTF-8") from None
+            skipped["a line is not UTF-8"] += 1
+        else:
+            yield text
 
 
-def read_pairs(path: Path, empty_lines: bool = False) -> Iterator[tuple[str, str]]:
+def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
     """Read the sentence pairs of a TSV file: source, tab, target, and perhaps another tab and a score.
 
-    Where `empty_lines` are allowed, one is a pair of empty texts.
+    Args:
+        empty_lines: whether an empty line is a pair of empty texts.
+        skipped: counts lines that are no pair, by a few words that say why; they are left out then. Otherwise the first is
+            an error.
     """
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, skipped), 1):
         columns = line.split("\t") if line.strip() or not empty_lines else ["", ""]
         if len(columns) == 3 and _SCORE.fullmatch(columns[2]):
             del columns[2]
+        if len(columns) != 2 and skipped is not None:
+            skipped[f"a line has {len(columns)} columns, and a pair has 2" if line.strip() else "a line is empty"] += 1
+            continue
         if len(columns) != 2:
             raise ConfigurationError(
                 f"{path}, line {number}: {len(columns)} columns, and a pair has 2: source, tab, target"

@@ -45,7 +45,7 @@ def read_memory(path: Path, source: str, target: str, skipped: Counter[str]) -> 
         raise ConfigurationError(f"there is no file {path}")
     kind = Path(path.stem if path.suffix in PACKED else path.name).suffix.lower()
     if kind in TSV:
-        return read_pairs(path)
+        return read_pairs(path, skipped=skipped)
     if kind not in TMX + XLIFF:
         raise ConfigurationError(
             f"{path} is no TSV, TMX or XLIFF file by its name: it should end in .tsv, .tmx or .xlf"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 import re
 import shutil
 from pathlib import Path
@@ -95,6 +97,23 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     )
     assert "forgot 6 pairs; 0 are left" in call("forget", store, "--all").stdout
     assert not call("memory", store).stdout
+
+
+def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learnt(
+    store: Path, rows: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    words = ["--datastore", store, "--cpu", "--quiet"]
+    lines = [f"{one}\t{two}\n".encode() for one, two in rows[:3]]
+    (tmp_path / "m.tsv").write_bytes(lines[0] + b"a\tb\tc\n" + lines[1] + b"W\xf6rter\twords\n" + lines[2])
+    done = call("learn", *words, tmp_path / "m.tsv")
+    assert done.stdout.splitlines() == [
+        "learnt 3 pairs (ids 1 to 3)", "left out 1: a line has 3 columns, and a pair has 2", "left out 1: a line is not UTF-8",
+    ]  # fmt: skip
+    packed = gzip.compress(b"".join(lines) + bytes(random.randrange(97, 123) for _ in range(9000)))
+    (tmp_path / "cut.tsv.gz").write_bytes(packed[:-2000])
+    cut = call("learn", *words, tmp_path / "m.tsv", tmp_path / "cut.tsv.gz", check=False)
+    refused(cut, "cut.tsv.gz is damaged")
+    assert cut.stdout.startswith("learnt 0 pairs; 3 were there already, and are counted\n")
 
 
 def test_what_cannot_work_is_refused(world: World, store: Path, tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def translations(world: World, sentences: list[str], **options: Any) -> list[str
 
 
 def test_terms_are_found_whole_and_longest_first(tmp_path: Path) -> None:
-    lines = "Haus\thouse", "haus  Gottes\ttemple", "haus\thome", "Haus\thouse", "", "z. B.\te.g."
+    lines = "Haus\thouse", "haus  Gottes\ttemple\t\t", "haus\thome\thouse\tbuilding", "Haus\thouse", "", "z. B.\te.g."
     glossary = Glossary(write_lines(tmp_path / "terms.tsv", *lines))
     text = "Das HAUS Gottes, Hausherr: z. B. das Haus."
     found = [(text[start:end], variants) for start, end, variants in glossary.find(text)]
-    assert found == [("HAUS Gottes", ["temple"]), ("z. B.", ["e.g."]), ("Haus", ["house", "home"])]
+    assert found == [("HAUS Gottes", ["temple"]), ("z. B.", ["e.g."]), ("Haus", ["house", "home", "building"])]
 
 
 def test_terms_are_written_and_other_sentences_stay_as_they_are(
@@ -104,9 +104,9 @@ def test_votes_are_those_of_the_formula() -> None:
     [
         (b"", "has no term: write source term, tab, target term"),
         (b"\n \n", "has no term"),
-        (b"Haus\n", "line 1 has 1 terms: expected two"),
-        (b"Haus\t \n", "line 1 has 1 terms: expected two"),
-        (b"a\tb\nHaus\thouse\thome\n", "line 2 has 3 terms: expected two"),
+        (b"Haus\n", "line 1 has no target term: expected source term, tab, target term"),
+        (b"a\tb\nHaus\t \t\n", "line 2 has no target term"),
+        (b"\thouse\thome\n", "line 1 has no source term"),
         (b"Haus\t\xff\n", "line 1: the bytes are not UTF-8"),
         (b"w w w w w w w w w w w w w\tone\n", "the source term has 13 words: expected 1 to 12"),
     ],

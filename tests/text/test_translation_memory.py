@@ -102,13 +102,22 @@ def test_xliff(tmp_path: Path) -> None:
         ("a.xlf", "<tmx/>", "is no XLIFF: it begins with the element 'tmx'"),
         ("a.tmx.gz", "<tmx/>", "is damaged, or not what its name says"),
         ("a.docx", "", "is no TSV, TMX or XLIFF file by its name"),
-        ("a.tsv", "one\ttwo\tthree\n", "line 1: 3 columns, and a pair has 2"),
-        ("a.tsv", b"\xff\ttwo\n", "line 1: the bytes are not UTF-8"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str | bytes, sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         read(tmp_path / name, text)
+
+
+def test_lines_of_a_tsv_that_are_no_pair_are_counted(tmp_path: Path) -> None:
+    lines = b"a\tb\n", b"one\ttwo\tthree\n", b"\xff\tx\n", b"\n", b"alone\n", b"1\t2\t3\n", b"c\td\t0.5\n", b"x\t\xe4\n"
+    pairs, skipped = read(tmp_path / "m.tsv", b"".join(lines))
+    assert pairs == [("a", "b"), ("c", "d")]
+    assert skipped == {
+        "a line has 3 columns, and a pair has 2": 2, "a line has 1 columns, and a pair has 2": 1, "a line is empty": 1,
+        "a line is not UTF-8": 2,
+    }  # fmt: skip
+    assert read(tmp_path / "m.tsv.gz", gzip.compress(b"".join(lines))) == (pairs, skipped)
 
 
 def test_a_missing_file_and_an_external_document_type(tmp_path: Path) -> None:
