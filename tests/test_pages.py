@@ -1,10 +1,67 @@
-"""The pages are readable, and each figure stands in one place."""
+"""The pages are readable, say the same version, and each figure stands in one place."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairseq_ccpr.version import __version__
 from scripts import results
+from tests.helpers import ROOT
+from tests.prose import sentences, words
+
+MEAN, MOST = 17, 35  # words of a sentence
+BARE_DECIMAL = re.compile(r"(?<![\w.\])/*\\])\.\d")
+
+
+def pages(*patterns: str) -> list[Path]:
+    """The pages that git knows, or would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    names = subprocess.check_output(command, cwd=ROOT, text=True).split()
+    return [ROOT / name for name in names if (ROOT / name).exists()]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+GUIDES = [
+    page for page in pages("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md")
+    if "docs/reference/" not in str(page)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name)
+def test_sentences_are_short(page: Path) -> None:
+    lengths = {sentence: words(sentence) for sentence in sentences(page.read_text(encoding="utf-8"))}
+    long = [sentence for sentence, length in lengths.items() if length > MOST]
+    assert not long, f"more than {MOST} words: {long}"
+    mean = sum(lengths.values()) / len(lengths)
+    assert mean <= MEAN, f"{mean:.1f} words in a sentence"
+
+
+@pytest.mark.parametrize("page", pages("*.md"), ids=name)
+def test_decimals_have_a_leading_zero(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = [text[max(0, match.start() - 20) : match.end() + 10] for match in BARE_DECIMAL.finditer(text)]
+    assert not found
 
 
 def test_the_figures_as_data_are_those_of_the_pages() -> None:
     kept = {path.name: path.read_text(encoding="utf-8") for path in (results.FOLDER / "data").glob("*.json")}
     assert results.files() == kept, "docs/results/data is out of date: run python scripts/results.py"
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_bytes()
+    assert len(text) <= 10_000 and text.count(b"\n") <= 180
+
+
+def test_pages_name_the_version() -> None:
+    assert f"## {__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    for page in ("quickstart", "installation"):
+        assert f"`fairseq-ccpr {__version__}`" in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ class MergeSettings:
     """The options of `fairseq-ccpr merge`, and the datastores that it is given by name."""
 
     output: Path = option(help="the new datastore: a folder that does not exist", metavar="DIR")
-    remove: list[str] = option([], "texts that the output shall not hold", nargs="+", metavar="NAME")
+    remove: list[str] = option([], "texts to remove", nargs="+", metavar="NAME")
     index: str = option(
         "auto",
         "as of fairseq-ccpr build; disk, or disk:FACTORY, keeps inverted lists on disk",

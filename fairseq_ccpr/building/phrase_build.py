@@ -58,17 +58,19 @@ class PhraseBuildSettings:
     index_parameters: str = option("", "search parameters", metavar="P=V,...")
     store: Optional[str] = option(
         None,
-        "keep the keys in Milvus: a server, or a file of the embedded one; --index and --index-parameters are then "
-        "exact or types and parameters of Milvus (HNSW,M=16,efConstruction=200 and ef=128)",
+        "keep the keys in Milvus: a server, or a file of its embedded form; --index is then exact or a type of Milvus "
+        "(HNSW,M=16,efConstruction=200), --index-parameters its parameters (ef=128)",
         metavar="URI|FILE.db",
     )
-    collection: Optional[str] = option(None, "of Milvus (the name of the output folder)", metavar="NAME")
+    collection: Optional[str] = option(
+        None, "name of the collection in Milvus (the name of the output folder)", metavar="NAME"
+    )
     store_timeout: float = option(
-        TIMEOUT, f"seconds that Milvus may take to answer, all attempts together; {SLOW} times as long to write",
+        TIMEOUT, f"seconds that Milvus may take to answer, all attempts together; writing may take {SLOW} times as long",
         within="(0, inf)", needs="a number of seconds above 0", metavar="S",
     )  # fmt: skip
     chunk_sentences: int = option(
-        4096, "a killed build loses at most so many sentences' work",
+        4096, "checkpoint interval in sentences",
         within="[1, inf)", needs="at least 1 sentence", metavar="N",
     )  # fmt: skip
     bf16: bool = bf16_option()

@@ -96,7 +96,7 @@ class TokenBuildSettings:
         4000, "tokens in a batch, as in fairseq", within="[1, inf)", needs="at least 1 token", metavar="N"
     )
     chunk_tokens: int = option(
-        131072, "a killed build loses at most so many tokens' work",
+        131072, "checkpoint interval in tokens",
         within="[1, inf)", needs="at least 1 token", metavar="N",
     )  # fmt: skip
     fp16: bool = option(False, "run the model in half precision")

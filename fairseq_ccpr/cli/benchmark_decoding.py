@@ -34,7 +34,7 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
 
 HELP = """\
-Speed with token datastores of any size: of decoding, beside plain fairseq in the same process, and of search alone.
+Speed with token datastores of any size: of decoding, relative to plain fairseq in the same process, and of search alone.
 
   fairseq-ccpr benchmark decoding DATA_BIN --path model.pt -s de -t en --bpe sentencepiece --sentencepiece-model spm.model \\
     --systems knn-mt=datastores/raw clknn=datastores/clknn clknn+phrases=datastores/clknn:datastores/phrases \\
@@ -60,7 +60,7 @@ class Options:
     """The command's own options."""
 
     data_bin: str = data_bin_option()
-    systems: list[str] = option(help="systems beside the base model", nargs="+", metavar="NAME=DIR")
+    systems: list[str] = option(help="systems to compare with the base model", nargs="+", metavar="NAME=DIR")
     sizes: list[int] = counts_option([10_000, 100_000, 1_000_000], "keys of a datastore")
     index: list[str] = option(["auto"], "what is searched", nargs="+", metavar="exact|auto|torch-ivf|FACTORY")
     batches: list[int] = counts_option([1, 800, 12_800], "target tokens of a batch")

@@ -33,10 +33,10 @@ Speed and size of phrase datastores.
   fairseq-ccpr benchmark phrases --text mono.en.txt --encoder ccpr/phrase-encoder/ccpr.pt --sentences 1000 10000 \\
     --sizes 10000 100000 1000000 10000000 --json speed.json --plot speed.png
 
-Building, where --text and --encoder are given: a datastore of so many random sentences of the text, as
-`fairseq-ccpr build phrases` makes it, in a temporary folder. Search: random keys of length 1 take the place of phrases,
-searched by the classes that retrieval searches with, a batch at a time, once for nothing and then --repeats times. An index
-of FAISS is written to the temporary folder, which TMPDIR says where to make.
+Building, if --text and --encoder are given: a datastore of --sentences random sentences of the text, as `fairseq-ccpr build
+phrases` makes it, in a temporary folder. Search: random keys of length 1 instead of phrases, searched a batch at a time by
+the classes that retrieval uses, once unmeasured and then --repeats times. A FAISS index is written to a temporary folder,
+which TMPDIR places.
 
 Peak memory is what tensors held on the GPU in each measurement; on a CPU, what the process held so far.
 """

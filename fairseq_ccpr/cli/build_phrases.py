@@ -22,7 +22,7 @@ over all its sentences, of which the first is kept. XPR cannot tell phrases from
 phrases, one a line or separated by tabs. A dictionary of both languages serves for source sentences as well.
 
 The text has a sentence a line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
-already. Run the same command again after a kill and it resumes.
+already. Run the same command again to resume an interrupted build.
 
   fairseq-ccpr build phrases mono.en.txt --encoder ccpr.pt --output datastores/mine --store http://localhost:19530
 

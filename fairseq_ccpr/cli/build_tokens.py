@@ -16,17 +16,17 @@ from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.storage.fingerprint import short
 
 HELP = """\
-Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model and keep, for every target
-token, the decoder's state as its key.
+Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model, and store one entry per target
+token. The decoder's state is its key, the token its value.
 
   fairseq-ccpr build tokens data-bin --path model.pt --output datastores/mine
 
-The datastore remembers model, languages, dictionaries and subwords, so that no later command needs to be told.
+The datastore stores model, languages, dictionaries and subwords, so that later commands need no such options.
 
---adapter clknn does more: it trains a small network on those keys by contrast (CLKNN) and stores its outputs as keys,
-narrower, and trained for finding the right token. Decoding needs no other options for it.
+--adapter clknn also trains a small network on those states with a contrastive loss (CLKNN), and stores its outputs as
+keys: narrower, and trained to find the right token. Decoding needs no further options.
 
-Run the same command again after a kill and it resumes; on a finished datastore, another --index rebuilds only the index.
+Run the same command again to resume an interrupted build. On a finished datastore, another --index rebuilds only the index.
 Several processes share the work: torchrun --nproc-per-node 4 -m fairseq_ccpr build tokens ...
 """
 

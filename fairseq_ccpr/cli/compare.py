@@ -12,8 +12,8 @@ from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, Comp
 from fairseq_ccpr.inference.system import System
 
 HELP = """\
-Decode a subset with the base model and with retrieval, in turns, and print BLEU, chrF and speed of both, and three
-sentences that retrieval changed for the better. All options are those of fairseq-generate --task translation_retrieval:
+Decode a subset with the base model and with retrieval, in turns. Print BLEU, chrF and speed of both, and three
+sentences that retrieval improved. All options are those of fairseq-generate --task translation_retrieval:
 --knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe and so on. With
 --results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there. Without
 --datastore the base model decodes alone.

@@ -23,14 +23,14 @@ from fairseq_ccpr.text.pairs import TextPairs
 from fairseq_ccpr.text.words import word_spans
 
 HELP = """\
-Alignment error rate (AER), precision and recall of aligners against sentences that people have aligned.
+Alignment error rate (AER), precision and recall of aligners on sentences that were aligned by hand.
 
   fairseq-ccpr evaluate alignment gold.text gold.links --train pairs.tsv --aligners eflomal fast-align
   fairseq-ccpr evaluate alignment gold.text gold.links --aligners encoder --encoder encoders/mine --encoder-layers 7 8 9
 
-GOLD_TEXT has a sentence pair a line, 'source ||| target', tokenised; GOLD_LINKS their links, counted from 1: 1-2 a sure one,
-1p2 a possible one. The aligners learn from --train and from the gold sentences, of which they see the text alone;
-encoder learns from nothing.
+GOLD_TEXT has one sentence pair per line, 'source ||| target', tokenised; GOLD_LINKS their links, counted from 1: 1-2 is
+a sure link, 1p2 a possible one. The aligners are trained on --train and on the text of the gold sentences; encoder is not
+trained.
 """
 
 

@@ -25,7 +25,7 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.fingerprint import short
 
 HELP = """\
-Precision@k (share of the k nearest neighbours that have the right token) and any-hit@k (whether one has it) of raw
+Precision@k (fraction of the k nearest neighbours with the right token) and any-hit@k (whether one has it) of raw
 keys, of raw keys after PCA, and of any number of datastores that --adapter made of them.
 
   fairseq-ccpr build tokens data-bin ... --output datastores/raw
@@ -33,9 +33,9 @@ keys, of raw keys after PCA, and of any number of datastores that --adapter made
   fairseq-ccpr build tokens data-bin ... --output datastores/valid --subset valid
   fairseq-ccpr evaluate keys datastores/raw clknn=datastores/clknn --held-out datastores/valid --plots accuracy
 
-Queries are random tokens of --held-out, text that no adapter has seen; without it random entries, whose own sentences are
-left out of what they find, but on which adapters may have been trained. Each band of token frequency has its own; tokens
-that occur less than 10 times are in none but the first. All search is exact.
+Queries are random tokens of --held-out, text that no adapter has seen. Without it they are random entries, on which adapters
+may have been trained; neighbours from their own sentences are left out. Each band of token frequency has its own queries;
+tokens that occur fewer than 10 times are in the first band only. All search is exact.
 """
 
 

@@ -25,30 +25,30 @@ from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage.fingerprint import of_files, short
 
 HELP = f"""\
-acc@1 of phrase retrieval: of gold phrases, each in its sentence, how many have their translation, in its sentence, as the
-nearest entry of an index. The index holds all gold targets and phrases of --distractors, the same for every system. Of
-gold pairs with the same target sentence one is taken, always the same one, and the others are not in the index either: a
-sentence encoder gives all phrases of a sentence one vector, and could never tell them apart. --whole-sentences puts all
-other phrases of the answers' sentences into the index: then the right words must be found, too, no more and no fewer.
+acc@1 of phrase retrieval: the fraction of gold phrases whose translation, in its sentence, is the nearest entry of an index.
+The index holds all gold targets and phrases of --distractors, the same for every system. Each target sentence contributes
+one gold pair, always the same one: a sentence encoder gives all phrases of a sentence one vector, and could not tell them
+apart. --whole-sentences adds all other phrases of the answers' sentences to the index, so that exactly the right words
+must be found.
 
   fairseq-ccpr evaluate phrases --gold gold.tsv.xz --distractors mono.en.txt.xz \\
     --encoder raw=encoders/xlmr muse cpr=cpr/phrase-encoder/ccpr.pt ccpr=ccpr/phrase-encoder/ccpr.pt
 
---encoder takes any number of systems; what each is decides what its vectors are:
+--encoder accepts any number of systems; the kind of each decides what its vectors are:
 
   CKPT   checkpoint of fairseq-train --task phrase_contrast: its phrase vectors (CCPR, CPR)
   DIR    directory of fairseq-ccpr convert: states of the last layer at the phrase's first and last subword, length 1
   muse   multilingual universal sentence encoder: the vector of the phrase's sentence ({installing("muse")})
 
-Each cell of the table has two numbers: how often the gold entry itself comes first, and how often an entry with its string
-does, in whichever sentence. Ties count against the system; "tied" says how often the gold entry shared the first place.
-Under the average of the sets stand its 95% interval and p, the chance of a difference to the first system as large as
-this one between equal systems (paired bootstrap).
+Each cell of the table has two numbers: how often the gold entry itself comes first, and how often any entry with its string
+does. Ties count as errors; "tied" shows how often the gold entry shared the first place. Below the average of the sets are
+its 95% interval and p, the probability of a difference to the first system as large between equal systems (paired
+bootstrap).
 
-Phrases of a dictionary, which have no sentence of their own, are another task: see fairseq-ccpr evaluate types.
+For phrases of a dictionary, which have no sentence of their own, see fairseq-ccpr evaluate types.
 
---same-string 0 4 16 asks whether context tells the same words apart: the index then has, of each gold target, that many
-other occurrences in the distractor text, and otherwise only phrases with other strings.
+--same-string 0 4 16 tests whether context tells the same words apart: the index then has that many other occurrences of each
+gold target in the distractor text, and otherwise only phrases with other strings.
 
 A gold line has seven columns with tabs between them: set, source sentence, target sentence, span of the source phrase
 (10-17: in characters, end exclusive), span of the target phrase, source phrase, target phrase.

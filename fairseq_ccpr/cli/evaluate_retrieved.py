@@ -28,12 +28,12 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 
 HELP = """\
-What phrase datastores bring back for a text, compared with its reference translations. Retrieval is that of decoding and
-of fairseq-ccpr retrieve, with the same options for all datastores: those left out are as tuned for the first.
+Compare what phrase datastores retrieve for a text with its reference translations. Retrieval is that of decoding and of
+fairseq-ccpr retrieve, with the same options for all datastores; options not given are as tuned for the first.
 
   fairseq-ccpr evaluate retrieved --source test.de --target test.en --datastore mono=datastores/mono bitext=datastores/bitext
 
-For the first string of each query phrase, and for the first --phrase-k, each string once a sentence and without those of
+For the first string of each query phrase, and for the first --phrase-k, each string once per sentence and without those of
 punctuation alone:
 
   precision                  of the strings, how many are in the reference, case-sensitive, as whole words
@@ -43,17 +43,17 @@ punctuation alone:
                              are among the strings
 
 "held" is what all strings of the datastore together cover, of up to 7 words: no retrieval could cover more. "by chance"
-has the same strings compared with the reference of another sentence, half of the text away. After a share stand its
-difference to that of the first datastore, the 95% interval of the difference, and p, the chance of one as large between
-equal datastores (paired bootstrap over sentences).
+compares the same strings with the reference of another sentence, half of the text away. Each figure is followed by its
+difference to the first datastore, the 95% interval of the difference, and p, the probability of one as large between equal
+datastores (paired bootstrap over sentences).
 
 --hypotheses names translations of the sentences, such as those that fairseq-ccpr compare --results-path writes. "and in base"
-is the share of the reference's words inside a string that is retrieved, right, and written in base's translation. By how
-much the share for decoding with phrases exceeds the model's own is what the phrases contributed.
+is the fraction of the reference's words inside a string that is retrieved, right, and written in base's translation. What
+decoding with phrases has more than the model alone, the phrases contributed.
 
   fairseq-ccpr evaluate retrieved ... --hypotheses base=results/base.txt phrases=results/retrieval.txt
 
---entries compares datastores at equal size: that many entries of each, of sentences drawn by chance, searched exactly.
+--entries compares datastores at equal size: that many entries of each, of random sentences, searched exactly.
 """
 
 

@@ -18,16 +18,15 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_lines
 
 HELP = """\
-BLEU, chrF and TER of any number of translations of one test set, each against the first by paired bootstrap resampling
-as sacrebleu does it: the difference, between which limits it lies in 95% of the samples, and p, the chance of one as large
-between equal systems.
+BLEU, chrF and TER of any number of translations of one test set, each compared with the first by paired bootstrap resampling
+as in sacrebleu: the difference, its 95% interval, and p, the probability of a difference as large between equal systems.
 
   fairseq-ccpr evaluate systems reference.txt base=base.txt knn=knn.txt clknn=clknn.txt
   fairseq-ccpr evaluate systems reference.txt base=base.txt knn=knn.txt --unlike train.tsv
 
 The second command adds the scores of the sentences that have no near-duplicate in the training text.
 
-Files are detokenised text, a sentence a line, plain, .gz or .xz, such as fairseq-ccpr compare --results-path writes.
+Files are detokenised text, one sentence per line, plain, .gz or .xz, such as fairseq-ccpr compare --results-path writes.
 """
 
 

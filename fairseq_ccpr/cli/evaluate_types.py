@@ -19,13 +19,13 @@ from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage.fingerprint import of_strings, short
 
 HELP = f"""\
-acc@1 of phrases of a dictionary: how many have a translation as the nearest of all phrases of the other language, both ways.
-Any of several translations counts, and ties count against the system.
+acc@1 of phrases of a dictionary, in both directions: the fraction whose nearest phrase of the other language is a
+translation. Any of several translations counts; ties count as errors.
 
   fairseq-ccpr evaluate types --data de-en=lexicon/de-en/test --sentences 0 1 4 32 \\
     --encoder raw=encoder map={ORTHOGONAL}encoder {MUSE} xpr=xpr/phrase-encoder/xpr.pt --train lexicon/de-en/train
 
---encoder takes any number of systems; what each is decides what a phrase's vector is:
+--encoder accepts any number of systems; the kind of each decides what a phrase's vector is:
 
   CKPT            fairseq-train --task phrase_lexicon (XPR): the mean over sentences of its states, projected; or
                   --task phrase_contrast (CCPR): the mean of its vectors

@@ -16,12 +16,12 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 
 HELP = """\
-Show what experiments found, in one page for any browser, report.html, and in results.md: BLEU, chrF and TER with
-significance, speed, datastores, tuning, every option, and whether the base model scores as published.
+Write the results of experiments to one page for any browser, report.html, and to results.md: BLEU, chrF and TER with
+significance, speed, datastores, tuning, every option, and a check of the base model against its published scores.
 
   fairseq-ccpr experiment report datastores/office.experiment datastores/koran.experiment
 
-Both are one file each that needs nothing else. Files of these names are overwritten.
+Each is a single file. Existing files of these names are overwritten.
 """
 
 

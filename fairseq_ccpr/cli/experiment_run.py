@@ -19,16 +19,16 @@ from fairseq_ccpr.experiments.stages import Runner, Stage, with_needs
 from fairseq_ccpr.settings import option
 
 HELP = """\
-Run an experiment that a YAML file describes: prepare the data of each domain, train a phrase encoder, build datastores, tune,
-translate the test sets with every system, compare them.
+Run an experiment described by a YAML file: prepare the data of each domain, train a phrase encoder, build datastores, tune,
+translate the test sets with every system, and compare them.
 
-  fairseq-ccpr experiment run scripts/experiments/demo.yaml --dry-run     # which commands there are, and which would run
+  fairseq-ccpr experiment run scripts/experiments/demo.yaml --dry-run     # list the commands, and which would run
   fairseq-ccpr experiment run scripts/experiments/demo.yaml
   fairseq-ccpr experiment report datastores/demo.experiment                          # the results as a page
 
-Each stage is one command in a process of its own, with a log in DIR/logs. A stage that is done is not run again unless its
-command, a file it reads, or a stage before it has changed; what a changed stage had written is deleted first. Stop it at
-any moment; the same command resumes it. Datastores may be deleted once their systems are decoded.
+Each stage is one command in a process of its own, with a log in DIR/logs. A finished stage runs again only if its command, a
+file it reads, or an earlier stage has changed; its old output is deleted first. Stop it at any moment, and run it again
+to resume. Datastores may be deleted once their systems are decoded.
 """
 
 

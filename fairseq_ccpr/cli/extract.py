@@ -14,14 +14,14 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import TextPairs
 
 HELP = """\
-Align the words of sentence pairs and write down all phrase pairs that agree with the alignment, with their places in the
-sentences: what a phrase retriever is trained on.
+Align the words of sentence pairs and extract all phrase pairs consistent with the alignment, with their positions in the
+sentences: the training data of a phrase encoder.
 
   fairseq-ccpr extract --source text.de --target text.en -s de -t en --valid 500 --output phrases/mine
   fairseq-ccpr extract --pairs text.tsv.xz --alignments text.align --output phrases/mine
 
-Text is UTF-8, one sentence a line, plain, .gz or .xz; nothing needs to be tokenised. Alignments made elsewhere are taken in
-Pharaoh format (0-0 1-2 ...), and then words are what stands between spaces. --output gets the folders train and, where
+Text is UTF-8, one sentence per line, plain, .gz or .xz; nothing needs to be tokenised. Existing alignments are read in
+Pharaoh format (0-0 1-2 ...); words are then separated by spaces. --output gets the folders train and, where
 sentence pairs are held out, valid; their format is described in datastores/README.md.
 """
 

@@ -26,13 +26,13 @@ from fairseq_ccpr.settings import option
 SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on one GPU", "devices": "on GPUs"}
 
 HELP = """\
-Show what a datastore holds and was built from, and read every byte of it to see that it is whole: its tokens, its phrases,
-or both. The exit code is 0 when it is, 1 when it is damaged.
+Show what a datastore holds and what it was built from, and verify every byte of its tokens and phrases. The exit code is 0
+if it is whole, 1 if it is damaged.
 
   fairseq-ccpr inspect datastores/mine
 
---plan says instead what each way to search needs, at this size or another: bytes on disk, in memory and on GPUs, and the
-least that a step can take, by the bytes it reads and the speed of a copy, which is measured here unless --speeds has it.
+--plan prints instead what each index needs, at this size or another: bytes on disk, in memory and on GPUs, and a lower bound
+on the time of a step, from the bytes it reads and the bandwidth, which is measured here unless --speeds gives it.
 
   fairseq-ccpr inspect datastores/mine --plan --size 1000000000 --speeds device=3350 disk=3
 """
@@ -55,7 +55,7 @@ class Options:
     speeds: list[str] = option(
         [], "of host, device or disk, in place of measured ones", nargs="+", metavar="PLACE=GB/S"
     )
-    index: list[str] = option([], "to plan for beside the usual: FACTORY or disk:FACTORY", nargs="+", metavar="FACTORY")
+    index: list[str] = option([], "further indexes to plan for: FACTORY or disk:FACTORY", nargs="+", metavar="FACTORY")
 
 
 def inspect_or_plan(options: Options) -> int:

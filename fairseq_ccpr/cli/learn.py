@@ -45,7 +45,7 @@ class Options:
     source: Optional[str] = option(None, "a sentence", metavar="TEXT")
     target: Optional[str] = option(None, "its translation", metavar="TEXT")
     data: Optional[Path] = option(
-        None, "folder with the model's dictionaries (found in the datastore, or beside the model)", metavar="DATA_BIN"
+        None, "folder with the model's dictionaries (found in the datastore, or next to the model)", metavar="DATA_BIN"
     )
     quiet: bool = quiet_option()
 

@@ -11,15 +11,15 @@ from fairseq_ccpr.phrases.lexicon_build import LexiconCounts, LexiconSettings, S
 from fairseq_ccpr.settings import option
 
 HELP = """\
-Find example sentences of the phrases of a dictionary in text of either language: what XPR is trained and tested on. The
+Find example sentences for the phrases of a dictionary in text of both languages: the training and test data of XPR. The
 texts need not be translations of each other.
 
   fairseq-ccpr lexicon --pairs dictionary.tsv --source-text mono.de.txt --target-text mono.en.txt -s de -t en \\
     --output lexicon/de-en
 
-An example has the phrase as whole words, in its very letters, and at least 10 characters more; which ones are taken depends
-neither on the order of the text nor on repeated lines. Near-copies are left out (ROUGE-L over words above 0.5 both ways).
---output gets the folders train, valid and test, 3 : 1 : 1, and no string is in two of them; their format is described in
+An example contains the phrase as whole words, in the same case, and at least 10 characters more. The choice depends neither
+on the order of the text nor on repeated lines. Near-copies are left out (ROUGE-L over words above 0.5 both ways).
+--output gets the folders train, valid and test, 3 : 1 : 1; no string is in two of them; their format is described in
 datastores/README.md.
 """
 

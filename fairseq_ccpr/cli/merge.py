@@ -10,8 +10,8 @@ from fairseq_ccpr.cli.command import command, named
 from fairseq_ccpr.settings import option
 
 HELP = """\
-Write a new datastore out of others, tokens, phrases or both, without encoding anything again: the shards of one build
-(--num-shards), or datastores of several texts, which are known by NAME from then on, or take texts out.
+Write a new datastore from others, tokens, phrases or both, without encoding anything again: from the shards of one build
+(--num-shards), or from datastores of several texts, which are then known by NAME. Or remove texts from one.
 
   fairseq-ccpr merge mine.0 mine.1 mine.2 --output mine
   fairseq-ccpr merge office=datastores/office koran=datastores/koran --output datastores/both
@@ -19,8 +19,8 @@ Write a new datastore out of others, tokens, phrases or both, without encoding a
   fairseq-ccpr merge datastores/three --remove koran --output datastores/two
 
 All must be built with the same model or encoder, adapter, PCA, key layer, metric and segmentation. A phrase datastore holds
-a sentence that several texts share once, until the last of them is removed. The index is rebuilt. The datastores that are
-read stay as they are; the output appears when it is complete.
+a sentence that several texts share once, until the last of them is removed. The index is rebuilt. The input datastores are
+not changed; the output appears when it is complete.
 """
 
 

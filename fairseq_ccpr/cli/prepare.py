@@ -23,9 +23,9 @@ Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz
   fairseq-ccpr prepare --test text/test -s de -t en --tokenizer moses --bpe fastbpe --bpe-codes bpecodes --dict dict.en.txt \\
     --output data-bin
 
-Subwords and dictionaries are those of your translation model: what lies beside the checkpoint of --path, or --dict together
-with fairseq's own options (--sentencepiece-model, or --bpe, --bpe-codes and --tokenizer, as in decoding). Without any, new
-ones of SentencePiece are made from --train. DATA_BIN remembers them: no other command needs to be told.
+Subwords and dictionaries are those of your translation model: the files next to the checkpoint of --path, or --dict together
+with fairseq's own options (--sentencepiece-model, or --bpe, --bpe-codes and --tokenizer, as in decoding). Without either, a
+SentencePiece model is trained on --train. DATA_BIN stores them, so that later commands need no such options.
 """
 
 SUBSETS = ("train", "valid", "test")
@@ -42,7 +42,7 @@ class Options:
     valid: Optional[Path] = option(None, "pairs of the subset 'valid'", metavar="TSV|PREFIX")
     test: Optional[Path] = option(None, "pairs of the subset 'test'", metavar="TSV|PREFIX")
     path: Optional[Path] = option(
-        None, "checkpoint of the translation model; its dictionaries and subwords lie beside it", metavar="MODEL"
+        None, "checkpoint of the translation model; its dictionaries and subword model are next to it", metavar="MODEL"
     )
     dict: list[Path] = option(
         [], "the translation model's joint dictionary, or both of them", nargs="+", metavar="FILE"
@@ -99,13 +99,13 @@ def prepare(options: Options, subwords: list[str]) -> int:
 def of_model(options: Options, subwords: list[str]) -> tuple[list[str], list[Path]]:
     """Return the options of subwords and the dictionaries that lie beside the model."""
     if options.dict:
-        raise ConfigurationError("--path finds the dictionaries beside the model: leave out --dict")
+        raise ConfigurationError("--path takes the dictionaries next to the model: leave out --dict")
     assert options.path is not None
     languages = options.source_lang, options.target_lang
     found = find_beside(options.path, *languages, named_options(subwords))
     if found is None or not found.options:
         raise ConfigurationError(
-            f"beside {options.path} there are no dict.{languages[0]}.txt and dict.{languages[1]}.txt, or no subword model "
+            f"next to {options.path} there are no dict.{languages[0]}.txt and dict.{languages[1]}.txt, or no subword model "
             "such as spm.model or bpecodes: put them there, or give --dict, and --sentencepiece-model or --bpe"
         )
     return found.words, [found.folder / f"dict.{language}.txt" for language in languages]

@@ -25,14 +25,14 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_standard_input
 
 HELP = """\
-For each sentence of the standard input, the phrases in it and, for each, the phrases of the datastore nearest to it, in
-their sentences: those that the decoder retrieves. The options and what they are when they are left out are the decoder's.
+For each sentence of standard input, print its phrases and, for each of them, the nearest phrases of the datastore in their
+sentences: those that the decoder retrieves. Options and their defaults are those of decoding.
 
   fairseq-ccpr retrieve datastores/mine < source.txt
 
---output-format table is for reading, jsonl has a line a sentence with everything, prompt has a prompt a sentence for a
-language model that translates, contexts cut to 100 characters, the phrase in [[ ]]. The retrieval signature, which names all
-that decides what is retrieved, goes to the standard error.
+--output-format table is for reading; jsonl has one line per sentence with everything; prompt has one prompt per sentence for
+a language model that translates, with contexts cut to 100 characters and the phrase in [[ ]]. The retrieval signature, which
+names everything that affects the result, goes to standard error.
 """
 BATCH = 64  # sentences
 TABLE, JSONL, PROMPT = "table", "jsonl", "prompt"

@@ -33,16 +33,16 @@ It needs packages of its own: {installing("serve")}.
 class Options:
     """The command's own options."""
 
-    host: str = option(Limits.host, "address that it answers at", metavar="ADDRESS")
-    port: int = option(5000, "0: any that is free", within="[0, 65535]", needs="a port", metavar="N")
-    api_key_file: Optional[Path] = option(None, "file with the key that requests must have", metavar="FILE")
-    max_characters: int = count_option(Limits.most_characters, "characters that one request may have")
+    host: str = option(Limits.host, "address to listen on", metavar="ADDRESS")
+    port: int = option(5000, "port to listen on; 0: any free one", within="[0, 65535]", needs="a port", metavar="N")
+    api_key_file: Optional[Path] = option(None, "file with the API key that requests must carry", metavar="FILE")
+    max_characters: int = count_option(Limits.most_characters, "longest request, in characters")
     log: str = option(
-        NOTHING, "what is written to the standard error: nothing, requests without their texts, or with texts",
+        NOTHING, "what is logged to standard error: nothing, requests without their texts, or with texts",
         choices=LOGS,
     )  # fmt: skip
     data: Optional[Path] = option(
-        None, "folder with the model's dictionaries (found in the datastore, or beside the model)", metavar="DATA_BIN"
+        None, "folder with the model's dictionaries (found in the datastore, or next to the model)", metavar="DATA_BIN"
     )
 
 

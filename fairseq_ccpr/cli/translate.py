@@ -22,17 +22,17 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
 
 HELP = """\
-Translate text, a sentence a line, from the standard input or files to the standard output.
+Translate text, one sentence per line, from standard input or files to standard output.
 
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
   fairseq-ccpr translate --path model.pt --datastore datastores/mine --input in.txt.xz --output-format jsonl > out.jsonl
 
-What was said when the datastore was built and tuned is remembered there: model, languages, dictionaries, subwords, and the
-settings of retrieval. Without a datastore the model translates alone. Dictionaries and subwords are also found beside the
-model. Any option of fairseq-generate may be given, such as --beam or --lenpen.
+The datastore stores model, languages, dictionaries, subwords and tuned settings. Without a datastore the model translates
+alone, with the dictionaries and subwords in its own folder. Any option of fairseq-generate may be given, such as --beam or
+--lenpen.
 
-Each line has one line of output, an empty one an empty one. A line that is longer than the model takes has an empty one, too,
-and is named on the standard error; the exit code is then 1.
+Every input line yields one output line. An empty line yields an empty one. So does a line that is longer than the model
+accepts, which is reported on standard error; the exit code is then 1.
 """
 TEXT, JSONL = "text", "jsonl"
 
@@ -41,18 +41,14 @@ TEXT, JSONL = "text", "jsonl"
 class Options:
     """The command's own options."""
 
-    input: list[Path] = option(
-        [], "text to translate, plain, .gz or .xz (the standard input)", nargs="+", metavar="FILE"
-    )
+    input: list[Path] = option([], "text to translate, plain, .gz or .xz (standard input)", nargs="+", metavar="FILE")
     output_format: str = option(
         TEXT, "text: translations alone; jsonl: with source, score, subwords and their scores", choices=(TEXT, JSONL)
     )
     data: Optional[Path] = option(
-        None, "folder with the model's dictionaries (found in the datastore, or beside the model)", metavar="DATA_BIN"
+        None, "folder with the model's dictionaries (found in the datastore, or next to the model)", metavar="DATA_BIN"
     )
-    buffer_size: int = count_option(
-        WINDOW, "sentences that are read before they are translated, similar lengths together"
-    )
+    buffer_size: int = count_option(WINDOW, "sentences read before they are translated in batches of similar lengths")
     quiet: bool = quiet_option()
 
 

@@ -26,24 +26,23 @@ from fairseq_ccpr.storage.files import write_text
 
 FIXED = "fixed"
 HELP = """\
-Choose how retrieval counts, on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens;
---phrase-lambda with --combiner fixed), how much each retrieved phrase counts, and trust, a small network that decides token
-by token how far to believe the model, the tokens and the phrases. It is left with the datastore, where every command and
-fairseq-generate find it:
+Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-lambda with
+--combiner fixed), the votes of retrieved phrases, and trust, a small network that weighs model, tokens and phrases at each
+token. The result is stored with the datastore, where every command and fairseq-generate find it:
 
   fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine --also other-data-bin
   fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
 
---also names pairs of any other domain, a few hundred or more: translation of such text is to lose nothing. Trust that has
-seen the datastore's domain alone helps there, and harms elsewhere.
+--also names pairs of other domains, a few hundred or more, whose translations should lose nothing. Trust that has seen only
+the datastore's domain helps there and harms elsewhere.
 
-One teacher-forced pass over each text scores many hundred settings by the likelihood of the references, and trust is
-learned on top of the best; a third of the held-out pairs is decoded with what may win, and with the model alone. Where
-nothing is better than that, the interpolation weights become 0. The datastore has a picture of the grid, tuned.png.
+One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is learned on
+top of the best. A third of the held-out pairs is then decoded with the best candidates and with the model alone. If none
+is better than the model, the interpolation weights become 0. A picture of the grid, tuned.png, is stored with the datastore.
 --output FILE writes the options there instead, for $(cat FILE), trust to FILE.trust, and the picture to FILE.png.
 
-For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence leaves one of
-them; --knn-k and --knn-temperature leave one value. What is not tuned is as given, and is left as well:
+For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
+one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
 --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity, --phrase-threshold,
 --phrase-segmentation, --phrase-reach, --retrieval-lambda-max.
 """

@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 NO_TRUST = "none"
 STOP, SKIP = "stop", "skip"
-COSINE = "a cosine from 0 up to, but not, 1"
-SHARE = "a share between 0 and 1"
+COSINE = "a cosine in [0, 1)"
+SHARE = "a weight between 0 and 1"
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,32 @@ class TokenRetrievalSettings:
     )
     lambda_: float = option(
         0.5,
-        "interpolation weight of the token datastore, 0 to 1; all of it, 1, where it is scaled to lambda*",
+        "interpolation weight of the token datastore, 0 to 1; with lambda*, which scales it, the default is 1",
         within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
     )  # fmt: skip
     temperature: float = option(
         10.0,
-        "temperature of the neighbours' distribution: squared distances want about 10 to 100, the inner products of an "
-        "adapter's keys 0.01 to 0.5, and 0.05 is their default",
+        "temperature of the neighbours' distribution: about 10 to 100 for squared distances, 0.01 to 0.5 for the inner "
+        "products of an adapter's keys, whose default is 0.05",
         within="(0, inf)", needs="a number above 0", sign="T", automatic=True,
     )  # fmt: skip
     confidence: bool = option(
         False,
-        "scale the weight by the mean similarity of the 8 nearest neighbours (lambda*); an adapter's keys have it on",
+        "scale the weight by the mean similarity of the 8 nearest neighbours (lambda*); on for an adapter's keys",
         sign="lambda*", automatic=True,
     )  # fmt: skip
     lambda_max: float = option(
-        1.0, "the most that lambda* may be", within="(0, 1]", needs="a share above 0 and up to 1", automatic=True
+        1.0, "upper bound on lambda*", within="(0, 1]", needs="a weight above 0 and up to 1", automatic=True
     )
     min_similarity: float = option(
-        0.0, "neighbours no more similar than this, 0 to 1, count as unlike for lambda*: guards other domains",
+        0.0, "similarity, 0 to 1, at or below which a neighbour adds nothing to lambda*; protects text of other domains",
         within="[0, 1)", needs=COSINE, sign="s0", automatic=True,
     )  # fmt: skip
 
     guard: bool = option(
         False,
-        "lower the weight as far as a hypothesis is unlike the datastore's own text, to 0 where 99 in 100 of that are less "
-        "unlike; on for an adapter's keys",
+        "lower the weight the further a hypothesis is from the datastore's own text, to 0 beyond 99% of that text; on for an "
+        "adapter's keys",
         automatic=True,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ class PhraseSearchSettings:
     PREFIX: ClassVar[str] = "phrase"
 
     encoder: Optional[str] = option(
-        None, "checkpoint of the phrase encoder (the one that the phrase datastore was built with, from there)",
+        None, "checkpoint of the phrase encoder (the one that the phrase datastore was built with, at its path)",
         metavar="CKPT", unsigned="the datastore's signature has the encoder's fingerprint",
     )  # fmt: skip
     k: int = option(
@@ -95,12 +95,12 @@ class PhraseSearchSettings:
         needs="at least 1 phrase", metavar="N", automatic=True,
     )  # fmt: skip
     min_similarity: float = option(
-        0.3, "phrases no more similar than this, 0 to 1, count for nothing", within="[0, 1)", needs=COSINE, sign="s0",
+        0.3, "similarity, 0 to 1, at or below which a phrase is not retrieved", within="[0, 1)", needs=COSINE, sign="s0",
         metavar="S", automatic=True,
     )  # fmt: skip
     threshold: float = option(
-        0.5, "probability above which words of the source are a phrase that is queried", within="[0, 1)",
-        needs="a probability from 0 up to, but not, 1", metavar="P", automatic=True,
+        0.5, "probability above which words of the source are queried as a phrase", within="[0, 1)",
+        needs="a probability in [0, 1)", metavar="P", automatic=True,
         unsigned="the description of the queries has it",
     )  # fmt: skip
     segmentation: Optional[str] = option(
@@ -112,7 +112,7 @@ class PhraseSearchSettings:
     )  # fmt: skip
     bf16: bool = option(
         False,
-        "run the phrase encoder in bfloat16, faster where the processor has it; what is found may then depend a little on "
+        "run the phrase encoder in bfloat16, faster where the processor supports it; results may then depend slightly on "
         "which sentences share a batch",
         unsigned="the description of the queries has it",
     )  # fmt: skip
@@ -130,11 +130,11 @@ class PhraseSettings(PhraseSearchSettings):
     """
 
     lambda_: float = option(
-        1.0, "interpolation weight of the phrase datastore, 0 to 1: what phrases have of the probability is scaled by it",
+        1.0, "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",
         within="[0, 1]", needs=SHARE, sign="lambda*", automatic=True,
     )  # fmt: skip
     reach: int = option(
-        16, "subwords up to which a sentence of the datastore is followed beyond the end of a phrase; 0: not at all",
+        16, "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",
         within="[0, inf)", needs="at least 0 subwords", metavar="N", automatic=True,
     )  # fmt: skip
 
@@ -150,12 +150,12 @@ class StoreSettings:
     PREFIX: ClassVar[str] = "store"
 
     timeout: float = option(
-        TIMEOUT, "seconds that Milvus may take to answer, all attempts together, where the phrase keys are there",
+        TIMEOUT, "seconds that Milvus may take to answer, all attempts together, if it holds the phrase keys",
         within="(0, inf)", needs="a number of seconds above 0", metavar="S", unsigned="waiting decides no result",
     )  # fmt: skip
     unreachable: str = option(
-        STOP, "what to do when it does not: stop, or skip the phrases of these sentences", choices=(STOP, SKIP),
-        unsigned="sentences that were skipped are counted and reported",
+        STOP, "what to do if Milvus does not answer in time: stop, or skip the phrases of these sentences",
+        choices=(STOP, SKIP), unsigned="sentences that were skipped are counted and reported",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -174,14 +174,13 @@ class MixtureSettings:
 
     lambda_max: float = option(
         0.9,
-        "the most that phrases may bring both interpolation weights to together: beyond, and beyond the weight of tokens "
-        "alone, both are scaled down",
-        within="[0, 1)", needs="a share from 0 up to, but not, 1", sign="Lambda_max", automatic=True,
+        "upper bound on lambda_tok + lambda_phr when phrases are active; both are scaled down",
+        within="[0, 1)", needs="a weight in [0, 1)", sign="Lambda_max", automatic=True,
     )  # fmt: skip
     skip: float = option(
         1.0,
-        "search for no neighbours where the model gives its likeliest token at least this probability, which saves time on a "
-        "CPU; 1: always search",
+        "do not search where the model gives its likeliest token at least this probability, which saves time on a CPU; 1: "
+        "always search",
         within="(0, 1]", needs="a probability above 0 and up to 1", metavar="P", automatic=True,
     )  # fmt: skip
 
@@ -196,19 +195,18 @@ class RetrievalConfig(FairseqDataclass):
     datastore: Optional[str] = field(
         default=None,
         metadata={
-            "help": "the datastore, a folder made by fairseq-ccpr build: its token part, its phrase part, or both; "
-            "TOKENS:PHRASES where they are in two"
+            "help": "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases or both; TOKENS:PHRASES if "
+            "they are in two folders"
         },
     )
     untuned: bool = field(
         default=False,
-        metadata={"help": "take the defaults of retrieval where options are left out, not what tuning left"},
+        metadata={"help": "use the defaults of retrieval for options not given, instead of the tuned settings"},
     )
     trust: Optional[str] = field(
         default=None,
         metadata={
-            "help": "learned trust, a file that fairseq-ccpr tune wrote; none: that which tuning left with the datastore is "
-            "not used"
+            "help": "learned trust, a file that fairseq-ccpr tune wrote, instead of the datastore's; none: use no trust"
         },
     )
     glossary: Optional[str] = field(
@@ -221,7 +219,7 @@ class RetrievalConfig(FairseqDataclass):
     knn_log: Optional[str] = field(
         default=None,
         metadata={
-            "help": "file for a line of JSON a token of each best hypothesis: weights, probabilities, neighbours"
+            "help": "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours"
         },
     )
 
@@ -269,17 +267,17 @@ def token_settings(
         )
     if settings.guard and not datastore.section.domain:
         raise ConfigurationError(
-            f"--knn-guard needs to know the text of {datastore.directory}, which was built before datastores told: build it "
-            "again"
+            f"--knn-guard needs statistics of the datastore's text, and {datastore.directory} was built before these were "
+            "kept: build it again"
         )
     if unit and settings.temperature >= 1:
         logger.warning(
             "--knn-temperature %g makes all neighbours count alike: the keys of %s are compared by inner products of at "
-            "most 1, which want 0.01 to 0.5", settings.temperature, datastore.directory,
+            "most 1, which need 0.01 to 0.5", settings.temperature, datastore.directory,
         )  # fmt: skip
     elif datastore.section.index.metric == "l2" and settings.temperature < 1:
         logger.warning(
             "--knn-temperature %g leaves only the nearest neighbour: the keys of %s are compared by squared distances, "
-            "which want about 10 to 100", settings.temperature, datastore.directory,
+            "which need about 10 to 100", settings.temperature, datastore.directory,
         )  # fmt: skip
     return settings

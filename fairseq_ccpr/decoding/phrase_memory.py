@@ -161,7 +161,7 @@ def _warn_of_nothing(candidates: PhraseCandidates, phrases: list[SentencePhrases
     """Say once, of the first batch, that nothing was retrieved."""
     if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
         logger.warning(
-            "no phrase was retrieved for the first %d sentences: they are translated as without the phrase memory; lower "
+            "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
             "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
         )  # fmt: skip
     candidates.checked = True

@@ -170,8 +170,8 @@ class PhraseRetriever:
                 return answer()
         except UnreachableError as error:
             if self.waiting.unreachable != SKIP:
-                raise UnreachableError(f"{error}; --store-unreachable {SKIP} goes on without phrases") from None
-            logger.warning("%s; going on without phrases, and trying again later", error)
+                raise UnreachableError(f"{error}; --store-unreachable {SKIP} continues without phrases") from None
+            logger.warning("%s; continuing without phrases, and trying again later", error)
             self._not_before = time.monotonic() + self.waiting.timeout
         if not self.skipped and sentences:
             atexit.register(self._tell_skipped)

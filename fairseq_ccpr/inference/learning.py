@@ -35,7 +35,7 @@ class Learner:
         self.system = system
         if system.task.tags.symbols:
             raise ConfigurationError(
-                f"--task {system.task.name}: pairs can be learnt beside bilingual models alone, without language tags"
+                f"--task {system.task.name}: only bilingual models without language tags can learn pairs"
             )
         system.check_encoding()
         self.memory = learnt_memory(system)

@@ -156,7 +156,7 @@ class MilvusServer:
         if isinstance(error, self.pymilvus.MilvusException):
             if self.address.embedded and self._client is None:
                 raise DatastoreError(
-                    f"the embedded Milvus {self.address.uri} cannot be opened: another process has it open, or it is none"
+                    f"{self.address.uri} cannot be opened: another process has it open, or it is no file of embedded Milvus"
                 ) from None
             if error.code == self.pymilvus.client.types.Status.CONNECT_FAILED or error.retriable:
                 return
