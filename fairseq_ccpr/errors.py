@@ -25,6 +25,10 @@ class DatastoreError(CcprError):
     """A datastore that is missing, unfinished, damaged, or made for something else."""
 
 
+class NotWritableError(DatastoreError):
+    """A datastore that this user may read, but not write."""
+
+
 class UnreachableError(DatastoreError):
     """A datastore on another machine that does not answer."""
 

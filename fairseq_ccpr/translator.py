@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 import torch
 
 from fairseq_ccpr.datastore.learnt_records import LearntPair
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_sentences
 from fairseq_ccpr.inference.arguments import words_by_name
 from fairseq_ccpr.inference.learning import Learner, learnt_memory
 from fairseq_ccpr.inference.resources import configure_system
 from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
+
+logger = logging.getLogger(__name__)
 
 
 def choose(device: str | torch.device | None) -> torch.device | None:
@@ -110,6 +113,24 @@ class Translator(System):
         if isinstance(learnt, str):
             raise ConfigurationError(f"the pair was not learnt: {learnt}")
         return learnt
+
+    def lock(self) -> bool:
+        """Let no other process learn or compact from now on, rather than from the first pair on that is learnt here.
+
+        Returns:
+            Whether this translator can learn: it has a token datastore, in a folder that can be written.
+
+        Raises:
+            DatastoreError: another process learns already.
+        """
+        if self.ensemble is None or self.ensemble.tokens is None:
+            return False
+        try:
+            learnt_memory(self).lock()
+        except NotWritableError as error:
+            logger.warning("%s", error)
+            return False
+        return True
 
     def learn_all(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
         """Learn many pairs together, which is faster than one by one.

@@ -62,6 +62,7 @@ def serve(options: Options, rest: list[str]) -> int:
     with serving.listen(options.host, options.port) as listening:
         translator = Translator.of(rest, options.data)
         translator.check_encoding()
+        translator.lock()
         host = f"[{options.host}]" if ":" in options.host else options.host
         print(f"http://{host}:{listening.getsockname()[1]}", flush=True)
         print(f"retrieval signature: {translator.signature or 'none, the model translates alone'}", file=sys.stderr)

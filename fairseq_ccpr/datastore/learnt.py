@@ -21,7 +21,7 @@ from fairseq_ccpr.datastore import learnt_records as records
 from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError, NotWritableError
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.journal import JournalReader, JournalWriter, WriterLock, create_journal
 
@@ -128,7 +128,8 @@ class LearntStore:
         """Take the right to write, and read what others wrote before.
 
         Raises:
-            DatastoreError: another one has it, or the folder cannot be written.
+            DatastoreError: another one has it.
+            NotWritableError: the folder cannot be written.
         """
         with self._lock:
             self._writer()
@@ -238,7 +239,7 @@ class LearntStore:
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
                 raise
-            raise DatastoreError(
+            raise NotWritableError(
                 f"{self.folder} cannot be written ({error.strerror}), and learning needs to: nothing was changed; see to its "
                 "permissions, or learn into a copy of the datastore"
             ) from None

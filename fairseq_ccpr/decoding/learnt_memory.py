@@ -1,6 +1,7 @@
-"""What was learnt, ready to be searched: its keys on the model's device, in a small exact segment beside the main index.
+"""What was learnt, ready to be searched: its keys on the model's device, in a segment beside the main index.
 
-Letters: n entries that were learnt, N of the datastore itself, m that are gone, d width of keys, k neighbours.
+The segment is exact while it is small, on a GPU however large it is. On a CPU its entries go into inverted lists that grow with
+it, all but the last ones. Letters: n rows of the segment, N entries of the datastore itself, m that are gone, d width of keys.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,11 +17,15 @@ from torch import Tensor
 from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.exact import half_norms
+from fairseq_ccpr.search.growing_lists import GrowingLists, can_grow
+from fairseq_ccpr.search.segment import Segment
 from fairseq_ccpr.storage.fingerprint import of_strings, short
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
+# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. On a CPU a batch of 120
+# hypotheses takes about a millisecond for 1,000 of them, and as long for lists of any number up to 20,000.
+EXACT_ROWS, LAST_ROWS = 1024, 512
 
 
 @dataclass(frozen=True)
@@ -29,20 +33,22 @@ class LearntEntries:
     """What was learnt up to a moment, and does not change any more.
 
     Args:
-        index: over keys fp16 [n, d].
+        index: over n rows; those of pairs that were forgotten may still be there, and are not found.
         values: int32 [n], their tokens, on the device of the index.
-        pairs: whose entries they are, one pair after the other.
+        pairs: whose entries they are, in the order of their rows.
         moved: pairs whose entries are the datastore's own.
         gone: int64 [m], entries of the datastore itself that were forgotten, ascending, on the same device.
         first: the first entry that was learnt, whether it has moved into the datastore or not; no entry from it on was not.
+        rows: int64, the first row of each of `pairs`.
     """
 
-    index: ExactIndex
+    index: Segment
     values: Tensor
     pairs: tuple[LearntPair, ...]
     moved: tuple[LearntPair, ...]
     gone: Tensor
     first: int
+    rows: np.ndarray
 
     @property
     def entries(self) -> LearntEntries:
@@ -54,14 +60,10 @@ class LearntEntries:
         """Whether searching the datastore alone finds the same."""
         return not self.index.size and not len(self.gone)
 
-    @cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum([pair.tokens for pair in self.pairs])
-
     def place(self, row: int) -> tuple[LearntPair, int]:
         """Return the pair that a row stands in, and the position of its token."""
-        at = int(np.searchsorted(self._ends, row, side="right"))
-        return self.pairs[at], row - int(self._ends[at]) + self.pairs[at].tokens
+        at = int(np.searchsorted(self.rows, row, side="right")) - 1
+        return self.pairs[at], row - int(self.rows[at])
 
     def moved_pair(self, entry: int) -> LearntPair | None:
         """Return the pair that an entry of the datastore itself was learnt from, if it was."""
@@ -93,7 +95,7 @@ class LearntMemory:
         self.device = device
         self._metric = datastore.section.index.metric
         self._lock = threading.Lock()
-        self._forgotten = 0
+        self._lists_help = device.type == "cpu" and can_grow()
         self._entries: LearntEntries
         self._clear()
         self._update()
@@ -102,6 +104,12 @@ class LearntMemory:
     def entries(self) -> LearntEntries:
         """What counts now."""
         return self._entries
+
+    def lock(self) -> None:
+        """Take the right to write before there is anything to write; see `LearntStore.lock`. What others wrote counts now."""
+        with self._lock:
+            self.store.lock()
+            self._update()
 
     def learn(self, pairs: Sequence[NewPair]) -> list[int]:
         """Learn pairs; see `LearntStore.learn`. They count when this returns."""
@@ -119,31 +127,64 @@ class LearntMemory:
     def _clear(self) -> None:
         """Start over with an empty segment."""
         dimension = self.store.datastore.section.dimension
-        self._size, self._there = 0, 0
+        self._size = 0
+        self._rows: dict[int, tuple[int, int]] = {}  # of each pair, by its id: the first, and the one after its last
         self._keys = torch.empty(0, dimension, dtype=torch.float16, device=self.device)
         self._norms = torch.empty(0, device=self.device)
         self._values = torch.empty(0, dtype=torch.int32, device=self.device)
+        self._lists: GrowingLists | None = None
+        self._listed = 0  # rows that are in lists, or were
+        self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
 
     def _update(self) -> None:
-        """Bring the segment to where the journal is: append what is new, or rewrite it without what was forgotten."""
-        if self._forgotten != self.store.forgotten:
-            self._clear()
-            self._forgotten = self.store.forgotten
-        new = list(self.store.entries.values())[self._there :]
-        if new:
-            self._append(*(np.concatenate(arrays) for arrays in zip(*new)))
-            self._there += len(new)
-        index = ExactIndex(self._keys[: self._size], self._metric)
-        if self._metric == "l2":
-            index.half_norms = self._norms[: self._size]
+        """Bring the segment to where the journal is: take out what was forgotten, append what is new."""
+        there = self.store.entries
+        if lost := [number for number in self._rows if number not in there]:
+            self._drop(lost)
+        if new := [number for number in there if number not in self._rows]:
+            self._append(*(np.concatenate(arrays) for arrays in zip(*(there[number] for number in new))))
+            ends = self._size - sum(len(there[n][0]) for n in new) + np.cumsum([len(there[n][0]) for n in new])
+            self._rows |= {n: (int(end) - len(there[n][0]), int(end)) for n, end in zip(new, ends)}
+        if self._lists_help and self._size - self._listed > (EXACT_ROWS if self._lists is None else LAST_ROWS):
+            self._grow()
+        self._entries = self._now()
+
+    def _now(self) -> LearntEntries:
+        """Return what counts now."""
+        last = _numbers(self._gone) - self._listed
+        index = Segment(
+            self._keys[: self._size], self._norms[: self._size], self._metric, self._lists, self._listed,
+            torch.from_numpy(last).to(self.device) if len(last) else None,
+        )  # fmt: skip
         pairs = self.store.pairs.values()
-        rows = [np.arange(first, first + count) for first, count in self.store.gone]
-        gone = torch.from_numpy(np.sort(np.concatenate([np.empty(0, np.int64), *rows]))).to(self.device)
         moved = tuple(pair for pair in pairs if pair.first_entry is not None)
         there = tuple(pair for pair in pairs if pair.first_entry is None)
+        gone = torch.from_numpy(_numbers((first, first + count) for first, count in self.store.gone)).to(self.device)
         own = self.store.datastore.section.size
         first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=own)
-        self._entries = LearntEntries(index, self._values[: self._size], there, moved, gone, first)
+        rows = np.array([self._rows[pair.id][0] for pair in there], np.int64)
+        return LearntEntries(index, self._values[: self._size], there, moved, gone, first, rows)
+
+    def _drop(self, lost: list[int]) -> None:
+        """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""
+        dropped = [self._rows.pop(number) for number in lost]
+        if self._lists is None or 2 * sum(end - start for start, end in self._rows.values()) <= self._size:
+            self._clear()
+            return
+        if listed := [one for one in dropped if one[0] < self._listed]:
+            self._lists = self._lists.without(listed)
+        self._gone += [one for one in dropped if one[0] >= self._listed]
+
+    def _grow(self) -> None:
+        """Put all rows into lists."""
+        again = self._lists is None or self._lists.outgrown
+        rows = _numbers(one for one in self._rows.values() if again or one[0] >= self._listed)
+        keys = self._keys[torch.from_numpy(rows)]
+        if self._lists is None or again:
+            self._lists = GrowingLists.of(keys, rows, self._metric)
+        else:
+            self._lists = self._lists.with_more(keys, rows)
+        self._listed, self._gone = self._size, []
 
     def _append(self, values: np.ndarray, keys: np.ndarray) -> None:
         """Append entries. Who searches what was there before is not disturbed: its rows stay as they are."""
@@ -160,3 +201,8 @@ class LearntMemory:
         self._values[rows] = torch.from_numpy(values).to(self.device)
         self._norms[rows] = half_norms(self._keys[rows])
         self._size = size
+
+
+def _numbers(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Return the numbers in ranges, each from its first to before its last, int64, ascending."""
+    return np.sort(np.concatenate([np.empty(0, np.int64), *(np.arange(*one) for one in ranges)]))

@@ -12,10 +12,9 @@ from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.search import EXACT, Index
 from fairseq_ccpr.search.selection import largest
+from fairseq_ccpr.search.without import search_without
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
-
-SPARE = 64  # entries that are looked for beyond k, at most, where some of the datastore's own were forgotten
 
 
 class TokenRetriever:
@@ -51,14 +50,10 @@ class TokenRetriever:
 
     def _search_both(self, keys: Tensor, k: int, learnt: LearntEntries) -> Neighbours:
         """Find the k nearest of the datastore's entries, less those that were forgotten, and of those that were learnt."""
-        scores, ids = self.index.search(keys, k + min(len(learnt.gone), SPARE))
-        if len(learnt.gone):
-            place = torch.searchsorted(learnt.gone, ids).clamp_max(len(learnt.gone) - 1)
-            forgotten = learnt.gone[place] == ids
-            scores, ids = scores.masked_fill(forgotten, float("-inf")), ids.masked_fill(forgotten, -1)
-        more, rows = learnt.index.search(keys, k)
+        scores, ids = search_without(self.index, learnt.gone, keys, k)
         values = self.values[ids]
         if learnt.index.size:
+            more, rows = learnt.index.search(keys, k, least=scores[:, -1])
             values = torch.cat([values, learnt.values[rows]], dim=1)
             scores = torch.cat([scores, more], dim=1)
             ids = torch.cat([ids, torch.where(rows >= 0, rows + self.index.size, rows)], dim=1)

@@ -22,7 +22,9 @@ from fairseq_ccpr.decoding.memory import LearningRetriever, Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search import ExactIndex, growing_lists, segment
+from fairseq_ccpr.search.exact import half_norms
+from fairseq_ccpr.search.segment import Segment
 from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps, watching
 from tests.helpers import equal as same
 from tests.killing import new_pair
@@ -42,7 +44,8 @@ def retriever_over(keys: Tensor, values: Tensor, metric: str) -> TokenRetriever:
 
 def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearntEntries:
     pair = LearntPair(1, "eins", "one", 1, len(keys))
-    return LearntEntries(ExactIndex(keys, metric), values, (pair,), (), gone, first)
+    segment = Segment(keys, half_norms(keys), metric)
+    return LearntEntries(segment, values, (pair,), (), gone, first, np.zeros(1, np.int64))
 
 
 def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
@@ -66,20 +69,23 @@ def test_both_together_are_one_search_over_all_entries(metric: str, own: int, rn
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("forgotten", [40, 170])
 def test_forgotten_entries_of_the_datastore_are_as_if_they_were_not_there(
-    metric: str, rng: np.random.Generator
+    metric: str, forgotten: int, rng: np.random.Generator
 ) -> None:
+    """Also where more of the nearest were forgotten than are looked for at first."""
     keys = torch.randn(250, 16).half()
     values = torch.randint(4, 40, (250,), dtype=torch.int32)
-    gone = torch.from_numpy(np.sort(rng.permutation(250)[:40]))
-    left = torch.from_numpy(np.setdiff1d(np.arange(250), gone.numpy()))
+    gone = torch.from_numpy(np.sort(rng.permutation(200)[:forgotten]))
+    own = torch.from_numpy(np.setdiff1d(np.arange(200), gone.numpy()))
     queries = keys[::5].float()
+    learnt = keys[200:], values[200:], metric
     retriever = retriever_over(keys[:200], values[:200], metric)
-    found = retriever.with_learnt(entries(keys[200:], values[200:], metric, gone[gone < 200])).search(queries, 9)
-    own = left[left < 200]
-    never = retriever_over(keys[own], values[own], metric).with_learnt(entries(keys[200:], values[200:], metric))
-    assert equal(found, never.search(queries, 9), ids=False)
-    assert not np.isin(found.ids.numpy(), gone[gone < 200].numpy()).any()
+    never = retriever_over(keys[own], values[own], metric).with_learnt(entries(*learnt))
+    for k in (1, 9, 60):
+        found = retriever.with_learnt(entries(*learnt, gone)).search(queries, k)
+        assert equal(found, never.search(queries, k), ids=False)
+        assert not np.isin(found.ids.numpy(), gone.numpy()).any()
 
 
 def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
@@ -158,6 +164,47 @@ def test_the_segment_grows_and_shrinks_with_the_journal(
             places = [(pair.id, position) for pair, position in map(one.place, range(one.index.size))]
             assert places == [(n, at) for n, pair in pairs.items() for at in range(len(pair.values))]
         assert str(memory.entries) == str(again.entries) and str(memory.entries).startswith(f"{len(pairs)}-")
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    """All lists and all candidates are looked at here; the lists grow, are made again, and lose what is forgotten."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(learnt_memory, "EXACT_ROWS", 60)
+    monkeypatch.setattr(learnt_memory, "LAST_ROWS", 30)
+    monkeypatch.setattr(growing_lists, "PROBES", 1000)
+    monkeypatch.setattr(segment, "CANDIDATES", 1000)
+    build(world, tmp_path / "store", "--subset", "valid", "--metric", metric)
+    memory, made, pinned = LearntMemory(TokenDatastore(tmp_path / "store"), CPU), set(), []
+    rng, there = np.random.default_rng(3), {}
+    for number in range(1, 100):
+        new = new_pair(number)
+        there[memory.learn([new])[0]] = new
+        if number % 5 == 0:
+            lost = rng.choice(list(there), 2 if number < 70 else min(12, len(there) - 1), replace=False).tolist()
+            memory.forget(lost)
+            there = {one: pair for one, pair in there.items() if one not in lost}
+        lists = memory.entries.index.lists
+        made.add((lists is not None and lists.trained, memory.entries.index.gone is None))
+        keys, values = (
+            torch.from_numpy(np.concatenate(parts)) for parts in zip(*((p.keys, p.values) for p in there.values()))
+        )
+        queries = torch.cat([keys[-3:].float(), torch.randn(4, keys.size(1))])
+        wanted = ExactIndex(keys, metric).search(queries, 7)
+        pinned.append((memory.entries, queries, values[wanted[1].clamp_min(0)], wanted[0]))
+    assert len(made) >= 6  # without lists, with lists of several sizes, with rows that are gone and without
+    for entries_then, queries, found, scores in pinned:  # what came later has not changed them
+        best, rows = entries_then.index.search(queries, 7)
+        torch.testing.assert_close(best, scores)
+        assert torch.equal(entries_then.values[rows][scores > -np.inf], found[scores > -np.inf])
+    last = memory.entries
+    places = [(pair.id, at) for pair, row in zip(last.pairs, last.rows) for at in range(pair.tokens)]
+    rows = np.concatenate([np.arange(row, row + pair.tokens) for pair, row in zip(last.pairs, last.rows)])
+    assert [(pair.id, at) for pair, at in map(last.place, rows)] == places and [one.id for one in last.pairs] == list(
+        there
+    )
 
 
 def test_an_empty_memory_has_nothing_to_say() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -178,8 +179,10 @@ def test_a_key_keeps_others_out(
 
 
 def test_the_command_serves_and_ends_when_told(world: World, tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
-    """What was asked before is answered; a server that is told to end ends well; texts are in no log."""
-    words = ["serve", "--datastore", world.datastore, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]
+    """No other learns or compacts meanwhile, though nothing was learnt yet; what was asked before it is told to end is
+    answered, and it ends well; texts are in no log."""
+    store = shutil.copytree(world.datastore, tmp_path / "store")
+    words = ["serve", "--datastore", store, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [*PROGRAM, *map(str, words)]
     with subprocess.Popen(
@@ -190,6 +193,8 @@ def test_the_command_serves_and_ends_when_told(world: World, tmp_path: Path, pai
         server = Served(url, None)  # type: ignore[arg-type]
         while server.ask("/health")[0] != 200:
             pass
+        for command in (["compact", store, "--quiet"], ["serve", "--datastore", store, "--cpu", "--port", 0]):
+            refused(call(*command, check=False), f"is being written to by process {process.pid} on ")
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.ask, "/translate", "POST", q=[source for source, _ in pairs])
             while not (lines := server.ask("/health")) or lines[0] != 200:

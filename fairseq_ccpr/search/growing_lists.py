@@ -1,0 +1,110 @@
+"""Inverted lists in memory that entries are added to and taken from, where there are too many to compare with all of them.
+
+FAISS scans codes of four bits in the lists that are nearest; what may be among the nearest is scored again by its keys.
+Letters: n entries, L lists, p lists that are searched, d width of keys, H queries.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.search.base import EXACT_UP_TO
+from fairseq_ccpr.search.faiss_library import NARROW, import_faiss, list_count, make_index
+from fairseq_ccpr.search.torch_ivf_build import nearness
+
+PROBES = 16  # lists that are searched
+FINER = 2  # times as many lists as an index of as many keys that is built once: these are to become longer
+SAMPLE_PER_LIST = 40  # entries that a list's centroid is learned from
+ITERATIONS = 5  # of k-means: lists need not be perfect, and whoever learns waits for them
+MEASURED, MOST = 1000, 0.99  # keys whose codes are compared with them, and how many of these err less than `error`
+RETRAINED_AT = 4  # times as many entries as the centroids were learned from
+
+
+def can_grow() -> bool:
+    """Tell whether there can be such lists: FAISS may not be installed."""
+    return importlib.util.find_spec("faiss") is not None
+
+
+class GrowingLists:
+    """Inverted lists over some rows of an array of keys. They do not change: adding and removing return others.
+
+    Args:
+        index: of FAISS, over rows by their numbers.
+        trained: entries that there were when the centroids were learned.
+        error: of the score that a code gives to a query that is its very key; nearly all codes err less.
+    """
+
+    def __init__(self, index: Any, trained: int, error: float) -> None:
+        self.index, self.trained, self.error = index, trained, error
+        self.size = int(index.ntotal)
+        self._metric = "ip" if index.metric_type == import_faiss().METRIC_INNER_PRODUCT else "l2"
+        self._centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
+
+    @classmethod
+    def of(cls, keys: Tensor, rows: np.ndarray, metric: str) -> GrowingLists:
+        """Learn centroids and codes from keys, and put them into lists.
+
+        Args:
+            keys: fp16 [n, d].
+            rows: int64 [n], by which they are found.
+        """
+        size, dimension = keys.shape
+        codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
+        count = FINER * list_count(size)
+        index = make_index(dimension, f"IVF{count},PQ{codes}x4fs", metric)
+        index.cp.niter = index.pq.cp.niter = ITERATIONS
+        index.cp.min_points_per_centroid = 1  # it would warn
+        index.nprobe = min(PROBES, count)
+        chosen = np.random.default_rng(1).permutation(size)[: max(SAMPLE_PER_LIST * count, EXACT_UP_TO)]
+        sample = keys[torch.from_numpy(chosen)].float().numpy()
+        index.train(sample)
+        some = sample[:MEASURED]
+        missing = some - index.pq.decode(index.pq.compute_codes(some))
+        error = np.quantile(np.abs((missing * (some if metric == "ip" else missing)).sum(axis=1)), MOST)
+        _add(index, keys, rows)
+        return cls(index, size, float(error))
+
+    def with_more(self, keys: Tensor, rows: np.ndarray) -> GrowingLists:
+        """Return lists that have more keys, fp16 [m, d], by their rows, int64 [m]."""
+        index = import_faiss().clone_index(self.index)
+        _add(index, keys, rows)
+        return GrowingLists(index, self.trained, self.error)
+
+    def without(self, ranges: Sequence[tuple[int, int]]) -> GrowingLists:
+        """Return lists without rows, each range from its first to before its last."""
+        faiss = import_faiss()
+        index = faiss.clone_index(self.index)
+        rows = np.concatenate([np.arange(*one) for one in ranges])
+        index.remove_ids(faiss.IDSelectorBatch(rows))
+        return GrowingLists(index, self.trained, self.error)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether there are too many entries for its centroids."""
+        return self.size >= RETRAINED_AT * self.trained
+
+    def candidates(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Find rows that may be the nearest.
+
+        Args:
+            queries: fp32 [H, d].
+
+        Returns:
+            fp32 [H, depth], nearly their scores, and int64 [H, depth], -1 where there are fewer.
+        """
+        near, lists = nearness(queries, self._centroids, self._metric).topk(self.index.nprobe, dim=1)  # [H, p]
+        found, rows = self.index.search_preassigned(queries.contiguous(), depth, lists, near)
+        return found if self._metric == "ip" else -found, rows
+
+
+def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
+    """Add keys block by block, so that few are in fp32 at a time."""
+    for start in range(0, len(keys), EXACT_UP_TO):
+        block = slice(start, start + EXACT_UP_TO)
+        index.add_with_ids(keys[block].float().numpy(), rows[block])

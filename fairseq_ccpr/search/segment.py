@@ -1,0 +1,93 @@
+"""Search in a few to a million entries that were added one after the other, and of which some may be gone.
+
+Few are compared with one by one. On a CPU more of them are in inverted lists, and only the last are compared with one by one,
+so that what comes last is found for certain. Letters: n rows, d width of keys, H queries, m rows that are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.search.exact import ExactIndex
+from fairseq_ccpr.search.growing_lists import GrowingLists
+from fairseq_ccpr.search.selection import largest
+from fairseq_ccpr.search.without import search_without
+from fairseq_ccpr.timing import SEARCH, phase
+
+CANDIDATES = 4  # for each neighbour that is wanted, whose keys may be looked at
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Entries up to a moment, which do not change any more.
+
+    Args:
+        keys: fp16 [n, d].
+        half_norms: |x|^2 / 2 of each, fp32 [n].
+        metric: `l2` or `ip`.
+        lists: over the rows before `listed`; None: there are none.
+        listed: rows from here on are compared with one by one.
+        gone: int64 [m], ascending, of those rows the ones that are gone, counted from `listed`.
+    """
+
+    keys: Tensor
+    half_norms: Tensor
+    metric: str
+    lists: GrowingLists | None = None
+    listed: int = 0
+    gone: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Rows, with those that are gone."""
+        return len(self.keys)
+
+    @cached_property
+    def _last(self) -> ExactIndex:
+        index = ExactIndex(self.keys[self.listed :], self.metric)
+        if self.metric == "l2":
+            index.half_norms = self.half_norms[self.listed :]
+        return index
+
+    def search(self, queries: Tensor, k: int, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Find the k nearest entries.
+
+        Args:
+            queries: [H, d], any float dtype.
+            least: fp32 [H]; what scores less is of no use, and may be missing.
+
+        Returns:
+            scores fp32 [H, k], nearest first, and rows int64 [H, k]; -inf and -1 where there are not as many.
+        """
+        if self.gone is None:
+            scores, rows = self._last.search(queries, k)
+        else:
+            scores, rows = search_without(self._last, self.gone, queries, k)
+        if self.lists is None:
+            return scores, rows
+        more, others = self._listed(self.lists, queries.float(), k, least)
+        scores, rows = torch.cat([more, scores], dim=1), torch.cat([others, _shifted(rows, self.listed)], dim=1)
+        best, places = largest(scores, torch.arange(rows.size(1)), k)
+        return best, rows.gather(1, places)
+
+    @phase(SEARCH)
+    def _listed(self, lists: GrowingLists, queries: Tensor, k: int, least: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Search the lists: fp32 and int64 [H, c], in no order. Codes say what is near, keys how near."""
+        scores, rows = lists.candidates(queries, min(CANDIDATES * k, lists.size))
+        there = rows >= 0
+        if least is not None:
+            there &= scores >= least.unsqueeze(1) - lists.error
+        query, place = there.nonzero(as_tuple=True)
+        found = self.keys[rows[query, place]].float()
+        asked = queries[query]
+        exact = torch.full_like(scores, float("-inf"))
+        exact[query, place] = (found * asked).sum(1) if self.metric == "ip" else -(found - asked).square().sum(1)
+        return exact, rows.masked_fill(~there, -1)
+
+
+def _shifted(rows: Tensor, by: int) -> Tensor:
+    return torch.where(rows >= 0, rows + by, rows)

@@ -1,0 +1,54 @@
+"""A segment's lists find what comparing with one by one finds, nearly, and to the last entry what was added last."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.search import ExactIndex
+from fairseq_ccpr.search.exact import half_norms
+from fairseq_ccpr.search.growing_lists import GrowingLists
+from fairseq_ccpr.search.segment import Segment
+from tests.vectors import clustered
+
+pytest.importorskip("faiss")
+
+
+def keys_and_queries(size: int, metric: str) -> tuple[Tensor, Tensor]:
+    """Keys fp16, of length 1 where they are compared by inner product, and queries beside some of them."""
+    keys = torch.from_numpy(clustered(size, 64)).float()
+    queries = keys[::37] + 0.3 * torch.randn(len(keys[::37]), 64)
+    if metric == "ip":
+        keys, queries = (torch.nn.functional.normalize(one, dim=1) for one in (keys, queries))
+    return keys.half(), queries
+
+
+def recall(found: Tensor, wanted: Tensor) -> float:
+    return float((wanted.unsqueeze(2) == found.unsqueeze(1)).any(dim=2).float().mean())
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_lists_find_nearly_all_of_the_nearest(metric: str) -> None:
+    keys, queries = keys_and_queries(6000, metric)
+    rows = np.arange(5800)
+    segment = Segment(keys, half_norms(keys), metric, GrowingLists.of(keys[:5800], rows, metric), 5800)
+    scores, found = segment.search(queries, 8)
+    best, wanted = ExactIndex(keys, metric).search(queries, 8)
+    assert recall(found, wanted) > 0.95
+    same = found == wanted
+    torch.testing.assert_close(scores[same], best[same])
+    own, places = segment.search(keys.float(), 1)
+    assert float((places[:, 0] == torch.arange(6000)).float().mean()) > 0.99
+    assert (places[5800:, 0] == torch.arange(5800, 6000)).all()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_what_is_of_no_use_may_be_missing_and_nothing_else(metric: str) -> None:
+    keys, queries = keys_and_queries(3000, metric)
+    segment = Segment(keys, half_norms(keys), metric, GrowingLists.of(keys, np.arange(3000), metric), 3000)
+    scores, found = segment.search(queries, 8)
+    some, ids = segment.search(queries, 8, least=scores[:, 0])
+    assert recall(ids, found[:, :1]) > 0.97
+    assert float((some > float("-inf")).float().mean()) < 0.9
