@@ -20,6 +20,7 @@ from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.tuning.heat_maps import draw_grids
 from fairseq_ccpr.evaluation.tuning.other_text import OtherText
 from fairseq_ccpr.evaluation.tuning.tune import Tuned, tune
+from fairseq_ccpr.evaluation.tuning.worth import table
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
@@ -64,6 +65,12 @@ class Options:
         "what decides the weights: learned trust; the networks of Adaptive kNN-MT or Robust kNN-MT; or fixed, the settings",
         choices=(*KINDS, FIXED),
     )
+    trust_hidden: Optional[int] = option(
+        None,
+        "units of the hidden layer of learned trust; 0: a linear function of the features. If left out: 32, or 0 for fewer "
+        "than 5,000 held-out tokens",
+        within="[0, 1024]", needs="0 to 1,024", metavar="N",
+    )  # fmt: skip
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)")
 
 
@@ -75,7 +82,9 @@ def tune_command(options: Options, rest: list[str]) -> int:
     also = [OtherText.parse(word) for word in options.also]
     for text in also:
         text.check(system)
-    tuned = tune(system, also, None if options.combiner == FIXED else options.combiner, options.decode)
+    tuned = tune(
+        system, also, None if options.combiner == FIXED else options.combiner, options.decode, options.trust_hidden
+    )
     _print_what_was_tried(tuned, options.subset)
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
@@ -103,6 +112,10 @@ def _check(options: Options, system: System) -> None:
         )
     if options.also and options.combiner == FIXED:
         raise ConfigurationError("--also is for what is learned, and --combiner is fixed: leave one of them out")
+    if options.trust_hidden is not None and options.combiner != LearnedTrust.KIND:
+        raise ConfigurationError(
+            f"--trust-hidden is for --combiner {LearnedTrust.KIND}, and --combiner is {options.combiner}: leave one out"
+        )
     folder = next(iter(system.task.parts.values())).directory if system.task.parts else None
     if options.output is None and folder is not None and not os.access(folder, os.W_OK):
         raise ConfigurationError(f"{folder} cannot be written to: give --output FILE, where the options go instead")
@@ -111,7 +124,7 @@ def _check(options: Options, system: System) -> None:
 def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
     if tuned.linear:
         print(f"{subset} is small: trust is a linear function of its features")
-    _print_texts(tuned)
+    print("\n".join(table(tuned.texts)))
     for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
         print(f"{scores.bleu:7.2f}  {name}")
     print(f"BLEU {tuned.scores[BASE].bleu_signature}, of a third of {subset}")
@@ -120,22 +133,6 @@ def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
         f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood, {len(tuned.scores) - 1} by BLEU, in "
         f"{tuned.seconds:.0f} s: {tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
     )
-
-
-def _print_texts(tuned: Tuned) -> None:
-    """Print what retrieval gains each text: nats a token against the model alone, and its mean weight in brackets."""
-    rows: dict[str, dict[str, str]] = {}
-    for name, gains in tuned.gains.items():
-        rows[name] = {kind: f"{one.nats:+.3f} ({one.weight:.2f})" for kind, one in gains.items()}
-    for name, worth in tuned.best.texts.items():
-        untrusted = {"without trust": f"{worth.settings:+.3f} ({worth.weight:.2f})"}
-        trusted = {"with trust": f"{worth.trust:+.3f} ({worth.trusted:.2f})"}
-        rows[name] = {"model alone": f"{worth.base:.3f}"} | rows.get(name, {}) | untrusted | trusted
-    columns = list(next(iter(rows.values()), {}))
-    if columns:
-        print(f"{'nats a token (weight)':24}" + "".join(f"{column:>16}" for column in columns))
-    for name, row in rows.items():
-        print(f"{name[-23:]:24}" + "".join(f"{row[column]:>16}" for column in columns))
 
 
 def leave(system: System, tuned: Tuned) -> Path:

@@ -37,7 +37,7 @@ class TrustDescription:
     needs: dict[str, str]  # what it can be used with, by name: see `needs_of`
     keys: dict[str, str]  # digests of the parts' keys it was learned with
     settings: dict[str, dict[str, Any]]  # of retrieval it was learned with, by the prefix of their options
-    texts: dict[str, dict[str, float]] = field(default_factory=dict)  # nats a token, by text and system
+    texts: dict[str, Any] = field(default_factory=dict)  # what it was worth when it was learned, by text and system
     features: int = VERSION
 
     @property

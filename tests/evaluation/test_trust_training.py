@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED
 from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.evaluation.tuning.trust_training import Rows, TrainingText, learn, log_likelihood, worth
+from fairseq_ccpr.evaluation.tuning.trust_training import Rows, TrainingText, learn, log_likelihood, worths
 from fairseq_ccpr.evaluation.tuning.tune import tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
@@ -86,9 +88,10 @@ def test_trust_tells_home_from_abroad() -> None:
     texts = [domain_text("home", False), domain_text("abroad", True)]
     torch.manual_seed(SEED)
     trust = learn(LearnedTrust(tokens=True, phrases=False), texts)
-    home, abroad = (worth(trust, text) for text in texts)
-    assert home.trusted > 0.75 and abroad.trusted < 0.1
-    assert home.trust > home.settings and abroad.trust > -0.02 > abroad.settings
+    (home, trusted_home), (abroad, trusted_abroad) = (worths(trust, text).values() for text in texts)
+    assert trusted_home.tokens > 0.75 and trusted_abroad.tokens < 0.1 and home.tokens == abroad.tokens == 0.5
+    assert trusted_home.gain > home.gain and trusted_abroad.gain > -0.02 > abroad.gain
+    assert trusted_abroad.harm < 0.02 < 0.3 < abroad.harm
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +109,24 @@ def wrong_domain(world: World, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder / "data", folder / "store"
 
 
-def nats(shown: str) -> dict[str, tuple[float, float]]:
-    """What the settings and trust are worth on each text."""
-    columns, *rows = shown[shown.index("nats a token") :].splitlines()
-    assert columns.split("  ")[-1].strip() == "with trust" and "lambda " in columns
-    found = [re.fullmatch(r"(\S.{23}) +-\d+\.\d+((?: +[-+]\d+\.\d+ \(\d\.\d\d\))+)", row) for row in rows]
-    gains = {row[1].strip(): [float(gain) for gain in re.findall(r"[-+]\d\S+", row[2])] for row in found if row}
-    return {name: (without, trust) for name, (*_, without, trust) in gains.items()}
+def worths_in(shown: str) -> dict[str, dict[str, list[str]]]:
+    """The table of what systems are worth: by text and system, the cells that are filled."""
+    found: dict[str, dict[str, list[str]]] = {}
+    lines = shown[shown.index("nats a token") :].splitlines()
+    assert lines[0].split()[-4:] == ["gain", "harm", "tokens", "phrases"]
+    name = ""
+    for line in lines[1:]:
+        if not re.fullmatch(r".{24}\S.{17} +[-+]?\d+\.\d{3}.*", line):
+            break
+        name = line[:24].strip() or name
+        found.setdefault(name, {})[line[24:42].strip()] = line[42:].split()
+    return found
+
+
+def gains_in(shown: str) -> dict[str, tuple[float, float]]:
+    """What the settings and trust gain on each text."""
+    texts = worths_in(shown)
+    return {name: tuple(float(rows[one][0]) for one in ("without trust", "with trust")) for name, rows in texts.items()}
 
 
 def test_a_datastore_of_the_wrong_domain_does_no_harm_with_trust(
@@ -121,9 +135,13 @@ def test_a_datastore_of_the_wrong_domain_does_no_harm_with_trust(
     data, store = wrong_domain
     also = f"{world.data_bin}:test"
     shown = call("tune", data, "--datastore", store, "--also", also, *COMMON, "--output", tmp_path / "options").stdout
-    worths = nats(shown)
-    (settings, trust), (_, at_home) = worths[also[-23:].strip()], worths["valid"]
+    gains = gains_in(shown)
+    (settings, trust), (_, at_home) = gains[also[-23:].strip()], gains["valid"]
     assert settings < -0.3 and trust > -0.05 and at_home > 0.5, shown
+    for systems in worths_in(shown).values():
+        assert list(systems) == ["model alone", "lambda", "without trust", "with trust"]
+        for gain, harm, weight in list(systems.values())[1:]:  # of tokens alone
+            assert float(harm) >= max(0, -float(gain)) and 0 <= float(weight) <= 1
     # The same abroad, in translations: those of the model alone, more or less
     system = ["compare", world.data_bin, "--datastore", store, *COMMON, "--bpe", "sentencepiece"]
     system += ["--sentencepiece-model", world.spm, "--path", world.model]
@@ -144,6 +162,20 @@ def test_tuning_decodes_a_third_of_the_text_three_times(world: World) -> None:
     assert tuned.best.ensemble.trust is not None or not tuned.helps
 
 
+@pytest.mark.parametrize(("given", "units"), [((), 0), (("--trust-hidden", 5), 5)])
+def test_trust_is_linear_where_text_is_small_or_as_wide_as_is_asked(
+    wrong_domain: tuple[Path, Path], tmp_path: Path, given: tuple[object, ...], units: int
+) -> None:
+    data, store = wrong_domain
+    words = ["--datastore", store, *COMMON, "--output", tmp_path / "options"]
+    shown = call("tune", data, *words, *given).stdout
+    assert ("valid is small: trust is a linear function of its features" in shown) == (units == 0)
+    with safe_open(tmp_path / "options.trust", framework="pt") as stream:
+        assert json.loads(stream.metadata()["trust"])["arguments"]["hidden"] == units
+    chosen = (tmp_path / "options").read_text().split()
+    assert "retrieval" in call("compare", data, *words[:2], *COMMON, "--gen-subset", "valid", *chosen).stdout
+
+
 @pytest.mark.parametrize("kind", ["adaptive", "robust"])
 def test_the_published_networks_are_learned_and_decode(
     world: World, wrong_domain: tuple[Path, Path], tmp_path: Path, kind: str
@@ -151,7 +183,7 @@ def test_the_published_networks_are_learned_and_decode(
     data, store = wrong_domain
     words = ["--datastore", store, *COMMON]
     shown = call("tune", data, *words, "--combiner", kind, "--output", tmp_path / "options").stdout
-    assert f"trust:{kind}-" in shown and nats(shown)["valid"][1] > 0.5
+    assert f"trust:{kind}-" in shown and gains_in(shown)["valid"][1] > 0.5
     chosen = (tmp_path / "options").read_text().split()
     assert "retrieval" in call("compare", data, *words, "--gen-subset", "valid", "--path", world.model, *chosen).stdout
 
@@ -160,6 +192,12 @@ def test_phrases_are_trusted_alone_and_beside_tokens(world: World, joint: list, 
     for name, words in (("phrase", phrases), ("both", joint)):
         options = [*world.options("--no-progress-bar"), *map(str, words)]
         shown = call("tune", *options, "--output", tmp_path / name, "--also", f"{world.data_bin}:test").stdout
+        systems = worths_in(shown)["valid"]
+        of_tokens = ["lambda"] if name == "both" else []
+        assert list(systems) == ["model alone", *of_tokens, "lambda of phrases", "without trust", "with trust"]
+        # Gain, harm, and a weight for each memory
+        assert len(systems["with trust"]) == len(systems["lambda of phrases"]) == (4 if name == "both" else 3)
+        assert len(systems.get("lambda", "...")) == 3
         assert f"{name}.trust" in (tmp_path / name).read_text() or "nothing is better" in shown
         chosen = (tmp_path / name).read_text().split()
         assert "Generate test" in call("fairseq-generate", *options, *chosen).stdout
@@ -206,4 +244,9 @@ def test_bad_input_is_refused_in_one_sentence(world: World, wrong_domain: tuple[
     refused(tuned("--also", world.data_bin, "--combiner", "fixed"), "--also is for what is learned")
     refused(tuned("--trust", tmp_path / "t"), "tuning learns it|is missing")
     refused(tuned("--combiner", "adaptiv"), "adaptive")
+    refused(tuned("--trust-hidden", -1), "--trust-hidden is -1: 0 to 1,024 is needed")
+    refused(tuned("--trust-hidden", 2000), "--trust-hidden is 2000: 0 to 1,024 is needed")
+    refused(tuned("--trust-hidden", "many"), "--trust-hidden")
+    for kind in ("fixed", "adaptive"):
+        refused(tuned("--trust-hidden", 4, "--combiner", kind), f"for --combiner learned, and --combiner is {kind}")
     assert not (tmp_path / "x").exists()

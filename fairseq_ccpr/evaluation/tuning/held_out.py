@@ -126,6 +126,11 @@ class HeldOut:
     tokens: TokenCache | None
     phrases: PhraseCache
 
+    @property
+    def rows(self) -> Tensor:
+        """The tokens that all memories were asked about, int64 [n]: with a phrase memory, not all."""
+        return self.phrases.rows if self.phrases.batches else torch.arange(len(self.targets))
+
 
 @torch.inference_mode()
 def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble, k: int) -> HeldOut:

@@ -29,10 +29,13 @@ class References:
 
     def log_likelihood(self, retrieved: Tensor, weight: Tensor) -> Tensor:
         """Compute log p with a phrase memory that says log p_phr and weighs lambda_phr*, fp32 [N] each."""
-        # Votes are learned through this: 0 / 0 and log 0 would make gradients NaN.
-        weights = limit_weights(self.weight, weight.clamp_min(1e-12), self.weight_max)
-        votes = zip((self.retrieved, retrieved), weights)
+        votes = zip((self.retrieved, retrieved), self.weights(weight))
         return interpolate_references(self.log_probs, *((said.clamp_min(-80), w.clamp_min(1e-12)) for said, w in votes))
+
+    def weights(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Limit the weights of both memories, fp32 [N] each, by that of a phrase memory."""
+        # Votes are learned through this: 0 / 0 and log 0 would make gradients NaN.
+        return limit_weights(self.weight, weight.clamp_min(1e-12), self.weight_max)
 
 
 def score_phrase_grid(cache: PhraseCache, references: References, memory: PhraseMemory) -> dict[PhraseSettings, float]:

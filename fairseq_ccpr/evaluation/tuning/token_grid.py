@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -70,28 +69,9 @@ def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[To
     return chosen[:count]
 
 
-class Gain(NamedTuple):
-    """What settings are worth on a text."""
-
-    nats: float  # a token, against the model alone
-    weight: float  # mean weight of retrieval
-
-
 def likeliest_of_each_kind(grid: dict[TokenRetrievalSettings, float]) -> dict[str, TokenRetrievalSettings]:
     """Pick the likeliest settings with a fixed lambda, and with lambda*, as far as the grid has both."""
     chosen: dict[str, TokenRetrievalSettings] = {}
     for settings in sorted(grid, key=lambda one: -grid[one]):
         chosen.setdefault("lambda*" if settings.confidence else "lambda", settings)
     return dict(sorted(chosen.items()))
-
-
-def gain(cache: TokenCache, log_probs: Tensor, settings: TokenRetrievalSettings) -> Gain:
-    """Measure settings on the references of a text, without trust.
-
-    Args:
-        log_probs: fp32 [N], log p_NMT of the reference tokens.
-    """
-    nearest = cache.first(settings.k)
-    weight = nearest.weight(settings)
-    mixed = interpolate_references(log_probs, (nearest.retrieved(settings.temperature), weight))
-    return Gain(float((mixed - log_probs).mean()), float(weight.mean()))

@@ -15,11 +15,13 @@ from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_re
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence
 from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
+from fairseq_ccpr.evaluation.tuning.worth import Worth
 
 UPDATES, BATCH = 400, 8192  # tokens of each text in an update
 LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
 EVERY = 20  # updates, after which the sentences held out are scored
 HELD_OUT = 5  # one sentence in so many is not trained on, but chooses when to stop
+WITHOUT, WITH = "without trust", "with trust"
 HARM = 0.5  # weight of what a token of another domain loses, beside the likelihood of its text
 
 
@@ -153,21 +155,13 @@ def _loss(trust: Trust, texts: list[TrainingText], of_each: list[Rows], noise: f
     return torch.stack(losses).mean()
 
 
-class Worth(NamedTuple):
-    """What systems are worth on a text: nats a token against the model alone, and the mean weight of retrieval."""
-
-    base: float  # mean log p_NMT
-    settings: float  # gain of the settings' own weights
-    trust: float  # gain of learned trust
-    weight: float  # mean weight of all memories by the settings
-    trusted: float  # by trust
-
-
 @torch.no_grad()
-def worth(trust: Trust, text: TrainingText) -> Worth:
-    """Measure trust on all tokens of a text."""
+def worths(trust: Trust, text: TrainingText) -> dict[str, Worth]:
+    """Measure the settings' own weights, and trust, on all tokens of a text."""
     rows = text.rows
-    base = rows.model.mean()
-    gains = (log_likelihood(one, rows).mean() - base for one in (None, trust))
-    weights = (rows.weights, trust.decide(rows.inputs, rows.weights).weights)
-    return Worth(float(base), *map(float, gains), *(float(one.sum(dim=1).mean()) for one in weights))
+    measured = {}
+    for name, one in ((WITHOUT, None), (WITH, trust)):
+        weights = iter((trust.decide(rows.inputs, rows.weights).weights if one is not None else rows.weights).T)
+        tokens, phrases = (next(weights) if there else None for there in (trust.tokens, trust.phrases))
+        measured[name] = Worth.of(rows.model, log_likelihood(one, rows), tokens, phrases)
+    return measured
