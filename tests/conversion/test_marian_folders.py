@@ -102,9 +102,11 @@ def one_shard_missing(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(told))
 
 
-def of_bergamot(folder: Path) -> None:
-    settings = "type: transformer\ntransformer-decoder-autoreg: rnn\ndec-cell: ssru\n\0"
-    np.savez(folder / "model.npz", **{"special:model.yml": np.frombuffer(settings.encode(), np.int8)})
+def native(settings: str) -> Callable[[Path], None]:
+    """Leave a model in Marian's own format, of these settings, in the folder."""
+    return lambda folder: np.savez(
+        folder / "model.npz", **{"special:model.yml": np.frombuffer(f"{settings}\0".encode(), np.int8)}
+    )
 
 
 def other_pieces(folder: Path) -> None:
@@ -144,7 +146,14 @@ BAD: list[tuple[Callable[[Path], None], str]] = [
     (edit_weights(lm_head__weight=torch.zeros(708, 32)), r"lm_head\.weight of its own"),
     (edit_weights(model__decoder__layers__0__rnn__weight=torch.zeros(2)), r"no Marian Transformer has.*rnn.*SSRU"),
     (edit_weights(model__encoder__layers__0__fc1__bias=torch.full((64,), float("nan"))), r"numbers that are none"),
-    (of_bergamot, r"decoder of SSRU cells"),
+    (edit_weights(decoder__guided_alignment__weight=torch.zeros(2)), r"no Marian Transformer has.*guided"),
+    (native("type: transformer\ntransformer-decoder-autoreg: rnn\ndec-cell: ssru\n"), r"decoder of SSRU cells"),
+    (native("type: transformer\ntransformer-tied-layers: [1, 1, 2]\n"), r"layers that are tied to each other"),
+    (
+        native("type: transformer\ntransformer-tied-layers: [1, 1]\nguided-alignment: corpus.align\n"),
+        r"layers that are tied to each other",
+    ),
+    (native("type: transformer\nguided-alignment: corpus.align\n"), r"is in Marian's own format"),
 ]
 
 
