@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import re
+import resource
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,18 @@ def call(command: str, *arguments: object, check: bool = True) -> subprocess.Com
     if check and code:
         raise AssertionError(f"{words}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Within this no file may be longer: as on a full disk, the system takes what fits and then refuses."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it, unless a library changed that
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def equal(one: dict[int, list[dict[str, Any]]], two: dict[int, list[dict[str, Any]]], tolerance: float = 0.0) -> bool:

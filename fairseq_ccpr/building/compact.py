@@ -11,7 +11,8 @@ Letters: N entries, n of what was learnt, d width of keys.
 from __future__ import annotations
 
 import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copyfile, rmtree
@@ -37,6 +38,7 @@ from fairseq_ccpr.datastore.token import (
     array_shapes,
 )
 from fairseq_ccpr.device import choose_device
+from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import DISK, IndexDescription
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.index_plan import plan_index
@@ -82,9 +84,22 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
         remove_older(datastore.directory, datastore.section)
         moved, removed = len(store.entries), store.forgotten
         if moved or removed:
-            _compact(datastore, store, settings)
+            with _told(datastore.directory):
+                _compact(datastore, store, settings)
         _remove_put_aside(store.folder)
     return Compacted(TokenDatastore(settings.datastore).section, moved, removed)
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """Tell of a full disk in a sentence; until the manifest is replaced, which is last, all is as it was."""
+    try:
+        yield
+    except OSError as error:
+        raise DatastoreError(
+            f"{directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see to the "
+            "disk"
+        ) from None
 
 
 def _compact(datastore: TokenDatastore, store: LearntStore, settings: CompactSettings) -> None:

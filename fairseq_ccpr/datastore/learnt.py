@@ -238,7 +238,10 @@ class LearntStore:
                 raise
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
-                raise
+                raise DatastoreError(
+                    f"{self.folder} cannot be written ({error.strerror}): nothing was changed; free some space, or see to "
+                    "the disk"
+                ) from None
             raise NotWritableError(
                 f"{self.folder} cannot be written ({error.strerror}), and learning needs to: nothing was changed; see to its "
                 "permissions, or learn into a copy of the datastore"

@@ -1,7 +1,8 @@
 """What was learnt, ready to be searched: its keys on the model's device, in a segment beside the main index.
 
-The segment is exact while it is small, on a GPU however large it is. On a CPU its entries go into inverted lists that grow with
-it, all but the last ones. Letters: n rows of the segment, N entries of the datastore itself, m that are gone, d width of keys.
+The segment is exact while it is small, on a GPU however large it is. On a CPU its entries go into inverted lists that grow
+with it, all but the last ones. Letters: n rows of the segment, N entries of the datastore itself, m that are gone, d width of
+keys.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from fairseq_ccpr.search.segment import Segment
 from fairseq_ccpr.storage.fingerprint import of_strings, short
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
-# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. On a CPU a batch of 120
-# hypotheses takes about a millisecond for 1,000 of them, and as long for lists of any number up to 20,000.
+# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. For a batch of 120
+# hypotheses a CPU takes about a millisecond for 1,000 of them, and as long for lists of any number up to 20,000.
 EXACT_ROWS, LAST_ROWS = 1024, 512
 
 

@@ -15,8 +15,8 @@ DEEPER = 4  # times as many the next time, where more than the spare were gone
 def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Find the k nearest entries of each query that are not gone.
 
-    Nothing asks the device for a number while no more than `SPARE` entries are gone. Where more are, queries that find too few
-    are searched for once more, and deeper.
+    Nothing asks the device for a number while no more than `SPARE` entries are gone. Where more are, queries that find too
+    few are searched for once more, and deeper.
 
     Args:
         index: over all entries.

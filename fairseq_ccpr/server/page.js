@@ -41,12 +41,8 @@ function say(text, fault = false) {
   byId("status").className = fault ? "fault" : "";
 }
 
-// Sentences of a text with their translations, explained where the server can.
+// Sentences of a text with their translations; they have no tokens where the server cannot explain them.
 async function translated(text) {
-  if (!data.explains) {
-    const { translatedText } = await ask("POST", "translate", { q: text });
-    return [{ number: ++round, source: text, translation: translatedText, tokens: null }];
-  }
   const explanation = await ask("POST", "explain", { q: text });
   data.score_name = explanation.score_name;
   const first = data.texts.length;
@@ -66,8 +62,9 @@ function makeCard(sentence, before = null) {
   const target = language(data.target_language);
   const row = (name, settings, ...content) => make("div", { class: `row ${settings.class || ""}` },
     make("dt", {}, name), make("dd", settings, ...content));
-  if (sentence.tokens) card.buttons = sentence.tokens.map((token, at) => tokenButton(sentence, token, at, card));
-  const shown = sentence.tokens
+  const explained = sentence.tokens.length > 0;
+  card.buttons = sentence.tokens.map((token, at) => tokenButton(sentence, token, at, card));
+  const shown = explained
     ? make("div", { ...target, class: "tokens", role: "group", "aria-label": "Translation, token by token; the arrow keys move" },
       ...words(sentence, card.buttons))
     : make("div", { ...target, class: "plain" }, sentence.translation);
@@ -131,7 +128,7 @@ function undo(source, id) {
 async function refresh(source) {
   if (byId("memory").open) await showMemory();
   const waiting = cards.filter((card) => !card.editing);
-  if (!waiting.length || !data.explains) return "";
+  if (!waiting.length) return "";
   const sentences = await translated(waiting.map((card) => card.sentence.source).join("\n"));
   if (open.card !== null) shut(false);
   let changed = 0;
@@ -176,7 +173,7 @@ function start() {
       cards = sentences.map((sentence) => makeCard(sentence));
       byId("sentences").replaceChildren(...cards.map((card) => card.element));
       byId("legend").hidden = !data.explains;
-      return data.learns ? "Tap a token to see where it came from." : "";
+      return data.explains ? "Tap a token to see where it came from." : "";
     });
   });
   byId("text").addEventListener("keydown", (event) => {

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from fairseq_ccpr.evaluation.explain.explanation import Explanation
+from fairseq_ccpr.evaluation.explain.explanation import Explanation, unexplained
+from fairseq_ccpr.evaluation.explain.translate import encode_sentences
 from fairseq_ccpr.inference.sentences import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
@@ -69,11 +70,7 @@ class Service:
         segments = [Segments.of(text, kind) for text in given.texts(asked, "q", most)]
         self._check_languages(asked)
         alternatives = given.number(asked, "alternatives", 0)
-        flat = await self._done(self.work.translate([one for text in segments for one in text.sentences]))
-        for number, one in enumerate(flat, 1):
-            if one.fault:
-                raise bad(f"sentence {number} has no translation: {one.fault}")
-        each = iter(flat)
+        each = iter(await self._translated([one for text in segments for one in text.sentences]))
         found = [joined(text, [next(each) for _ in text.places], alternatives) for text in segments]
         answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found] if several else found[0][0]}
         if alternatives:
@@ -145,13 +142,18 @@ class Service:
         return {"pairs": pairs, "found": len(found)}
 
     async def explain(self, asked: Parameters) -> Explanation:
-        """Translate the sentences of `q`, and say where each token came from."""
+        """Translate the sentences of `q`, and say where each token came from, where this server can."""
         text = given.text(asked, "q", self.limits.most_characters)
         self._check_languages(asked)
         sentences = Segments.of(text).sentences
         if not sentences:
             raise bad("the parameter q has no sentence: expected one or more")
-        return await self._call(lambda translator: translator.explain(sentences))
+        if not self.explains:
+            found = [(one.source, one.text) for one in await self._translated(sentences)]
+            signature = await self._call(lambda translator: translator.signature)
+            return unexplained(found, (self.source, self.target), signature or "")
+        tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
+        return await self._done(self.work.explain(sentences, tokens))
 
     # ---- how
 
@@ -164,6 +166,14 @@ class Service:
 
     def _detected(self, confidence: float) -> dict[str, Any]:
         return {"confidence": round(confidence, 1), "language": bare(self.source)}
+
+    async def _translated(self, sentences: list[str]) -> list[Translation]:
+        """Translate sentences, each of which must have a translation."""
+        found = await self._done(self.work.translate(sentences))
+        for number, one in enumerate(found, 1):
+            if one.fault:
+                raise bad(f"sentence {number} has no translation: {one.fault}")
+        return found
 
     async def _call(self, function: Callable[[Translator], T]) -> T:
         return await self._done(self.work.call(function))

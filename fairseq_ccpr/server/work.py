@@ -7,13 +7,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
+from torch import Tensor
+
+from fairseq_ccpr.evaluation.explain.explanation import Explanation, joined
+from fairseq_ccpr.evaluation.explain.translate import explain_encoded
 from fairseq_ccpr.inference.sentences import Translation
 from fairseq_ccpr.translator import Translator
 
-BATCH = 64  # sentences that are translated together, at most
+BATCH = 32  # sentences that are translated together, at most: so long waits what is to be learnt
+EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
+NEIGHBOURS = 16  # that are kept of each token
 MAX_WAITING = 1000  # requests
 
 T = TypeVar("T")
@@ -24,12 +31,14 @@ class BusyError(Exception):
 
 
 @dataclass
-class Texts:
-    """Sentences of one request, and those of their translations that there are."""
+class Asked:
+    """Sentences of one request, and what there is of its answer."""
 
     sentences: list[str]
-    done: Future[list[Translation]] = field(default_factory=Future)
+    tokens: dict[int, Tensor] | None = None  # of those that are to be explained; None: all are to be translated
+    done: Future[Any] = field(default_factory=Future)
     translations: list[Translation] = field(default_factory=list)
+    explanations: list[Explanation] = field(default_factory=list)
     started: bool = False
 
     def begin(self) -> bool:
@@ -42,8 +51,9 @@ class Texts:
 class Work:
     """Translate for several clients with one translator, in a thread of its own.
 
-    Each round takes the same number of sentences from every request that waits, so that a long text keeps nobody waiting;
-    between two rounds one call is made, such as `Translator.learn`. What was learnt counts from the next round on.
+    Each round takes the same number of sentences from every request that waits, so that a long text keeps nobody waiting,
+    whether it is translated or explained. Before a round all calls are made that wait, such as `Translator.learn`: what was
+    learnt counts from that round on.
 
     Args:
         translator: which nothing else may use from now on.
@@ -51,7 +61,7 @@ class Work:
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
-        self._texts: deque[Texts] = deque()
+        self._asked: deque[Asked] = deque()
         self._calls: deque[tuple[Callable[[Translator], Any], Future[Any]]] = deque()
         self._changed = Condition()
         self._closing = False
@@ -69,10 +79,15 @@ class Work:
         Raises:
             BusyError: too much waits.
         """
-        texts = Texts(sentences)
-        with self._accepting():
-            self._texts.append(texts)
-        return texts.done
+        return self._ask(Asked(sentences))
+
+    def explain(self, sentences: list[str], tokens: dict[int, Tensor]) -> Future[Explanation]:
+        """Explain those of some sentences whose tokens are given, by their numbers.
+
+        Raises:
+            BusyError: too much waits.
+        """
+        return self._ask(Asked(sentences, tokens))
 
     def call(self, function: Callable[[Translator], T]) -> Future[T]:
         """Call a function with the translator.
@@ -84,6 +99,11 @@ class Work:
         with self._accepting():
             self._calls.append((function, done))
         return done
+
+    def _ask(self, asked: Asked) -> Future[Any]:
+        with self._accepting():
+            self._asked.append(asked)
+        return asked.done
 
     def close(self) -> None:
         """Finish what waits, and let others learn beside the datastore."""
@@ -99,7 +119,7 @@ class Work:
         with self._changed:
             if self._closing or not self.alive:
                 raise BusyError("the server is shutting down")
-            if len(self._texts) + len(self._calls) >= MAX_WAITING:
+            if len(self._asked) + len(self._calls) >= MAX_WAITING:
                 raise BusyError(f"{MAX_WAITING:,} requests are waiting already: try again later")
             yield
             self._changed.notify()
@@ -107,11 +127,12 @@ class Work:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._texts or self._calls or self._closing)
-                if not self._texts and not self._calls:
+                self._changed.wait_for(lambda: self._asked or self._calls or self._closing)
+                if not self._asked and not self._calls:
                     return
-                call = self._calls.popleft() if self._calls else None
-            if call is not None:
+                calls = list(self._calls)
+                self._calls.clear()
+            for call in calls:
                 self._make(*call)
             self._round()
 
@@ -124,25 +145,46 @@ class Work:
             done.set_exception(error)
 
     def _round(self) -> None:
-        """Translate some sentences of every request that waits."""
+        """Translate and explain some sentences of every request that waits; who had a turn waits behind the others."""
         with self._changed:
-            waiting = [texts for texts in self._texts if texts.begin()][:BATCH]
+            waiting = [asked for asked in self._asked if asked.begin()]
+        translated = [asked for asked in waiting if asked.tokens is None][:BATCH]
+        explained = [asked for asked in waiting if asked.tokens is not None][:EXPLAINED]
+        self._translate_some(translated)
+        for asked in explained:
+            try:
+                self._explain(asked, EXPLAINED // len(explained))
+            except Exception as error:
+                asked.done.set_exception(error)
+        with self._changed:
+            had = {id(asked) for asked in (*translated, *explained)}
+            left = [asked for asked in self._asked if not asked.done.done()]
+            self._asked = deque(sorted(left, key=lambda asked: id(asked) in had))
+
+    def _translate_some(self, waiting: list[Asked]) -> None:
         share = BATCH // max(1, len(waiting))
-        taken = [texts.sentences[len(texts.translations) :][:share] for texts in waiting]
+        taken = [asked.sentences[len(asked.translations) :][:share] for asked in waiting]
         try:
             self._translate(waiting, taken)
         except Exception:  # of one of them, which the others are not to pay for
-            for texts, sentences in zip(waiting, taken):
+            for asked, sentences in zip(waiting, taken):
                 try:
-                    self._translate([texts], [sentences])
+                    self._translate([asked], [sentences])
                 except Exception as error:
-                    texts.done.set_exception(error)
-        with self._changed:
-            self._texts = deque(texts for texts in self._texts if not texts.done.done())
+                    asked.done.set_exception(error)
 
-    def _translate(self, waiting: list[Texts], taken: list[list[str]]) -> None:
+    def _translate(self, waiting: list[Asked], taken: list[list[str]]) -> None:
         translations = iter(list(self.translator.translate([sentence for some in taken for sentence in some])))
-        for texts, some in zip(waiting, taken):
-            texts.translations += [next(translations) for _ in some]
-            if len(texts.translations) == len(texts.sentences):
-                texts.done.set_result(texts.translations)
+        for asked, some in zip(waiting, taken):
+            asked.translations += [next(translations) for _ in some]
+            if len(asked.translations) == len(asked.sentences):
+                asked.done.set_result(asked.translations)
+
+    def _explain(self, asked: Asked, share: int) -> None:
+        assert asked.tokens is not None
+        some = dict(islice(asked.tokens.items(), share))
+        asked.explanations.append(explain_encoded(self.translator, asked.sentences, some, NEIGHBOURS))
+        for number in some:
+            del asked.tokens[number]
+        if not asked.tokens:
+            asked.done.set_result(joined(asked.explanations))

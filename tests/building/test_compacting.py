@@ -13,7 +13,7 @@ from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import call, contents, refused
+from tests.helpers import call, contents, files_up_to, refused
 from tests.killing import kill_compacting, new_pair, store_at
 from tests.small_models import World, build, subword_options
 
@@ -108,17 +108,29 @@ def find_anywhere(folder: Path, *needles: bytes) -> list[str]:
     return [name for name, content in contents(folder).items() if any(needle in content for needle in needles)]
 
 
-def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
+@pytest.mark.parametrize("index", ["", "IVF8,Flat", "IVF8,PQ32x4fs,Refine(SQfp16)"])
+def test_nothing_of_what_was_forgotten_is_left_in_any_file(
+    world: World, small: Path, tmp_path: Path, index: str
+) -> None:
+    """Nor in the file of an index, which has keys in fp32 or in fp16."""
+    store = tmp_path / "store"
+    if index:
+        build(world, store, "--index", index, "--subset", "valid")
+    else:
+        shutil.copytree(small, store)
+    width = np.float32 if "Flat" in index else np.float16
     first, second, third, kept = (new_pair(number) for number in (1, 2, 3, 4))
     needles = [part for pair in (first, second, third) for part in (pair.source.encode(), pair.target.encode())]
-    needles += [pair.keys[0].tobytes() for pair in (first, second, third)]
+    needles += [pair.keys[0].astype(kind).tobytes() for kind in {np.float16, width} for pair in (first, second, third)]
     learning = store_at(store)
     assert learning.learn([first, second, third, kept]) == [1, 2, 3, 4]
     assert len(find_anywhere(store, *needles)) == 1
     learning.forget([1])
     learning.close()
     call("compact", store, "--quiet", "--cpu")
-    assert not find_anywhere(store, *needles[:2], needles[6]) and find_anywhere(store, needles[7])
+    assert not find_anywhere(store, *needles[:2], first.keys[0].tobytes(), first.keys[0].astype(width).tobytes())
+    found = find_anywhere(store, second.keys[0].astype(width).tobytes())
+    assert len(found) == 1 + ("Refine" in index) and (not index or any(name.endswith(".faiss") for name in found))
     call("forget", store, 2)
     path = store / LEARNT / "1.journal"
     path.write_bytes(path.read_bytes() + b"damage that has Quelle 3 in it")  # put aside by the next writer
@@ -127,6 +139,28 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
     call("compact", store, "--quiet", "--cpu")
     assert not find_anywhere(store, *needles) and find_anywhere(store, kept.keys[0].tobytes())
     assert [one.source for one in store_at(store).pairs.values()] == [kept.source]
+
+
+@pytest.mark.parametrize("index", ["exact", "IVF8,SQfp16"])
+def test_a_full_disk_is_told_and_changes_nothing(world: World, tmp_path: Path, index: str) -> None:
+    store = tmp_path / "store"
+    build(world, store, "--index", index, "--subset", "valid")
+    learning = store_at(store)
+    ids = learning.learn([new_pair(number) for number in range(1, 6)])
+    learning.forget(ids[:1])
+    learning.close()
+    before = contents(store)
+    whole = max(map(len, before.values()))
+    for most in (200, whole // 30, whole // 2, whole):  # what comes out is longer than what there is
+        with files_up_to(most):
+            done = call("compact", store, "--quiet", "--cpu", check=False)
+        refused(
+            done,
+            r"cannot be compacted \(.*\): it is as it was; free some space|could not be written .* is the disk full",
+        )
+        assert contents(store) == before, most
+    call("compact", store, "--quiet", "--cpu")
+    assert list(store_at(store).pairs) == ids[1:] and not store_at(store).entries
 
 
 def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random.Generator) -> None:

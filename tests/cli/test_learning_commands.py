@@ -14,7 +14,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import call, contents, refused
+from tests.helpers import call, contents, files_up_to, refused
 from tests.small_models import World, subword_options
 
 
@@ -48,6 +48,23 @@ def test_an_empty_memory_is_healthy_and_says_nothing(world: World, empty: Path, 
         one.token_scores for one in alone.translate(sentences)
     ]
     assert "|entries:0|keys:decoder_output+unit|" in str(memory.signature) and "learnt" not in str(memory.signature)
+
+
+def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: list[tuple[str, str]]) -> None:
+    (source, target), (other, translation) = rows[:2]
+    words = ["--datastore", store, "--cpu"]
+    with files_up_to(100):
+        done = call("learn", *words, "--source", source, "--target", target, check=False)
+    refused(done, r"learnt cannot be written \(.*\): nothing was changed; free some space")
+    assert not LearntStore(TokenDatastore(store)).pairs
+    call("learn", *words, "--source", source, "--target", target)
+    path = store / LEARNT / "0.journal"
+    before = path.read_bytes()
+    with files_up_to(len(before) + 300):
+        done = call("learn", *words, "--source", other, "--target", translation, check=False)
+    refused(done, r"0.journal cannot be written \(.*\): nothing was added to it; free some space")
+    assert path.read_bytes() == before
+    assert "learnt 1 pairs (id 2)" in call("learn", *words, "--source", other, "--target", translation).stdout
 
 
 def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(store: Path, rows: list[tuple[str, str]]) -> None:

@@ -67,11 +67,14 @@ def served(translator: Translator, **limits: Any) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def new_translator(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Translator]:
+def new_translator(world: World, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Translator]:
     """Makes translators, each over a copy of the datastore that it may write to."""
-    return lambda: Translator(
-        datastore=shutil.copytree(world.datastore, tmp_path_factory.mktemp("served") / "store"), **KEEN
-    )
+
+    def make(**options: Any) -> Translator:
+        store = shutil.copytree(world.datastore, tmp_path_factory.mktemp("served") / "store")
+        return Translator(datastore=store, **KEEN, **options)
+
+    return make
 
 
 @pytest.fixture(scope="module")

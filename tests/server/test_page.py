@@ -116,6 +116,27 @@ def test_keys_are_enough_on_a_phone_in_the_dark(
     page.close()
 
 
+def test_with_a_glossary_a_correction_is_seen_as_well(
+    new_translator: Callable[..., Translator], browser: Any, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "terms.tsv").write_text("Xylophon\txylophone\n")
+    source, target = pairs[3]
+    with served(new_translator(glossary=tmp_path / "terms.tsv")) as server:
+        page, faults = open_page(browser, server.url, viewport=DESK)
+        page.get_by_label("Text").fill(source)
+        page.get_by_role("button", name="Translate").click()
+        card = page.get_by_role("article")
+        sync_api.expect(card).to_have_count(1)
+        assert not card.locator(".token").count() and target not in card.inner_text()
+        card.get_by_role("button", name="Correct").click()
+        card.get_by_label("Correct translation").fill(target)
+        page.get_by_role("button", name="Remember").click()
+        sync_api.expect(page.get_by_role("status")).to_contain_text("Remembered. 1 translation has changed.")
+        sync_api.expect(card.locator(".plain")).to_have_text(target)
+        assert not faults
+        page.close()
+
+
 def test_faults_are_told_and_text_is_never_markup(server: Served, browser: Any) -> None:
     page, _ = open_page(browser, server.url, viewport=DESK)
     page.get_by_label("Text").fill("<img src=x onerror=alert(1)> Licht")

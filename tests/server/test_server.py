@@ -21,7 +21,7 @@ from libretranslatepy import LibreTranslateAPI
 from fairseq_ccpr import Translator
 from fairseq_ccpr.server.texts import HTML
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import PROGRAM, ROOT, call, refused
+from tests.helpers import PROGRAM, ROOT, call, files_up_to, refused
 from tests.server.conftest import Served, served
 from tests.small_models import World
 
@@ -94,6 +94,36 @@ def test_what_is_learnt_counts_is_shown_and_is_forgotten(server: Served, pairs: 
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == before
     status, answer = server.ask(f"/memory/{number}", "DELETE")
     assert status == 404 and answer["error"] == f"there is no pair {number} among what was learnt"
+
+
+def test_a_full_disk_is_told_and_the_server_goes_on(server: Served, pairs: list[tuple[str, str]]) -> None:
+    source, target = pairs[4]
+    before, known = server.ask("/translate", "POST", q=source), server.ask("/memory")
+    path = next(Path(str(server.translator.cfg.task.datastore)).glob("learnt/*.journal"), None)
+    with files_up_to(path.stat().st_size + 100 if path else 100):
+        status, answer = server.ask("/learn", "POST", q=source, s=target)
+    assert status == 503 and re.search(r"cannot be written \(.*\): nothing was", answer["error"])
+    assert (server.ask("/translate", "POST", q=source), server.ask("/memory")) == (before, known)
+    status, answer = server.ask("/learn", "POST", q=source, s=target)
+    assert status == 200 and server.ask("/translate", "POST", q=source)[1]["translatedText"] == target
+    server.ask(f"/memory/{answer['id']}", "DELETE")
+
+
+def test_with_a_glossary_translations_come_without_explanations(
+    new_translator: Callable[..., Translator], pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "terms.tsv").write_text("Xylophon\txylophone\n")
+    with served(new_translator(glossary=tmp_path / "terms.tsv")) as server:
+        (source, target), (other, _) = pairs[2], pairs[3]
+        status, answer = server.ask("/explain", "POST", q=f"{source}\n{other}")
+        assert status == 200 and [one["source"] for one in answer["sentences"]] == [source, other]
+        texts = [one["translation"] for one in answer["sentences"]]
+        assert texts == [alone(server, source), alone(server, other)] and texts[0] != target
+        assert not any(one["tokens"] for one in answer["sentences"]) and "glossary:" in answer["signature"]
+        server.ask("/learn", "POST", q=source, s=target)
+        assert server.ask("/explain", "POST", q=source)[1]["sentences"][0]["translation"] == target
+        status, answer = server.ask("/explain", "POST", q="ja " * 1500)
+        assert status == 400 and "sentence 1 has no translation" in answer["error"]
 
 
 def test_clients_at_the_same_time_get_what_they_would_alone(server: Served, pairs: list[tuple[str, str]]) -> None:

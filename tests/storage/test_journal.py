@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import resource
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.journal import DAMAGED, MAGIC, JournalReader, JournalWriter, WriterLock, create_journal
+from tests.helpers import files_up_to
 
 RECORDS = [b"first", b"", b"third" * 100, b"\x00\xff" * 31]
 STARTS = [len(MAGIC) + 20 * n + len(b"".join(RECORDS[:n])) for n in range(len(RECORDS) + 1)]  # 20 bytes before each
@@ -92,19 +90,7 @@ def test_a_writer_puts_the_damage_aside_and_goes_on(tmp_path: Path) -> None:
     assert path.with_name(f"j{DAMAGED}").read_bytes() == damaged[STARTS[2] :]
 
 
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """Within this no file may be longer: as on a full disk, the system takes what fits and then refuses."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_what_does_not_fit_is_refused_and_nothing_of_it_stays(tmp_path: Path) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it, unless a library changed that
     reader = written(tmp_path / "j")
     before, writer = reader.path.read_bytes(), JournalWriter(reader)
     with files_up_to(len(before) + 300), pytest.raises(DatastoreError, match=r"cannot be written .*nothing was added"):

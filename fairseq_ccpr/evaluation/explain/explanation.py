@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,15 @@ class Explanation:
         write_text(Path(path), as_page(asdict(self)))
 
 
+def unexplained(translations: list[tuple[str, str]], languages: tuple[str, str], signature: str) -> Explanation:
+    """Make an explanation of sources and translations that says of no token where it came from."""
+    sentences = [
+        SentenceExplanation(number, source, None, text, [], text, [], [], 0.0, None)
+        for number, (source, text) in enumerate(translations)
+    ]
+    return Explanation("", *languages, len(sentences), signature, False, False, "", sentences, [])
+
+
 class Texts:
     """Sentences by number, each once."""
 
@@ -162,6 +171,19 @@ class Texts:
     def number(self, text: str) -> int:
         """Number a sentence; an equal one has its number already."""
         return self.numbers.setdefault(text, len(self.numbers))
+
+
+def joined(parts: list[Explanation]) -> Explanation:
+    """Join explanations of the sentences of a text, which then own theirs no longer; texts are kept once."""
+    texts = Texts()
+    for part in parts:
+        numbers = [texts.number(text) for text in part.texts]
+        for sentence in part.sentences:
+            shown = [*(n for token in sentence.tokens for n in token.neighbours)]
+            for one in (*shown, *(r for phrase in sentence.phrases for r in phrase.retrieved)):
+                one.sentence = numbers[one.sentence]
+    sentences = [sentence for part in parts for sentence in part.sentences]
+    return replace(parts[-1], sentences=sentences, sentences_in_subset=len(sentences), texts=list(texts.numbers))
 
 
 @dataclass

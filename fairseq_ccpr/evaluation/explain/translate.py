@@ -58,6 +58,15 @@ def explain_sentences(system: System, sentences: list[str], most_neighbours: int
     Raises:
         ConfigurationError: a sentence is longer than the models take, or there is none.
     """
+    return explain_encoded(system, sentences, encode_sentences(system, sentences), most_neighbours)
+
+
+def encode_sentences(system: System, sentences: list[str]) -> dict[int, Tensor]:
+    """Return the tokens of sentences by their numbers; empty ones are left out.
+
+    Raises:
+        ConfigurationError: a sentence is longer than the models take, or there is none.
+    """
     system.check_encoding()
     tokens = {number: ids for number, one in enumerate(sentences) if len(ids := encode(one, system.task)) > 1}
     if not tokens:
@@ -68,6 +77,13 @@ def explain_sentences(system: System, sentences: list[str], most_neighbours: int
             raise ConfigurationError(
                 f"sentence {number} has {len(ids):,} tokens, and the model takes {most:,}: divide it"
             )
+    return tokens
+
+
+def explain_encoded(
+    system: System, sentences: list[str], tokens: dict[int, Tensor], most_neighbours: int
+) -> Explanation:
+    """Explain those of some sentences whose tokens are given, by their numbers; see `explain_sentences`."""
     numbers = list(tokens)
 
     def samples() -> Iterator[dict[str, Any]]:

@@ -1,0 +1,75 @@
+"""Who waits for whom: nobody for a long text, and what is to be learnt for no more than the round that has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.evaluation.explain.explanation import Explanation
+from fairseq_ccpr.evaluation.explain.translate import encode_sentences
+from fairseq_ccpr.server import work as working
+from fairseq_ccpr.server.work import Work
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.small_models import World
+
+
+@pytest.fixture(scope="module")
+def pairs(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+@pytest.fixture
+def work(new_translator: Callable[[], Translator], monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+    monkeypatch.setattr(working, "BATCH", 4)
+    monkeypatch.setattr(working, "EXPLAINED", 2)
+    made = Work(new_translator())
+    yield made
+    made.close()
+
+
+def in_order(**futures: Future[Any]) -> list[str]:
+    """Wait for all; returns their names as they came to an end."""
+    ended: list[str] = []
+    for name, future in futures.items():
+        future.add_done_callback(lambda _, name=name: ended.append(name))
+    assert not wait(futures.values(), timeout=120).not_done
+    return ended
+
+
+def shown(explanation: Explanation) -> list[Any]:
+    return [
+        (
+            one.number,
+            one.source,
+            one.translation,
+            one.plain,
+            [(token.symbol, explanation.texts[token.neighbours[0].sentence]) for token in one.tokens],
+        )
+        for one in explanation.sentences
+    ]
+
+
+def test_a_long_text_keeps_nobody_waiting_and_is_explained_as_a_whole(work: Work, pairs: list[tuple[str, str]]) -> None:
+    """Explained and translated texts, and pairs to be learnt; and what is explained by parts is what it would be at once."""
+    sentences = [source for source, _ in pairs[:7]]
+    tokens = encode_sentences(work.translator, sentences)
+    wanted = work.translator.explain(sentences)
+    explained, translated = work.explain(sentences, dict(tokens)), work.translate(sentences * 3)
+    short, shorter = work.translate(sentences[:1]), work.explain(sentences[:1], {0: tokens[0]})
+    ended = in_order(explained=explained, translated=translated, short=short, shorter=shorter)
+    assert ended.index("short") < ended.index("translated") and ended.index("shorter") < ended.index("explained")
+    assert shown(explained.result()) == shown(wanted) and len(explained.result().texts) == len(wanted.texts)
+    assert [one.text for one in translated.result()[:7]] == [one.translation for one in wanted.sentences]
+
+
+def test_all_that_is_to_be_learnt_counts_before_the_next_round(work: Work, pairs: list[tuple[str, str]]) -> None:
+    long = work.translate([source for source, _ in pairs[:20]])
+    learnt = {f"learn{n}": work.call(lambda t, pair=pair: t.learn(*pair)) for n, pair in enumerate(pairs[:3])}
+    after = work.translate([pairs[2][0]])
+    ended = in_order(long=long, **learnt, after=after)
+    assert set(ended[:3]) == set(learnt) and ended[-1] == "long"
+    assert after.result()[0].text == pairs[2][1]
