@@ -62,7 +62,7 @@ class Trial:
         return method.tune(sources, targets, self.labels(), grid)
 
     def labels(self) -> Labels:
-        """List what is known of the sources, with negatives."""
+        """List what is known of the sources; each pair serves twice, see `with_negatives`."""
         return with_negatives(np.arange(len(self.gold)), self.gold)
 
     def searchable(self, method: MiningMethod) -> tuple[SearchableText, SearchableText]:

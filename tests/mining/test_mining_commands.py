@@ -114,7 +114,13 @@ def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, cap
     one = write_lines(tmp_path / "one.txt", target)
     gold = write_lines(tmp_path / "gold.tsv", f"{source}\t{target}")
     call(*command(made, tmp_path, "--target", one, "--tune", gold))
-    assert "gold.tsv has no source that could be answered wrongly" in caplog.text
+    assert "gold.tsv gives 0 sources that can be answered wrongly, and a threshold takes 20 at least" in caplog.text
+    pairs = list(read_pairs(made / "pairs.tsv"))
+    for count, warned in ((12, True), (30, False)):
+        caplog.clear()
+        write_lines(gold, *map("\t".join, pairs[:count]), f"{pairs[100][0]}\t")
+        call(*command(made, tmp_path, "--tune", gold))
+        assert (f"gold.tsv gives {count + 1} sources" in caplog.text) == warned
 
 
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
