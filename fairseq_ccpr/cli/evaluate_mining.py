@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -13,17 +13,12 @@ from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, pl
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.plots import draw_f1
-from fairseq_ccpr.mining.benchmark import (
-    BASELINE,
-    QUESTIONS,
-    MiningBenchmarkSettings,
-    MiningResult,
-    PairSample,
-    evaluate_pairs,
-    evaluate_questions,
-)
+from fairseq_ccpr.mining.benchmark import QUESTIONS, MiningResult, evaluate_pairs, evaluate_questions
+from fairseq_ccpr.mining.benchmark_settings import AT_ONE, BASELINE, MiningBenchmarkSettings
 from fairseq_ccpr.mining.labelled import LabelledText, read_questions
-from fairseq_ccpr.mining.report import ablation_table, curve_table, curves, main_table, spread_table
+from fairseq_ccpr.mining.pair_sample import PairSample, draw_samples
+from fairseq_ccpr.mining.remembered import RememberedVectors
+from fairseq_ccpr.mining.report import ablation_table, comparison_table, curve_table, curves, main_table, spread_table
 from fairseq_ccpr.models.pretrained.sentence_encoders import E5, MUSE, SentenceEncoder, load_sentence_encoder
 from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage import fingerprint
@@ -38,7 +33,9 @@ sets its threshold without labels.
 
 Of each TSV it takes --size pairs, more for the sentences without a partner (half as many for a share of .5), and likewise
 --tuning-size for each tuning set; pairs with the same words as an earlier one are left out. p is McNemar's test against
-{BASELINE} on which sources are answered rightly, "none" included.
+{BASELINE} on which sources are answered rightly, "none" included; of several draws or tuning sets it is that of a paired
+bootstrap over sources, also after Holm's correction for the rows of its table. {AT_ONE} is the margin ratio with a threshold
+of 1, untuned.
 
 --questions and --paragraphs ask for the paragraph that answers a question, with the settings tuned on the first of
 --pairs. A paragraph is a line of id, tab, text; a question one of the paragraph's id, tab, text.
@@ -77,8 +74,7 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
     if options.questions is not None and options.paragraphs is not None:
         questions = read_questions(options.questions, options.paragraphs)
         inputs |= {"questions": options.questions, "paragraphs": options.paragraphs}
-    drawn = [replace(settings, seed=settings.seed + draw) for draw in range(settings.draws)]
-    samples = {name: [PairSample.draw(path, one) for one in drawn] for name, path in files.items()}
+    samples = {name: draw_samples(path, settings) for name, path in files.items()}
     device = choose_device(options.cpu)
     words = named(options.encoder, "encoders")
     encoders = {name: load_sentence_encoder(word, device, options.bf16) for name, word in words.items()}
@@ -89,7 +85,7 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
     if options.plot:
         draw_f1(curves(results), options.plot, f"{settings.size:,} sentences on either side")
     if options.json:
-        done = {"signature": line, "results": [asdict(result) for result in results]}
+        done = {"signature": line, "results": [result.record() for result in results]}
         options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     return 0
 
@@ -102,8 +98,9 @@ def _evaluate_all(
 ) -> Iterator[MiningResult]:
     for encoder_name, encoder in encoders.items():
         for name, draws in samples.items():
+            remembered = RememberedVectors(encoder)  # what several draws have is encoded once
             for draw, sample in enumerate(draws):
-                yield from evaluate_pairs(name, sample, draw, encoder_name, encoder, quiet)
+                yield from evaluate_pairs(name, sample, draw, encoder_name, remembered, quiet)
         if questions is not None:
             yield from evaluate_questions(questions, next(iter(samples.values()))[0], encoder_name, encoder, quiet)
 
@@ -119,6 +116,7 @@ def _signature(
         "bf16": "yes" if bf16 else "no",
         "tuning": f"{settings.tuning_sets}x{settings.tuning_size}",
         "draws": settings.draws,
+        **({"pool": settings.pool} if settings.pool else {}),
         "systems": ",".join(settings.compared),
         "seed": settings.seed,
         **{f"encoder {name}": fingerprint.short(encoder.fingerprint) for name, encoder in encoders.items()},
@@ -138,6 +136,10 @@ def _print(results: list[MiningResult], settings: MiningBenchmarkSettings, asked
         for labels, word in ((True, "F1"), (False, "F1 without labels")):
             print(f"{word} over {times}\n")
             print(markdown_table(spread_table(pairs, share, labels)) + "\n")
+            print(
+                f"{word} against {BASELINE}, all tests together, with 95% intervals; p by paired bootstrap over sources\n"
+            )
+            print(markdown_table(comparison_table(pairs, share, labels)) + "\n")
     if settings.shares:
         print("F1 by the share of non-pairing sentences\n")
         print(markdown_table(curve_table(pairs)) + "\n")

@@ -57,8 +57,8 @@ For each sentence of one text find its translation in another, or none. --method
 
 Each line of the output is source, tab, target, tab, score, in the order of the source; fairseq-ccpr prepare reads it. Without
 --settings the threshold is estimated from the scores themselves. --tune takes labelled pairs, a hundred or so: source, tab,
-target, where one side is empty for a sentence without a partner; where no target is, each pair serves twice, the second time
-with its target hidden. They are tried among all of --source and --target, and the settings that suit them best go to
+target, where one side is empty for a sentence without a partner. Each pair serves twice, the second time with its target
+hidden. They are tried among all of --source and --target, and the settings that suit them best go to
 --settings; with --settings alone they are read from there, for texts of about that size and share of pairs.
 
 --encoder is one of
@@ -72,6 +72,7 @@ Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximat
 --index exact reads the keys from disk instead, and compares each with each.
 """
 DOUBTFUL_SHARE = 0.1  # of sources with a partner: below, estimates are poor
+FEW_NEGATIVES = 20  # labelled sources without a partner: with fewer, a threshold hangs on one or two of them
 
 
 @dataclass
@@ -148,11 +149,13 @@ def _choose(options: Options, miner: Miner, labelled: LabelledText | None, given
     """Choose the settings by labels, which writes them; or the threshold without any; or leave those that were read."""
     if labelled and options.tune and options.settings:
         tuning = miner.tune(labelled, Grid())
-        if not tuning.negatives:
+        if tuning.negatives < FEW_NEGATIVES:
             logger.warning(
-                "%s has no source that could be answered wrongly, so that its threshold says nothing: label some sentences "
-                "without a partner, their other side empty, or leave --tune out",
+                "%s gives %d sources that can be answered wrongly, and a threshold takes %d at least: label more pairs, or "
+                "sentences without a partner, their other side empty, or leave --tune out",
                 options.tune,
+                tuning.negatives,
+                FEW_NEGATIVES,
             )
         about = _describe_tuning(options.tune, labelled, miner, tuning)
         tuned = TunedSettings(miner.method, given.encoder, about)

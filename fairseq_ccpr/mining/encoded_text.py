@@ -71,6 +71,14 @@ class EncodedText:
         )
         return EncodedText(chosen, self.sentences[rows], self.fragments[fragment_rows])
 
+    def join(self, other: EncodedText) -> EncodedText:
+        """Append the sentences of another text to these; fragments of both are as far apart."""
+        one, two = self.text, other.text
+        owners = np.concatenate([one.owners, two.owners + len(one.sentences)])
+        joined = FragmentedText([*one.sentences, *two.sentences], [*one.fragments, *two.fragments], owners, one.stride)
+        vectors = zip((self.sentences, self.fragments), (other.sentences, other.fragments))
+        return EncodedText(joined, *map(np.concatenate, vectors))
+
 
 def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bool) -> EncodedText:
     """Encode all sentences and fragments; equal texts are encoded once."""

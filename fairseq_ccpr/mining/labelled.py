@@ -38,24 +38,23 @@ class Labels(NamedTuple):
 
 
 def with_negatives(rows: np.ndarray, gold: np.ndarray) -> Labels:
-    """Let each pair serve twice, the second time with its target hidden, where every source has a partner.
+    """Let each pair serve twice, the second time with its target hidden.
 
-    From pairs alone nobody learns what to reject. A source of several partners is not asked again, since the others
-    would be right.
+    From pairs alone nobody learns what to reject, and from a few sentences without a partner hardly anything. A source of
+    several partners is not asked again, since the others would be right.
 
     Args:
         rows: int64 [L], numbers of sources.
         gold: int64 [L], the partner of each or -1.
 
-    >>> with_negatives(np.array([3, 5]), np.array([7, 8]))
-    Labels(rows=array([3, 5, 3, 5]), hidden=array([-1, -1,  7,  8]), gold=array([ 7,  8, -1, -1]))
+    >>> with_negatives(np.array([3, 5]), np.array([7, -1]))
+    Labels(rows=array([3, 5, 3]), hidden=array([-1, -1,  7]), gold=array([ 7, -1, -1]))
     """
-    nothing = np.full(len(rows), -1)
-    if (gold < 0).any():
-        return Labels(rows, nothing, gold)
     partners = {*zip(rows.tolist(), gold.tolist())}
-    once = np.isin(rows, [row for row, count in Counter(row for row, _ in partners).items() if count == 1])
-    return Labels(np.append(rows, rows[once]), np.append(nothing, gold[once]), np.append(gold, nothing[once]))
+    single = [row for row, count in Counter(row for row, _ in partners).items() if count == 1]
+    again = np.isin(rows, single) & (gold >= 0)
+    nothing = np.full(len(rows), -1)
+    return Labels(np.append(rows, rows[again]), np.append(nothing, gold[again]), np.append(gold, nothing[again]))
 
 
 def read_labelled(path: Path) -> LabelledText:

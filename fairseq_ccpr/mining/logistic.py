@@ -9,10 +9,8 @@ import numpy as np
 
 from fairseq_ccpr.mining.evidence import Evidence
 from fairseq_ccpr.mining.f1 import decide, score
-from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import Labels
-from fairseq_ccpr.mining.neighbours import SearchableText
-from fairseq_ccpr.mining.pair_method import PairMethod
+from fairseq_ccpr.mining.pair_method import PairMatcher, PairMethod
 from fairseq_ccpr.mining.two_way import TwoWayMethod
 from fairseq_ccpr.settings import option
 
@@ -42,18 +40,16 @@ class LogisticMethod(PairMethod):
         weights = np.array([self.margin, self.votes, self.alike, self.length])
         return 1 / (1 + np.exp(-(known @ weights + self.bias)))
 
-    def tune(
-        self, sources: SearchableText, targets: SearchableText, labels: Labels, grid: Grid
-    ) -> tuple[LogisticMethod, float]:
+    def tune_by(self, matcher: PairMatcher, labels: Labels) -> tuple[LogisticMethod, float]:
         """Learn the weights; a pair is one where that is likelier than not, since a cut takes more labels than weights do."""
-        pairs, evidence = self.matcher(sources, targets).hiding(labels.rows, labels.hidden)
+        pairs, evidence = matcher.hiding(labels.rows, labels.hidden)
         margins = evidence.margins()
         order = np.lexsort((-margins, pairs.rows))
         chosen = order[np.arange(len(order)) - np.searchsorted(pairs.rows, pairs.rows) < LEARNT_FROM]
         right = (pairs.columns == labels.gold[pairs.rows])[chosen]
         margin, votes, alike, length, bias = fit(features(evidence)[chosen], right).tolist()
         learnt = LogisticMethod(margin=margin, votes=votes, alike=alike, length=length, bias=bias)
-        answers = learnt.matcher(sources, targets)(labels.rows, labels.hidden)
+        answers = matcher.scored_by(learnt)(labels.rows, labels.hidden)
         return learnt, score(decide(answers, learnt.threshold), labels.gold).f1
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Optional, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from fairseq_ccpr.mining.pknn import DECIMALS, Answers
 from fairseq_ccpr.mining.threshold import tuned_threshold
 
 Method = TypeVar("Method", bound="PairMethod")
+View = tuple[int, Optional[int], int]  # candidates, window, stride: methods of the same see the same of a pair
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class PairMethod:
 
     threshold: float
 
+    @property
+    def view(self) -> View:
+        """Tell what decides which pairs are scored, and by what."""
+        return self.candidates, self.window, self.stride
+
     def keys(self, text: EncodedText) -> SentenceKeys:
         """Take a key a sentence, for those that have words."""
         return text.sentence_keys()
@@ -51,8 +58,12 @@ class PairMethod:
     def tune(
         self: Method, sources: SearchableText, targets: SearchableText, labels: Labels, grid: Grid
     ) -> tuple[Method, float]:
-        """Choose the threshold, whatever the grid has."""
-        answers = self.matcher(sources, targets)(labels.rows, labels.hidden)
+        """Choose settings, whatever the grid has; see `tune_by`."""
+        return self.tune_by(self.matcher(sources, targets), labels)
+
+    def tune_by(self: Method, matcher: PairMatcher, labels: Labels) -> tuple[Method, float]:
+        """Choose the threshold by labelled sources among all that a matcher of this method has seen."""
+        answers = matcher(labels.rows, labels.hidden)
         threshold, f1 = tuned_threshold(answers, labels.gold)
         return replace(self, threshold=threshold), f1
 
@@ -75,11 +86,20 @@ class PairMatcher:
         self.method, self.sources, self.targets = method, sources, targets
         self.pairs = Candidates.find(sources, targets, method.candidates)
         self.evidence = Evidence.gather(self.pairs, sources, targets, method.window is not None)
-        scores = method.score(self.evidence).round(DECIMALS)
-        if method.one_to_one:
-            self.answers = best_first(self.pairs, scores, targets.sentences)
-        else:
-            self.answers = best_of_rows(self.pairs, scores)
+        self.answers = self._match()
+
+    def scored_by(self, method: PairMethod) -> PairMatcher:
+        """Score the same pairs by another method, or other settings; its view must be the same."""
+        other = copy(self)
+        other.method = method
+        other.answers = other._match()
+        return other
+
+    def _match(self) -> Answers:
+        scores = self.method.score(self.evidence).round(DECIMALS)
+        if self.method.one_to_one:
+            return best_first(self.pairs, scores, self.targets.sentences)
+        return best_of_rows(self.pairs, scores)
 
     def __call__(self, rows: np.ndarray, hidden: np.ndarray) -> Answers:
         """Look the answers up; where a target is hidden, score the others again, as the source then sees them.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.mining.benchmark import ABLATIONS, MiningResult
+from fairseq_ccpr.mining.benchmark import MiningResult
+from fairseq_ccpr.mining.benchmark_settings import ABLATIONS, BASELINE
+from fairseq_ccpr.mining.significance import compare, holm
 
 Rows = list[list[Any]]
 
@@ -60,6 +63,27 @@ def spread_table(results: Sequence[MiningResult], non_pairing: float, labels: bo
         of_key = [r for r in chosen if (r.set, r.encoder) == key]
         values = [[r.f1 if labels else r.unlabelled_f1 for r in of_key if r.system == system] for system in systems]
         rows.append([*key, *(f"{100 * np.mean(v):.1f} ± {100 * np.std(v, ddof=1):.1f}" for v in values)])
+    return rows
+
+
+def comparison_table(results: Sequence[MiningResult], non_pairing: float, labels: bool) -> Rows:
+    """Tabulate how far each system is from the baseline over all tests and tuning sets, and how surely.
+
+    Args:
+        results: of any tests.
+        non_pairing: share of the tests that count.
+        labels: whether thresholds are tuned; otherwise scores alone set them.
+    """
+    chosen = [r for r in results if r.non_pairing == non_pairing and r.system not in ABLATIONS]
+    outcomes = defaultdict(list)
+    for result in chosen:
+        outcomes[result.set, result.encoder, result.system].append(result.outcome if labels else result.unlabelled)
+    keys = [key for key in outcomes if key[2] != BASELINE]
+    found = [compare(outcomes[(*key[:2], BASELINE)], outcomes[key]) for key in keys]
+    rows: Rows = [["set", "encoder", "system", "difference", "interval", "p", "p, Holm"]]
+    for key, each, corrected in zip(keys, found, holm([each.p for each in found])):
+        interval = f"{100 * each.low:+.1f} to {100 * each.high:+.1f}"
+        rows.append([*key, f"{100 * each.f1:+.1f}", interval, p_value(each.p), p_value(corrected)])
     return rows
 
 

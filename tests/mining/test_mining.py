@@ -182,7 +182,13 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng
     labelled = LabelledText([pairs[i][0] for i in taken], [pairs[i][1] for i in offered], gold)
     trial = Trial.encode(labelled, ToyEncoder(), "", True)
     settings, f1 = trial.tune(base, GRID)
-    assert f1 == score(decide(trial.answers(settings), settings.threshold), gold).f1 > 0.5
+    labels = trial.labels()
+
+    def f1_of(settings: MiningMethod) -> float:
+        answers = trial.matcher(settings)(labels.rows, labels.hidden)
+        return score(decide(answers, settings.threshold), labels.gold).f1
+
+    assert f1 == f1_of(settings) > 0.5
     tried = [replace(settings, threshold=threshold) for threshold in np.linspace(0, 2, 300)]
     if isinstance(base, RfrMethod):
         tried = [
@@ -190,7 +196,7 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng
             for k in GRID.k for beta in GRID.beta for keep in GRID.keep for threshold in GRID.threshold
         ]  # fmt: skip
     if not isinstance(base, LogisticMethod):  # which does not tune its threshold
-        assert f1 >= max(score(decide(trial.answers(each), each.threshold), gold).f1 for each in tried)
+        assert f1 >= max(map(f1_of, tried))
 
 
 @pytest.mark.parametrize("base", [RfrMethod(), MarginMethod(), MaxMethod()], ids=lambda method: method.name)
@@ -246,7 +252,8 @@ def test_labels_that_say_little(tmp_path: Path, rng: np.random.Generator) -> Non
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     for number, (rows, negatives) in enumerate((
         (pairs[:1], 1), ([pairs[0]] * 6, 6), ([pairs[0], (pairs[0][0], pairs[1][1])], 0),
-        ([("xnever xseen", "never seen"), ("...", "!")], 2), ([pairs[0], (pairs[1][0], "")], 1),
+        ([("xnever xseen", "never seen"), ("...", "!")], 2), ([pairs[0], (pairs[1][0], "")], 2),
+        ([*pairs[:9], (pairs[9][0], "")], 10),
     )):  # fmt: skip
         labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, rows)))
         for method in (RfrMethod(), MaxMethod(), LogisticMethod()):
@@ -256,6 +263,24 @@ def test_labels_that_say_little(tmp_path: Path, rng: np.random.Generator) -> Non
             assert np.isfinite(mining.method.threshold) and all(pair.target in targets for pair in mining.mine())
     one = Miner(sources, targets[:1], ToyEncoder(), MaxMethod(), tmp_path / "one", quiet=True)
     assert one.tune(read_labelled(write_lines(tmp_path / "gold.tsv", "\t".join(pairs[0]))), GRID).negatives == 0
+
+
+@pytest.mark.parametrize("base", [MarginMethod(), MaxMethod(), TwoWayMethod()], ids=lambda method: method.name)
+def test_one_line_without_a_partner_leaves_the_threshold_as_it_was(
+    base: MiningMethod, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    pairs = random_pairs(rng, 100)
+    sources, targets = ([pair[side] for pair in pairs[:60]] for side in (0, 1))
+    f1 = []
+    for number, more in enumerate(([], [(pairs[99][0], "")])):
+        labelled = read_labelled(write_lines(tmp_path / "gold.tsv", *map("\t".join, [*pairs[:40], *more])))
+        mining = Miner(sources, targets, ToyEncoder(), base, tmp_path / str(number), quiet=True)
+        assert mining.tune(labelled, GRID).negatives == 40 + len(more)
+        # Half of the sources lose their partner: what was tuned rejects them.
+        alone = Miner(sources, targets[:30], ToyEncoder(), mining.method, tmp_path / f"{number}a", quiet=True)
+        right = {pair[:2] for pair in alone.mine()}
+        f1.append(2 * len(right & {*pairs[:30]}) / (len(right) + 30))
+    assert min(f1) > 0.8 and abs(f1[0] - f1[1]) < 0.05
 
 
 def test_labelled_text(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -272,7 +297,9 @@ def test_labelled_text(tmp_path: Path, rng: np.random.Generator) -> None:
     assert (
         labelled.sources == ["a", "b", "d"] and labelled.targets == ["A", "C"] and labelled.gold.tolist() == [0, -1, 0]
     )
-    assert (with_negatives(np.arange(3), labelled.gold).hidden == -1).all()
+    labels = with_negatives(np.arange(3), labelled.gold)  # one that has no partner changes nothing for the pairs
+    assert labels.rows.tolist() == [0, 1, 2, 0, 2] and labels.hidden.tolist() == [-1, -1, -1, 0, 0]
+    assert labels.gold.tolist() == [0, -1, 0, -1, -1]
     rows = ["One!\tEins", "one\tzwei", "two\tEINS.", "three\t...", "four\tvier"]
     assert distinct_pairs(write_lines(tmp_path / "same.tsv", *rows)) == [("One!", "Eins"), ("four", "vier")]
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.experiments.config import read_config
 from fairseq_ccpr.experiments.pipeline import Plan
+from fairseq_ccpr.mining.benchmark import evaluate_pairs
+from fairseq_ccpr.mining.benchmark_settings import MiningBenchmarkSettings
+from fairseq_ccpr.mining.pair_sample import draw_samples
+from fairseq_ccpr.mining.remembered import RememberedVectors
 from fairseq_ccpr.mining.rfr import RfrMethod
 from fairseq_ccpr.mining.tuned_settings import TunedSettings
 from fairseq_ccpr.models.pretrained.sentence_encoders import StoredVectors
@@ -114,7 +119,13 @@ def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, cap
     one = write_lines(tmp_path / "one.txt", target)
     gold = write_lines(tmp_path / "gold.tsv", f"{source}\t{target}")
     call(*command(made, tmp_path, "--target", one, "--tune", gold))
-    assert "gold.tsv has no source that could be answered wrongly" in caplog.text
+    assert "gold.tsv gives 0 sources that can be answered wrongly, and a threshold takes 20 at least" in caplog.text
+    pairs = list(read_pairs(made / "pairs.tsv"))
+    for count, warned in ((12, True), (30, False)):
+        caplog.clear()
+        write_lines(gold, *map("\t".join, pairs[:count]), f"{pairs[100][0]}\t")
+        call(*command(made, tmp_path, "--tune", gold))
+        assert (f"gold.tsv gives {count + 1} sources" in caplog.text) == warned
 
 
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
@@ -181,19 +192,48 @@ def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path) -> None:
     done = json.loads((tmp_path / "r.json").read_text())
     assert done["signature"] in shown
     rows = {(r["system"], r["non_pairing"], r["tuning_set"]): r for r in done["results"]}
-    assert len(rows) == len(done["results"]) == 7 * 4
+    assert len(rows) == len(done["results"]) == 8 * 4
     assert rows["RFR", 0.0, 0]["f1"] > 0.6 and rows["RFR", 0.5, 0]["p"] <= 1 and rows["max", 0.5, 0]["p"] is None
     assert rows["two-way", 0.5, 0]["unlabelled_f1"] > 0.6 < rows["logistic", 0.5, 1]["f1"]
     assert rows["RFR, no entropy filter", 0.5, 0]["settings"]["keep"] == 1
     assert not rows["RFR, fragment alone", 0.5, 0]["settings"]["sentence_half"]
+    untuned = rows["at-1.0", 0.5, 0]
+    assert untuned["settings"]["threshold"] == 1 and untuned["f1"] == untuned["unlabelled_f1"]
+    assert untuned["f1"] == rows["at-1.0", 0.5, 1]["f1"]
     few = evaluation(made, "--systems", "two-way", "--draws", 2)
     shown = call(*few, "--json", tmp_path / "r.json").stdout
     assert "over 2 tests and 1 tuning sets" in shown and "RFR" not in shown and "margin" not in shown
     done = json.loads((tmp_path / "r.json").read_text())
     assert [(r["system"], r["draw"]) for r in done["results"]] == [(s, n) for n in (0, 1) for s in ("max", "two-way")]
     one = call(*evaluation(made, "--systems", "two-way", "--seed", 2)).stdout
+    assert "| toy | mine | two-way |" in shown and "p, Holm" in shown
     second = [f"{100 * r['f1']:.1f}" for r in done["results"] if r["draw"] == 1]
     assert all(f"| {value} |" in one for value in second)
+
+
+def test_draws_out_of_a_pool_encode_each_text_once(made: Path, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Counting(ToyEncoder):
+        def encode(self, texts: list[str]) -> np.ndarray:
+            seen.extend(texts)
+            return super().encode(texts)
+
+    settings = MiningBenchmarkSettings(size=60, tuning_size=20, pool=130, draws=3, systems=["two-way"])
+    samples = draw_samples(made / "pairs.tsv", settings)
+    numbers = [set(sample.numbers.tolist()) for sample in samples]
+    assert len(set().union(*numbers)) == 130 and numbers[0] != numbers[1]
+    encoder = RememberedVectors(Counting())
+    results = [
+        result
+        for draw, sample in enumerate(samples)
+        for result in evaluate_pairs("toy", sample, draw, "", encoder, True)
+    ]
+    assert len(results) == 6 and len(seen) == len(set(seen))
+    plain = [*evaluate_pairs("toy", samples[1], 1, "", ToyEncoder(), True)]
+    assert [one.record() for one in results[2:4]] == [one.record() for one in plain]
+    with pytest.raises(ConfigurationError, match="--pool is 100, and each test needs 120 pairs"):
+        draw_samples(made / "pairs.tsv", replace(settings, pool=100))
 
 
 def test_questions_and_paragraphs(made: Path, all_vectors: Path, tmp_path: Path) -> None:
