@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fairseq_ccpr.building.live_compact import LiveCompaction
 from fairseq_ccpr.datastore.learnt_records import LearntPair
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
@@ -89,6 +90,8 @@ class Translator(System):
         cfg = configure_system(words_by_name(named), Path(data) if data is not None else None)
         super().__init__(cfg, choose(device), precision)
 
+    _compaction: LiveCompaction | None = None  # the last one
+
     @classmethod
     def of(cls, words: list[str], data: Path | None = None) -> Translator:
         """Load the translator that options of fairseq-generate describe, with what they leave out as it is found."""
@@ -161,8 +164,28 @@ class Translator(System):
         """
         return learnt_memory(self).store.find(query)
 
+    def compact(self) -> bool:
+        """Move what was learnt into the datastore's own entries, as fairseq-ccpr compact does, while this one is in use.
+
+        Other threads may translate, learn and forget meanwhile. The work is done in a process of its own; `close` ends it.
+
+        Returns:
+            Whether it was done, and not ended.
+
+        Raises:
+            ConfigurationError: there is no token datastore, or it has phrases as well.
+            DatastoreError: it could not be done, as where the disk is full, and all is as it was.
+        """
+        memory = learnt_memory(self)
+        assert self.ensemble is not None and self.ensemble.tokens is not None
+        kind: Any = type(self.ensemble.tokens.retriever)
+        self._compaction = LiveCompaction(memory, lambda datastore: kind(datastore, memory.device))
+        return self._compaction.run()
+
     def close(self) -> None:
         """Let others learn beside the datastore; this translator goes on translating."""
+        if self._compaction is not None:
+            self._compaction.cancel()
         if self.ensemble is not None and self.ensemble.tokens is not None:
             learnt_memory(self).store.close()
 

@@ -86,7 +86,7 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
         if moved or removed:
             with _told(datastore.directory):
                 _compact(datastore, store, settings)
-        _remove_put_aside(store.folder)
+        remove_put_aside(store.folder)
     return Compacted(TokenDatastore(settings.datastore).section, moved, removed)
 
 
@@ -216,8 +216,8 @@ def remove_older(directory: Path, section: TokenSection) -> None:
         journal_path(directory, generation).unlink(missing_ok=True)
 
 
-def _remove_put_aside(folder: Path) -> None:
-    """Remove bytes that were put aside as damaged: they may hold what was forgotten."""
+def remove_put_aside(folder: Path) -> None:
+    """Remove bytes of a journal that were put aside as damaged: they may hold what was forgotten."""
     for path in folder.glob("*"):
         if path.name != LOCK and not path.name.endswith(".journal"):
             path.unlink()

@@ -134,6 +134,21 @@ class LearntStore:
         with self._lock:
             self._writer()
 
+    def handed_on(self, datastore: TokenDatastore) -> LearntStore:
+        """Return the pairs beside the next generation of the datastore, with the right to write, which this one gives up.
+
+        Raises:
+            DatastoreError: see the class.
+        """
+        other = LearntStore(datastore)
+        with self._lock:
+            assert self._writing is not None and other._reader is not None
+            lock, writer = self._writing
+            self._writing = None
+            writer.close()
+            other._writing = lock, JournalWriter(other._reader)
+        return other
+
     def close(self) -> None:
         """Give the right to write back."""
         with self._lock:

@@ -8,8 +8,10 @@ keys.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.growing_lists import GrowingLists, can_grow
 from fairseq_ccpr.search.segment import Segment
 from fairseq_ccpr.storage.fingerprint import of_strings, short
+
+if TYPE_CHECKING:
+    from fairseq_ccpr.decoding.memory import LearningRetriever
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
 # Rows that are compared with one by one: of a segment without lists, and after those that are in lists. For a batch of 120
@@ -41,6 +46,7 @@ class LearntEntries:
         gone: int64 [m], entries of the datastore itself that were forgotten, ascending, on the same device.
         first: the first entry that was learnt, whether it has moved into the datastore or not; no entry from it on was not.
         rows: int64, the first row of each of `pairs`.
+        retriever: of the datastore that they stand beside, where it was compacted since the system was loaded.
     """
 
     index: Segment
@@ -50,6 +56,7 @@ class LearntEntries:
     gone: Tensor
     first: int
     rows: np.ndarray
+    retriever: LearningRetriever | None = None
 
     @property
     def entries(self) -> LearntEntries:
@@ -96,6 +103,7 @@ class LearntMemory:
         self.device = device
         self._metric = datastore.section.index.metric
         self._lock = threading.Lock()
+        self._retriever: LearningRetriever | None = None
         self._lists_help = device.type == "cpu" and can_grow()
         self._entries: LearntEntries
         self._clear()
@@ -111,6 +119,18 @@ class LearntMemory:
         with self._lock:
             self.store.lock()
             self._update()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let nothing be learnt or forgotten."""
+        with self._lock:
+            yield
+
+    def go_on_beside(self, datastore: TokenDatastore, retriever: LearningRetriever) -> None:
+        """Go on beside the next generation of the datastore, which a retriever searches; the memory is to be `paused`."""
+        self.store, self._retriever = self.store.handed_on(datastore), retriever
+        self._clear()
+        self._update()
 
     def learn(self, pairs: Sequence[NewPair]) -> list[int]:
         """Learn pairs; see `LearntStore.learn`. They count when this returns."""
@@ -164,7 +184,8 @@ class LearntMemory:
         own = self.store.datastore.section.size
         first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=own)
         rows = np.array([self._rows[pair.id][0] for pair in there], np.int64)
-        return LearntEntries(index, self._values[: self._size], there, moved, gone, first, rows)
+        values = self._values[: self._size]
+        return LearntEntries(index, values, there, moved, gone, first, rows, self._retriever)
 
     def _drop(self, lost: list[int]) -> None:
         """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""

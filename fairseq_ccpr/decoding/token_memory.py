@@ -123,15 +123,22 @@ class TokenMemory:
 
     def now(self) -> TokenMemory:
         """Return the memory as it is now: what is learnt or forgotten later does not change it."""
-        return self if self.learnt is None else replace(self, learnt=self.learnt.entries)
+        if self.learnt is None:
+            return self
+        entries = self.learnt.entries
+        return replace(self, learnt=entries, retriever=entries.retriever or self.retriever)
 
     @property
     def _retriever(self) -> Retriever:
         """The retriever, with what was learnt up to now."""
-        if self.learnt is None or self.learnt.entries.empty:
+        if self.learnt is None:
             return self.retriever
-        assert isinstance(self.retriever, LearningRetriever)  # nothing is learnt beside another one's datastore
-        return self.retriever.with_learnt(self.learnt.entries)
+        entries = self.learnt.entries
+        retriever = entries.retriever or self.retriever
+        if entries.empty:
+            return retriever
+        assert isinstance(retriever, LearningRetriever)  # nothing is learnt beside another one's datastore
+        return retriever.with_learnt(entries)
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
         """Wait for the first step: only the decoder has queries. What is learnt meanwhile counts for the next batch."""

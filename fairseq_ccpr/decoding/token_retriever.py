@@ -53,7 +53,7 @@ class TokenRetriever:
         scores, ids = search_without(self.index, learnt.gone, keys, k)
         values = self.values[ids]
         if learnt.index.size:
-            more, rows = learnt.index.search(keys, k, least=scores[:, -1])
+            more, rows = learnt.index.candidates(keys, k)
             values = torch.cat([values, learnt.values[rows]], dim=1)
             scores = torch.cat([scores, more], dim=1)
             ids = torch.cat([ids, torch.where(rows >= 0, rows + self.index.size, rows)], dim=1)

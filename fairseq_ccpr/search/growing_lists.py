@@ -22,7 +22,6 @@ PROBES = 16  # lists that are searched
 FINER = 2  # times as many lists as an index of as many keys that is built once: these are to become longer
 SAMPLE_PER_LIST = 40  # entries that a list's centroid is learned from
 ITERATIONS = 5  # of k-means: lists need not be perfect, and whoever learns waits for them
-MEASURED, MOST = 1000, 0.99  # keys whose codes are compared with them, and how many of these err less than `error`
 RETRAINED_AT = 4  # times as many entries as the centroids were learned from
 
 
@@ -37,11 +36,10 @@ class GrowingLists:
     Args:
         index: of FAISS, over rows by their numbers.
         trained: entries that there were when the centroids were learned.
-        error: of the score that a code gives to a query that is its very key; nearly all codes err less.
     """
 
-    def __init__(self, index: Any, trained: int, error: float) -> None:
-        self.index, self.trained, self.error = index, trained, error
+    def __init__(self, index: Any, trained: int) -> None:
+        self.index, self.trained = index, trained
         self.size = int(index.ntotal)
         self._metric = "ip" if index.metric_type == import_faiss().METRIC_INNER_PRODUCT else "l2"
         self._centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
@@ -62,19 +60,15 @@ class GrowingLists:
         index.cp.min_points_per_centroid = 1  # it would warn
         index.nprobe = min(PROBES, count)
         chosen = np.random.default_rng(1).permutation(size)[: max(SAMPLE_PER_LIST * count, EXACT_UP_TO)]
-        sample = keys[torch.from_numpy(chosen)].float().numpy()
-        index.train(sample)
-        some = sample[:MEASURED]
-        missing = some - index.pq.decode(index.pq.compute_codes(some))
-        error = np.quantile(np.abs((missing * (some if metric == "ip" else missing)).sum(axis=1)), MOST)
+        index.train(keys[torch.from_numpy(chosen)].float().numpy())
         _add(index, keys, rows)
-        return cls(index, size, float(error))
+        return cls(index, size)
 
     def with_more(self, keys: Tensor, rows: np.ndarray) -> GrowingLists:
         """Return lists that have more keys, fp16 [m, d], by their rows, int64 [m]."""
         index = import_faiss().clone_index(self.index)
         _add(index, keys, rows)
-        return GrowingLists(index, self.trained, self.error)
+        return GrowingLists(index, self.trained)
 
     def without(self, ranges: Sequence[tuple[int, int]]) -> GrowingLists:
         """Return lists without rows, each range from its first to before its last."""
@@ -82,25 +76,17 @@ class GrowingLists:
         index = faiss.clone_index(self.index)
         rows = np.concatenate([np.arange(*one) for one in ranges])
         index.remove_ids(faiss.IDSelectorBatch(rows))
-        return GrowingLists(index, self.trained, self.error)
+        return GrowingLists(index, self.trained)
 
     @property
     def outgrown(self) -> bool:
         """Whether there are too many entries for its centroids."""
         return self.size >= RETRAINED_AT * self.trained
 
-    def candidates(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Find rows that may be the nearest.
-
-        Args:
-            queries: fp32 [H, d].
-
-        Returns:
-            fp32 [H, depth], nearly their scores, and int64 [H, depth], -1 where there are fewer.
-        """
+    def candidates(self, queries: Tensor, depth: int) -> Tensor:
+        """Find rows that may be the nearest of queries fp32 [H, d]: int64 [H, depth], -1 where there are fewer."""
         near, lists = nearness(queries, self._centroids, self._metric).topk(self.index.nprobe, dim=1)  # [H, p]
-        found, rows = self.index.search_preassigned(queries.contiguous(), depth, lists, near)
-        return found if self._metric == "ip" else -found, rows
+        return self.index.search_preassigned(queries.contiguous(), depth, lists, near)[1]
 
 
 def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:

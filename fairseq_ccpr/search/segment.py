@@ -12,13 +12,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.growing_lists import GrowingLists
 from fairseq_ccpr.search.selection import largest
 from fairseq_ccpr.search.without import search_without
 from fairseq_ccpr.timing import SEARCH, phase
 
-CANDIDATES = 4  # for each neighbour that is wanted, whose keys may be looked at
+CANDIDATES = 2  # for each neighbour that is wanted, whose keys are looked at
 
 
 @dataclass(frozen=True)
@@ -53,41 +54,34 @@ class Segment:
             index.half_norms = self.half_norms[self.listed :]
         return index
 
-    def search(self, queries: Tensor, k: int, least: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the k nearest entries.
 
         Args:
             queries: [H, d], any float dtype.
-            least: fp32 [H]; what scores less is of no use, and may be missing.
 
         Returns:
             scores fp32 [H, k], nearest first, and rows int64 [H, k]; -inf and -1 where there are not as many.
         """
+        scores, rows = self.candidates(queries, k)
+        best, places = largest(scores, torch.arange(rows.size(1), device=rows.device), k)
+        return best, rows.gather(1, places)
+
+    def candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find entries that the k nearest are among, in no order: as `search`, fp32 and int64 [H, k or more]."""
         if self.gone is None:
             scores, rows = self._last.search(queries, k)
         else:
             scores, rows = search_without(self._last, self.gone, queries, k)
         if self.lists is None:
             return scores, rows
-        more, others = self._listed(self.lists, queries.float(), k, least)
-        scores, rows = torch.cat([more, scores], dim=1), torch.cat([others, _shifted(rows, self.listed)], dim=1)
-        best, places = largest(scores, torch.arange(rows.size(1)), k)
-        return best, rows.gather(1, places)
+        rows = torch.where(rows >= 0, rows + self.listed, rows)
+        more, others = self._listed(self.lists, queries.float(), min(CANDIDATES * k, self.lists.size))
+        return torch.cat([more, scores], dim=1), torch.cat([others, rows], dim=1)
 
     @phase(SEARCH)
-    def _listed(self, lists: GrowingLists, queries: Tensor, k: int, least: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Search the lists: fp32 and int64 [H, c], in no order. Codes say what is near, keys how near."""
-        scores, rows = lists.candidates(queries, min(CANDIDATES * k, lists.size))
-        there = rows >= 0
-        if least is not None:
-            there &= scores >= least.unsqueeze(1) - lists.error
-        query, place = there.nonzero(as_tuple=True)
-        found = self.keys[rows[query, place]].float()
-        asked = queries[query]
-        exact = torch.full_like(scores, float("-inf"))
-        exact[query, place] = (found * asked).sum(1) if self.metric == "ip" else -(found - asked).square().sum(1)
-        return exact, rows.masked_fill(~there, -1)
-
-
-def _shifted(rows: Tensor, by: int) -> Tensor:
-    return torch.where(rows >= 0, rows + by, rows)
+    def _listed(self, lists: GrowingLists, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Search the lists: codes say what is near, keys how near."""
+        rows = lists.candidates(queries, depth)
+        scores = tiled.scores_of(self.keys, queries, rows.clamp_min(0), self.metric)
+        return scores.masked_fill_(rows < 0, float("-inf")), rows

@@ -16,6 +16,7 @@ from torch import Tensor
 from fairseq_ccpr.evaluation.explain.explanation import Explanation, joined
 from fairseq_ccpr.evaluation.explain.translate import explain_encoded
 from fairseq_ccpr.inference.sentences import Translation
+from fairseq_ccpr.server.upkeep import Upkeep
 from fairseq_ccpr.translator import Translator
 
 BATCH = 32  # sentences that are translated together, at most: so long waits what is to be learnt
@@ -65,6 +66,7 @@ class Work:
         self._calls: deque[tuple[Callable[[Translator], Any], Future[Any]]] = deque()
         self._changed = Condition()
         self._closing = False
+        self._upkeep = Upkeep(translator)
         self._thread = Thread(target=self._run, name="translator")
         self._thread.start()
 
@@ -111,7 +113,7 @@ class Work:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-        self.translator.close()
+        self._upkeep.close()
 
     @contextmanager
     def _accepting(self) -> Iterator[None]:
@@ -134,6 +136,7 @@ class Work:
                 self._calls.clear()
             for call in calls:
                 self._make(*call)
+            self._upkeep.look()
             self._round()
 
     def _make(self, function: Callable[[Translator], T], done: Future[T]) -> None:

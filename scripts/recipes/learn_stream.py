@@ -1,18 +1,26 @@
 """What a memory gains while a text is translated and corrected, sentence by sentence: translate, see the reference, learn it.
 
-python scripts/recipes/learn_stream.py DATASTORE PAIRS.tsv [--most N] [NAME=VALUE ...]
+python scripts/recipes/learn_stream.py DATASTORE PAIRS.tsv [--most N] [--results FOLDER] [NAME=VALUE ...]
 
 DATASTORE is copied first, and stays as it is; fairseq-ccpr build memory makes an empty one. NAME=VALUE are options of
-decoding, such as knn_k=4. Printed are BLEU and chrF of each tenth of the text, of the model alone and with what was learnt
-before each sentence; the recall of words of the references that the model alone does not write, by how often the text had
-them before (R0, R1, R2+); and how long learning took.
+decoding, such as knn_k=4. Three systems translate the text:
+
+    alone    the model with DATASTORE as it is
+    stream   with the pairs before the sentence learnt as well
+    others   with all other pairs of the text learnt: what a memory of it could give
+
+Printed are BLEU and chrF of each tenth of the text; the part of the gain of `others` over `alone` that `stream` has; the
+recall of words of the references that `alone` does not write, by how often the text had them before (R0, R1, R2+); and how
+long learning took. --results writes all that and the translations to stream.json, and BLEU up to each sentence to stream.png.
 """
 
+import json
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -26,62 +34,104 @@ from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.evaluation.translation.scores import score
 from fairseq_ccpr.text.pairs import read_pairs
 
+ALONE, STREAM, OTHERS = SYSTEMS = "alone", "stream", "others"
+POINTS = 40  # of the curve
+
 
 def main() -> None:
     words = sys.argv[1:]
     if len(words) < 2:
         sys.exit(__doc__.strip())
-    most = int(words.pop(words.index("--most") + 1)) if "--most" in words else None
-    store, pairs, *named = (word for word in words if word != "--most")
+    given = {name: words.pop(words.index(name) + 1) for name in ("--most", "--results") if name in words}
+    store, pairs, *named = (word for word in words if word not in given)
     options: dict[str, Any] = dict(word.split("=", 1) for word in named)
+    most = int(given["--most"]) if "--most" in given else None
     rows = list(islice(read_pairs(Path(pairs)), most))
-    sources, references = [source for source, _ in rows], [reference for _, reference in rows]
     with tempfile.TemporaryDirectory() as folder:
-        copy = shutil.copytree(store, Path(folder) / "store")
-        translator = Translator(datastore=copy, **options)
-        alone = [one.text for one in Translator(datastore=copy, **(options | {"knn_lambda": 0})).translate(sources)]
-        stream: list[str] = []
-        seconds = []
-        for source, reference in rows:
-            stream.extend(one.text for one in translator.translate([source]))
-            start = time.perf_counter()
-            translator.learn(source, reference)
-            seconds.append(time.perf_counter() - start)
-        print(translator.signature)
-    print(
-        markdown_table(
-            [["sentences", "alone", "stream", "alone, chrF", "stream, chrF"], *curve(alone, stream, references)]
-        )
-    )
-    for name, (found, count) in sorted(recall(alone, stream, references).items()):
-        print(f"{name}: {found / max(1, count):.1%} of {count:,} words")
+        texts, seconds, signature = translate(Path(shutil.copytree(store, Path(folder) / "store")), rows, options)
+    print(signature)
+    references = [reference for _, reference in rows]
+    print(markdown_table([["sentences", *(f"{one}, {name}" for name in ("BLEU", "chrF") for one in SYSTEMS)],
+                          *tenths(texts, references)]))  # fmt: skip
+    scores = {name: score(texts[name], references) for name in SYSTEMS}
+    gains = [scores[name].bleu - scores[ALONE].bleu for name in (STREAM, OTHERS)]
+    print(f"stream gains {gains[0]:+.2f} BLEU, {gains[0] / gains[1]:.0%} of the {gains[1]:+.2f} of all other pairs")
+    words_found = {name: recall(texts[ALONE], texts[name], references) for name in (STREAM, OTHERS)}
+    for kind in sorted(words_found[STREAM]):
+        found = ", ".join(f"{name} {some[kind][0] / some[kind][1]:.1%}" for name, some in words_found.items())
+        print(f"{kind}: {found} of {words_found[STREAM][kind][1]:,} words")
     print("learning took {:.0f} ms, 95 in 100 at most {:.0f} ms".format(*1000 * np.quantile(seconds, [0.5, 0.95])))
+    if "--results" in given:
+        results = Path(given["--results"])
+        results.mkdir(parents=True, exist_ok=True)
+        shown = {"signature": signature, "scores": {name: asdict(one) for name, one in scores.items()},
+                 "recall": words_found, "seconds to learn": seconds, "translations": texts}  # fmt: skip
+        (results / "stream.json").write_text(json.dumps(shown, ensure_ascii=False, indent=1), encoding="utf-8")
+        draw(texts, references, results / "stream.png", f"{Path(pairs).name}: {signature}")
 
 
-def curve(alone: list[str], stream: list[str], references: list[str]) -> list[list[object]]:
+def translate(
+    store: Path, rows: list[tuple[str, str]], options: dict[str, Any]
+) -> tuple[dict[str, list[str]], list[float], str]:
+    """Translate with all systems; returns translations, the seconds that learning took in the stream, and a signature."""
+    sources = [source for source, _ in rows]
+    translator, seconds = Translator(datastore=store, **options), []
+    texts = {ALONE: [one.text for one in translator.translate(sources)]}
+    ids: list[int] = []
+    texts[STREAM] = []
+    for source, reference in rows:
+        texts[STREAM].extend(one.text for one in translator.translate([source]))
+        start = time.perf_counter()
+        ids.append(translator.learn(source, reference))
+        seconds.append(time.perf_counter() - start)
+    signature = str(translator.signature)
+    times = Counter(ids)  # a pair that the text has several times is learnt once, and is among the others of itself
+    texts[OTHERS] = []
+    for (source, reference), number in zip(rows, ids):
+        if times[number] == 1:
+            translator.forget(number)
+        texts[OTHERS].extend(one.text for one in translator.translate([source]))
+        translator.learn(source, reference)
+    return texts, seconds, signature
+
+
+def tenths(texts: dict[str, list[str]], references: list[str]) -> list[list[object]]:
     """Score each tenth, and all."""
     ends = [len(references) * tenth // 10 for tenth in range(11)]
     parts: list[slice[Any, Any, Any]] = [slice(a, b) for a, b in pairwise(ends) if b > a] + [slice(None)]
     rows: list[list[object]] = []
     for part in parts:
-        scores = [score(texts[part], references[part]) for texts in (alone, stream)]
+        scores = [score(texts[name][part], references[part]) for name in SYSTEMS]
         name = f"{part.start + 1} to {part.stop}" if part.stop else "all"
         rows.append([name, *(one.bleu for one in scores), *(one.chrf for one in scores)])
     return rows
 
 
-def recall(alone: list[str], stream: list[str], references: list[str]) -> dict[str, tuple[int, int]]:
-    """Count words of references that the model alone does not write, and how many of them were written with the memory."""
+def recall(alone: list[str], written: list[str], references: list[str]) -> dict[str, tuple[int, int]]:
+    """Count words of references that `alone` does not write, and how many were written, by how often they were seen."""
     seen: Counter[str] = Counter()
     counts: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for plain, written, reference in zip(alone, stream, references):
+    for plain, text, reference in zip(alone, written, references):
         words = set(reference.split())
         for word in words - set(plain.split()):
             name = f"R{min(seen[word], 2)}{'+' * (seen[word] > 1)}"
             found, count = counts[name]
-            counts[name] = found + (word in written.split()), count + 1
+            counts[name] = found + (word in text.split()), count + 1
         seen.update(words)
-    return counts
+    return dict(counts)
+
+
+def draw(texts: dict[str, list[str]], references: list[str], path: Path, title: str) -> None:
+    """Draw BLEU of all sentences up to each of some points."""
+    from fairseq_ccpr.evaluation.figures import COLOURS, lines
+
+    points = sorted({max(1, len(references) * point // POINTS) for point in range(1, POINTS + 1)})
+    with lines(path) as axes:
+        for number, name in enumerate(SYSTEMS):
+            curve = [score(texts[name][:point], references[:point]).bleu for point in points]
+            axes.plot(points, curve, label=name, color=COLOURS(number))
+        axes.set(xlabel="sentences so far", ylabel="BLEU of them")
+        axes.set_title(title, fontsize=6, wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,27 @@
 """How fast the server answers 1, 8 and 32 clients at a time, and whether it loses a request or grows.
 
-python scripts/recipes/server_load.py PAIRS.tsv SECONDS [OPTION of fairseq-ccpr serve ...]
+python scripts/recipes/server_load.py PAIRS.tsv SECONDS [--learn N] [--interactive "WORDS"] [OPTION of fairseq-ccpr serve ...]
 
 Starts a server at a free port of loopback. Each client sends one sentence of PAIRS.tsv after another, until SECONDS are over
-or all clients have sent 20,000. Every answer must be the one that the sentence had before.
+or all clients have sent 20,000. Every answer must be the one that the sentence had before. With --learn, each N-th request is
+for /learn instead, with a pair that is none of those sentences; answers may then change, and every pair that was acknowledged
+must be in the memory in the end. Give a datastore that may be written to.
+
+--interactive adds a row of fairseq-interactive with these arguments, as DATA_BIN --path MODEL, to which one sentence is given
+after another.
 """
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from itertools import count, islice
 from pathlib import Path
@@ -29,38 +36,84 @@ from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.text.pairs import read_pairs
 
 CLIENTS, MOST_REQUESTS, SENTENCES = (1, 8, 32), 20_000, 200
+HEADER = [
+    "clients", "requests", "requests/s", "p50, ms", "p95, ms", "learnt", "p50, ms", "p95, ms", "failed", "other answers",
+    "memory, MiB", "afterwards",
+]  # fmt: skip
+
+
+@dataclass
+class Load:
+    """What clients sent, and what came of it."""
+
+    sentences: list[str]
+    pairs: Iterator[tuple[str, str]]  # to be learnt
+    every: int  # how many requests of a client there are for one that learns; 0: none does
+    known: dict[str, str] = field(default_factory=dict)  # translations
+    translated: list[float] = field(default_factory=list)  # seconds
+    learnt: list[float] = field(default_factory=list)
+    ids: set[int] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_pair(self) -> tuple[str, str]:
+        """Return a pair that is not learnt yet."""
+        with self.lock:
+            return next(self.pairs)
+
+    def row(self, clients: int, seconds: float, process: int, before: float) -> list[Any]:
+        """Return what is known as a row of the table, and forget the times."""
+        others = self.faults.count("other")
+        count = len(self.translated) + len(self.learnt)
+        row = [clients, f"{count:,}", f"{count / seconds:.1f}", *quantiles(self.translated), f"{len(self.learnt):,}",
+               *quantiles(self.learnt), len(self.faults) - others, "" if self.every else others, f"{before:.0f}",
+               f"{memory(process):.0f}"]  # fmt: skip
+        self.translated, self.learnt, self.faults = [], [], []
+        return row
 
 
 def main() -> None:
-    if len(sys.argv) < 3:
+    words = sys.argv[1:]
+    every, interactive = int(taken(words, "--learn", "0")), taken(words, "--interactive", "")
+    if len(words) < 2:
         sys.exit(__doc__.strip())
-    pairs, seconds, *options = sys.argv[1:]
-    sentences = [source for source, _ in islice(read_pairs(Path(pairs)), SENTENCES)]
-    table: list[list[Any]] = [
-        [
-            "clients",
-            "requests",
-            "requests/s",
-            "p50, ms",
-            "p95, ms",
-            "failed",
-            "other answers",
-            "memory, MiB",
-            "afterwards",
-        ]
-    ]
+    pairs, seconds, *options = words
+    rows = read_pairs(Path(pairs))
+    sentences = [source for source, _ in islice(rows, SENTENCES)]
+    table: list[list[Any]] = [HEADER]
     with started(options) as (process, address):
-        known: dict[str, str] = {}
-        load(address, sentences, 1, 5.0, known)  # warms up
+        run = Load(sentences, rows, every)
+        load(address, run, 1, 5.0)  # warms up
+        run.row(1, 5.0, process.pid, 0.0)
         for clients in CLIENTS:
-            before = memory(process.pid)
-            start = time.perf_counter()
-            took, failed, others = load(address, sentences, clients, float(seconds), known)
-            rate = len(took) / (time.perf_counter() - start)
-            p50, p95 = np.quantile(took, [0.5, 0.95]) * 1000
-            row = [clients, f"{len(took):,}", f"{rate:.1f}", f"{p50:.0f}", f"{p95:.0f}", failed, others]
-            table.append([*row, f"{before:.0f}", f"{memory(process.pid):.0f}"])
+            before, start = memory(process.pid), time.perf_counter()
+            load(address, run, clients, float(seconds))
+            table.append(run.row(clients, time.perf_counter() - start, process.pid, before))
+        if every:
+            found = json.loads(asked(HTTPConnection(address, timeout=120), "GET", "/memory?limit=999999"))
+            lost = run.ids - {pair["id"] for pair in found["pairs"]}
+            print(f"{len(run.ids):,} pairs were acknowledged, {len(lost)} of them are not there")
+    if interactive:
+        took = by_interactive(shlex.split(interactive), sentences, float(seconds))
+        table.append(
+            ["fairseq-interactive", f"{len(took):,}", f"{len(took) / sum(took):.1f}", *quantiles(took), *[""] * 7]
+        )
     print(markdown_table(table))
+
+
+def taken(words: list[str], name: str, default: str) -> str:
+    """Take an option and its value out of the words of the command."""
+    if name not in words:
+        return default
+    at = words.index(name)
+    value = words[at + 1]
+    del words[at : at + 2]
+    return value
+
+
+def quantiles(seconds: list[float]) -> list[str]:
+    """Return the median, and what 95 in 100 take at most, in milliseconds."""
+    return [f"{1000 * q:.0f}" for q in np.quantile(seconds, [0.5, 0.95])] if seconds else ["", ""]
 
 
 @contextmanager
@@ -79,12 +132,8 @@ def started(options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     print(f"the server ended with exit code {process.returncode}")
 
 
-def load(
-    address: str, sentences: list[str], clients: int, seconds: float, known: dict[str, str]
-) -> tuple[list[float], int, int]:
-    """Send requests from so many clients; returns the seconds of each, how many failed, and how many differed."""
-    took: list[float] = []
-    faults: list[str] = []
+def load(address: str, run: Load, clients: int, seconds: float) -> None:
+    """Send requests from so many clients."""
     numbers, end = count(), time.monotonic() + seconds
 
     def client(first: int) -> None:
@@ -92,29 +141,67 @@ def load(
         for number in count(first * 7):
             if time.monotonic() >= end or next(numbers) >= MOST_REQUESTS:
                 return
-            sentence = sentences[number % len(sentences)]
-            start = time.perf_counter()
             try:
-                connection.request(
-                    "POST", "/translate", json.dumps({"q": sentence}), {"Content-Type": "application/json"}
-                )
-                answer = connection.getresponse()
-                text = json.load(answer)["translatedText"]
+                if run.every and number % run.every == run.every - 1:
+                    learn(connection, run)
+                else:
+                    translate(connection, run, run.sentences[number % len(run.sentences)])
             except (OSError, KeyError, ValueError) as error:
-                faults.append(f"failed: {error}")
+                run.faults.append(f"failed: {error}")
                 connection.close()
-                continue
-            took.append(time.perf_counter() - start)
-            if known.setdefault(sentence, text) != text:
-                faults.append("other")
 
     threads = [threading.Thread(target=client, args=(first,)) for first in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    others = faults.count("other")
-    return took, len(faults) - others, others
+
+
+def translate(connection: HTTPConnection, run: Load, sentence: str) -> None:
+    """Have a sentence translated."""
+    start = time.perf_counter()
+    text = json.loads(asked(connection, "POST", "/translate", q=sentence))["translatedText"]
+    run.translated.append(time.perf_counter() - start)
+    if run.known.setdefault(sentence, text) != text:
+        run.faults.append("other")
+
+
+def learn(connection: HTTPConnection, run: Load) -> None:
+    """Have a pair learnt."""
+    source, target = run.next_pair()
+    start = time.perf_counter()
+    number = json.loads(asked(connection, "POST", "/learn", q=source, s=target))["id"]
+    run.learnt.append(time.perf_counter() - start)
+    run.ids.add(number)
+
+
+def asked(connection: HTTPConnection, method: str, path: str, **sent: str) -> bytes:
+    """Return the body of an answer."""
+    connection.request(method, path, json.dumps(sent) if sent else None, {"Content-Type": "application/json"})
+    return connection.getresponse().read()
+
+
+def by_interactive(words: list[str], sentences: list[str], seconds: float) -> list[float]:
+    """Give fairseq-interactive one sentence after another; returns the seconds that each took."""
+    command = [sys.executable, "-m", "fairseq_cli.interactive", *words, "--buffer-size", "1"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    took: list[float] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for number in count():
+            if sum(took[1:]) >= seconds:
+                break
+            start = time.perf_counter()
+            process.stdin.write(sentences[number % len(sentences)] + "\n")
+            process.stdin.flush()
+            if not any(line.startswith("P-") for line in process.stdout):
+                sys.exit("fairseq-interactive has ended")
+            took.append(time.perf_counter() - start)
+        process.stdin.close()
+        process.stdout.read()
+    return took[1:]  # the first one waited for the model
 
 
 def memory(process: int) -> float:

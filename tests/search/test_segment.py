@@ -42,13 +42,3 @@ def test_lists_find_nearly_all_of_the_nearest(metric: str) -> None:
     places = segment.search(keys.float(), 1)[1]
     assert float((places[:, 0] == torch.arange(6000)).float().mean()) > 0.99
     assert (places[5800:, 0] == torch.arange(5800, 6000)).all()
-
-
-@pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_what_is_of_no_use_may_be_missing_and_nothing_else(metric: str) -> None:
-    keys, queries = keys_and_queries(3000, metric)
-    segment = Segment(keys, half_norms(keys), metric, GrowingLists.of(keys, np.arange(3000), metric), 3000)
-    scores, found = segment.search(queries, 8)
-    some, ids = segment.search(queries, 8, least=scores[:, 0])
-    assert recall(ids, found[:, :1]) > 0.97
-    assert float((some > float("-inf")).float().mean()) < 0.9

@@ -1,0 +1,131 @@
+"""Compacting beside a memory in use: who translates and learns with it goes on.
+
+1. A copy of the datastore, of links to its files, takes the journal as it is now.
+2. A process of its own compacts the copy; see `compact`. Pairs may be learnt and forgotten meanwhile.
+3. While none can be, the copy's part and journal become the datastore's next generation, what was learnt and forgotten
+   meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have begun end
+   with the files that they began with, which the system keeps as long.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from fairseq_ccpr.building.compact import SCRATCH, remove_older, remove_put_aside
+from fairseq_ccpr.datastore.learnt import LEARNT, journal_path
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.memory import LearningRetriever
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.storage.atomic import PARTIAL, scratch_directory, sync_directory
+from fairseq_ccpr.storage.journal import JournalReader, create_journal
+
+KIND = ["nice", "-n", "10"]  # who translates comes first
+
+
+class LiveCompaction:
+    """One compaction of the datastore of a memory.
+
+    Args:
+        memory: in use; nobody else may have the right to write.
+        open_retriever: makes a retriever of the next generation.
+
+    Raises:
+        ConfigurationError: the datastore has phrases as well.
+    """
+
+    def __init__(self, memory: LearntMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]) -> None:
+        self.memory, self.open_retriever = memory, open_retriever
+        self.directory = memory.store.datastore.directory
+        if Manifest.read(self.directory).phrase is not None:
+            raise ConfigurationError(
+                f"{self.directory} has phrases as well, and can be compacted while nothing uses it to learn: end the "
+                "programs that do, and run fairseq-ccpr compact"
+            )
+        self._process: subprocess.Popen[str] | None = None
+        self._cancelled, self._ended = threading.Event(), threading.Event()
+
+    def run(self) -> bool:
+        """Compact.
+
+        Returns:
+            Whether it was done, and not cancelled.
+
+        Raises:
+            DatastoreError: it could not be done, as where the disk is full; all is as it was.
+        """
+        try:
+            self.memory.lock()
+            with scratch_directory(self.directory / SCRATCH) as scratch:
+                copy = scratch / self.directory.resolve().name  # which what was learnt is named by
+                reader = self._link(copy)
+                if not self._compact(copy):
+                    return False
+                with self.memory.paused():
+                    self._adopt(copy, reader)
+        except OSError as error:
+            raise DatastoreError(
+                f"{self.directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see "
+                "to the disk"
+            ) from None
+        finally:
+            self._ended.set()
+        return True
+
+    def cancel(self) -> None:
+        """End it, and wait for that; it may have become the datastore's next generation before."""
+        self._cancelled.set()
+        if self._process is not None:
+            self._process.terminate()
+        self._ended.wait()
+
+    def _link(self, copy: Path) -> JournalReader:
+        """Make the copy; returns a reader that has read the journal as far as the copy has it."""
+        leave = shutil.ignore_patterns(f"*{PARTIAL}", LEARNT)
+        shutil.copytree(self.directory, copy, copy_function=os.link, ignore=leave)
+        reader = JournalReader(self.memory.store.path)
+        for _ in reader.read():
+            pass
+        (copy / LEARNT).mkdir()
+        with reader.path.open("rb") as journal, (copy / LEARNT / reader.path.name).open("wb") as copied:
+            copied.write(journal.read(reader.end))
+        return reader
+
+    def _compact(self, copy: Path) -> bool:
+        """Compact the copy in a process of its own; returns whether it was not cancelled."""
+        words = [*KIND, sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
+        words += ["--cpu"] if self.memory.device.type == "cpu" else []
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        if self._cancelled.is_set():
+            self._process.terminate()
+        _, said = self._process.communicate()
+        if self._process.returncode and not self._cancelled.is_set():
+            raise DatastoreError(f"{self.directory} could not be compacted, and is as it was: {said.strip()[-500:]}")
+        return not self._cancelled.is_set()
+
+    def _adopt(self, copy: Path, reader: JournalReader) -> None:
+        """Make the copy's part the datastore's, with what came to its journal meanwhile."""
+        manifest = Manifest.read(copy)
+        section, before = manifest.token, self.memory.store.datastore.section
+        assert section is not None
+        if section.generation == before.generation:
+            return  # there was nothing to compact
+        shutil.rmtree(self.directory / section.folder, ignore_errors=True)  # left by a run that was killed
+        (copy / section.folder).rename(self.directory / section.folder)
+        moved = JournalReader(journal_path(copy, section.generation))
+        create_journal(journal_path(self.directory, section.generation), [*moved.read(), *reader.read()])
+        manifest.write(self.directory)
+        sync_directory(self.directory)
+        datastore = TokenDatastore(self.directory)
+        self.memory.go_on_beside(datastore, self.open_retriever(datastore))
+        remove_older(self.directory, section)
+        remove_put_aside(self.directory / LEARNT)

@@ -1,0 +1,125 @@
+"""Compacting beside a translator that goes on: nothing is lost of what comes meanwhile, and no more is left than usual."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq_ccpr import Translator
+from fairseq_ccpr.building.live_compact import LiveCompaction
+from fairseq_ccpr.datastore.learnt import LEARNT
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.building.test_compacting import find_anywhere
+from tests.helpers import call, contents, files_up_to, refused
+from tests.small_models import World, build
+
+SHORT: dict[str, Any] = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
+KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}
+
+
+@pytest.fixture(scope="module")
+def small(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "store"
+    build(world, folder, "--subset", "valid")
+    return folder
+
+
+@pytest.fixture
+def store(small: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small, tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def rows(world: World) -> list[tuple[str, str]]:
+    return list(read_pairs(world.folder / "test.tsv"))
+
+
+def before_it_is_adopted(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Do something when the copy is compacted, and not yet the datastore's next generation."""
+    compact = LiveCompaction._compact
+
+    def and_then(self: LiveCompaction, copy: Path) -> bool:
+        done = compact(self, copy)
+        work()
+        return done
+
+    monkeypatch.setattr(LiveCompaction, "_compact", and_then)
+
+
+def texts(translator: Translator, sentences: list[str]) -> list[tuple[str, tuple[float, ...]]]:
+    return [(one.text, tuple(round(s, 3) for s in one.token_scores)) for one in translator.translate(sentences)]
+
+
+def test_what_comes_meanwhile_is_there_afterwards(
+    store: Path, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = Translator(datastore=store, **KEEN)
+    assert translator.learn_all(rows[:6]) == [1, 2, 3, 4, 5, 6]
+    translator.forget(2)
+    sentences = [source for source, _ in rows[:10]]
+    begun = translator.ensemble.now().tokens  # type: ignore[union-attr]
+    assert begun is not None
+    states = torch.randn(3, 32)
+    found = begun.search(states, 8)
+    before: list[Any] = []
+
+    def meanwhile() -> None:
+        assert translator.learn(*rows[6]) == 7 and translator.learn(*rows[7]) == 8 and translator.learn(*rows[0]) == 1
+        translator.forget(3, 7)
+        before.extend(texts(translator, sentences))
+
+    before_it_is_adopted(monkeypatch, meanwhile)
+    assert translator.compact()
+    assert texts(translator, sentences) == before == texts(Translator(datastore=store, **KEEN), sentences)
+    assert [(one.id, one.count) for one in translator.memory()] == [(8, 1), (6, 1), (5, 1), (4, 1), (1, 2)]
+    assert all(map(torch.equal, begun.search(states, 8), found))  # with files that are gone
+    section = TokenDatastore(store).section
+    assert section.generation == 1 and [one.name for one in section.sources] == ["store", "store-learnt"]
+    assert {path.name for path in store.iterdir()} == {LEARNT, "manifest.json", "preprocessing", "token-1"}
+    assert not find_anywhere(store, rows[1][0].encode(), rows[1][1].encode())
+    learnt = {n.learnt for one in translator.explain(sentences).sentences for t in one.tokens for n in t.neighbours}
+    assert {8, 6, 1} <= learnt and not {2, 3, 7} & learnt
+    # it still has the right to write, and does
+    refused(call("compact", store, "--quiet", check=False), "is being written to by process")
+    assert translator.learn(*rows[9]) == 9 and texts(translator, sentences)[9][0] == rows[9][1]
+    translator.close()
+    call("compact", store, "--quiet", "--cpu")
+    assert not find_anywhere(store, rows[2][0].encode(), rows[6][1].encode())
+    assert "health         good" in call("inspect", store).stdout
+
+
+def test_a_full_disk_changes_nothing(store: Path, rows: list[tuple[str, str]]) -> None:
+    translator = Translator(datastore=store, **SHORT)
+    translator.learn(*rows[0])
+    before = contents(store)
+    with files_up_to(max(map(len, before.values())) // 2), pytest.raises(DatastoreError, match="as it was"):
+        translator.compact()
+    assert contents(store) == before and translator.learn(*rows[1]) == 2
+
+
+def test_it_ends_when_told(store: Path, rows: list[tuple[str, str]]) -> None:
+    translator = Translator(datastore=store, **SHORT)
+    translator.learn(*rows[0])
+    before, done = contents(store), []
+    thread = threading.Thread(target=lambda: done.append(translator.compact()))
+    thread.start()
+    while not any(store.glob("*.partial")):
+        pass
+    translator.close()
+    thread.join()
+    assert done == [False] and contents(store) == before
+    call("compact", store, "--quiet", "--cpu")
+    assert TokenDatastore(store).section.generation == 1
+
+
+def test_without_a_memory_there_is_nothing_to_compact(world: World) -> None:
+    with pytest.raises(ConfigurationError, match="learning needs a token datastore"):
+        Translator(world.model, data=world.data_bin, device="cpu").compact()
