@@ -32,5 +32,5 @@ def words(sentence: str) -> int:
 def _split(text: str) -> list[str]:
     text = re.sub(r"`[^`]+`", "code", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    parts = re.split(r"(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<=[.!?])[)*\"”]*\s+", text)
+    parts = re.split(r"(?<!e\.g\.)(?<!i\.e\.)(?<! al\.)(?<=[.!?])[)*\"”]*\s+", text)
     return [part.strip() for part in parts if WORD.search(part)]

@@ -50,6 +50,12 @@ def test_decimals_have_a_leading_zero(page: Path) -> None:
     assert not found
 
 
+def test_pictures_are_there() -> None:
+    for page in pages("*.md"):
+        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / picture).is_file(), f"{name(page)} shows {picture}"
+
+
 def test_the_figures_as_data_are_those_of_the_pages() -> None:
     kept = {path.name: path.read_text(encoding="utf-8") for path in (results.FOLDER / "data").glob("*.json")}
     assert results.files() == kept, "docs/results/data is out of date: run python scripts/results.py"

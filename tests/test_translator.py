@@ -175,7 +175,7 @@ def test_resources_are_found_beside_the_model(world: World, sentences: list[str]
     ):
         Translator(model)
     languages = {"source_lang": "de", "target_lang": "en"}
-    with pytest.raises(ConfigurationError, match=r"no dict\.de\.txt and dict\.en\.txt beside .*model\.pt"):
+    with pytest.raises(ConfigurationError, match=r"no dict\.de\.txt and dict\.en\.txt next to .*model\.pt"):
         Translator(model, **languages)
     for name in ("dict.de.txt", "dict.en.txt"):
         shutil.copy(world.data_bin / name, tmp_path)

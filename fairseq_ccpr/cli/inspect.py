@@ -145,7 +145,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
         )
     learnt = LearntStore(datastore)
     if learnt.pairs:
-        print(f"learnt         {len(learnt.pairs):,} pairs beside them")
+        print(f"learnt         {len(learnt.pairs):,} pairs, in addition to them")
     if _print_damage([learnt.damage] if learnt.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
@@ -172,14 +172,14 @@ def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
 def _print_origin(section: TokenSection | PhraseSection) -> None:
     """Print fraction, index, fingerprints and files of a part."""
     if section.share < 1:
-        print(f"share          {section.share:g} of them, drawn at random")
+        print(f"fraction       {section.share:g} of them, drawn at random")
     if section.shard is not None:
         print(f"shard          {section.shard[0]} of {section.shard[1]}, counted from 0")
     for source in section.sources:
         print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences")
     print(f"index          {section.index} ({section.index.metric})")
     if isinstance(section, PhraseSection) and section.store is not None:
-        print(f"store          {section.store}")
+        print(f"keys in        {section.store}")
     if section.index_recall is not None:
         print(
             f"recall         {section.index_recall:.1%} of the {DEPTH} nearest keys, for {SAMPLE} of its own drawn at random"

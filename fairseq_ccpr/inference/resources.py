@@ -201,7 +201,7 @@ def _dictionaries(folders: list[Path], source: str, target: str, model: Path) ->
         )
     if not found:
         raise ConfigurationError(
-            f"there is no dict.{source}.txt and dict.{target}.txt beside {model}: put the model's dictionaries there, or "
+            f"there is no dict.{source}.txt and dict.{target}.txt next to {model}: put the model's dictionaries there, or "
             "give the folder that has them, such as DATA_BIN, with --data"
         )
     return found[0]

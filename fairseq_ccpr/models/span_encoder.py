@@ -112,7 +112,7 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
         message = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(
-            f"{path} is no phrase encoder for the tokenizer beside it ({message}): give a checkpoint of "
+            f"{path} is no phrase encoder for the tokenizer next to it ({message}): give a checkpoint of "
             "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
         ) from None
     return model.float().eval()

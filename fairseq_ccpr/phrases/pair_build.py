@@ -55,8 +55,8 @@ class ExtractionSettings:
     max_phrase_words: int = count_option(7, "longest phrase, on either side")
     max_edge_share: float = option(
         0.003,
-        "no phrase begins or ends with a word that makes up more than this share of all words; 1 allows every word",
-        within="(0, 1]", needs="a share of all words above 0 (1 drops none)", metavar="X",
+        "no phrase begins or ends with a word that makes up more than this fraction of all words; 1 allows every word",
+        within="(0, 1]", needs="a fraction of all words above 0 (1 drops none)", metavar="X",
     )  # fmt: skip
     punctuation_edges: bool = option(False, "phrases may begin and end with punctuation")
 

@@ -26,5 +26,5 @@ def load_tokenizer(directory: Path) -> SubwordTokenizer:
         if (directory / filename).is_file():
             return kind.load(directory)
     raise CheckpointError(
-        f"the encoder {directory} has no tokenizer: it needs one of {', '.join(TOKENIZERS)} beside its weights"
+        f"the encoder {directory} has no tokenizer: it needs one of {', '.join(TOKENIZERS)} next to its weights"
     )

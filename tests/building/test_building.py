@@ -193,7 +193,7 @@ def test_share_draws_sentences_and_a_larger_one_holds_a_smaller(world: World, tm
         np.testing.assert_allclose(store.keys.astype(np.float32), whole.keys[rows], atol=2e-2)
         assert abs(len(sentences[share]) / whole.section.subsets["train"] - share) < 0.05
     assert set(sentences[0.1]) < set(sentences[0.3])
-    assert "share          0.1 of them" in call("inspect", tmp_path / "0.1").stdout
+    assert "fraction       0.1 of them" in call("inspect", tmp_path / "0.1").stdout
     refused = build(world, tmp_path / "0.1", "--fraction", 0.3, check=False)
     assert refused.returncode == 1 and "another fraction: 0.1 there, 0.3 now" in refused.stderr
     refused = build(world, tmp_path / "none", "--fraction", 0, check=False)

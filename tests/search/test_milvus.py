@@ -169,7 +169,7 @@ def test_same_translations_as_from_a_folder(
 
 def test_inspect_reads_all_of_it(ccpr: Ccpr, stored: Path, tmp_path: Path) -> None:
     shown = call("inspect", stored).stdout
-    assert "recall         100.0%" in shown and "store          the collection 'stored'" in shown and "health" in shown
+    assert "recall         100.0%" in shown and "keys in        the collection 'stored'" in shown and "health" in shown
     refused(call("evaluate retrieved", "--source", "x", "--target", "y", "--datastore", stored, check=False))
     with pytest.raises(Exception, match="--entries takes some of the keys in a folder"):
         PhraseDatastore(stored).sample(3)

@@ -189,7 +189,7 @@ def test_loaded_encoder_is_the_trained_one(ccpr: Ccpr, tmp_path: Path) -> None:
     shutil.copytree(ccpr.checkpoint.parent, folder)
     assert PhraseEncoder.load(folder / ccpr.checkpoint.name).fingerprint() == loaded.fingerprint()
     (folder / "dict.txt").write_text("a 1\n")
-    with pytest.raises(CheckpointError, match="no phrase encoder for the tokenizer beside it"):
+    with pytest.raises(CheckpointError, match="no phrase encoder for the tokenizer next to it"):
         PhraseEncoder.load(folder / ccpr.checkpoint.name)
     with pytest.raises(CheckpointError, match="there is no phrase encoder"):
         PhraseEncoder.load(folder / "nothing.pt")
