@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from fairseq import checkpoint_utils
 
+from fairseq_ccpr import Translator
 from fairseq_ccpr.cli import main
+from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
@@ -163,6 +166,22 @@ def write_lines(path: Path, *lines: str) -> Path:
 def accuracies(log: str) -> list[float]:
     """Of each validation, acc@1."""
     return [float(found) for found in re.findall(r"valid' subset .*?\| accuracy ([0-9.]+)", log)]
+
+
+def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None:
+    """Assert that its first sentences, learnt beside it, have its own values and, but for the company in a batch, keys."""
+    translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
+    numbers = translator.learn_all(rows)
+    assert translator.ensemble is not None and translator.ensemble.tokens is not None
+    learnt = translator.ensemble.tokens.learnt
+    assert learnt is not None
+    for sentence, number in enumerate(numbers):
+        assert isinstance(number, int), number
+        values, keys = learnt.store.entries[number]
+        own = built.provenance[:, 0] == sentence
+        assert values.tolist() == built.values[own].tolist() and len(values) > 3
+        np.testing.assert_allclose(keys, built.keys[own], rtol=1e-2, atol=1e-2)
+    translator.close()
 
 
 def vote(memory: TokenMemory, states: torch.Tensor, log_probs: torch.Tensor) -> Vote:

@@ -13,6 +13,7 @@ from fairseq_ccpr.datastore.manifest import TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription
 from fairseq_ccpr.datastore.token import PROJECTION, SYMBOLS, TokenDatastore, array_shapes
 from fairseq_ccpr.datastore.tuned import write_tuned
+from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.search import IndexDescription
@@ -33,11 +34,13 @@ class EmptyStore:
         model: the one translation model.
         symbols: the target vocabulary, by token id.
         key_layer: the decoder state that becomes the key, scaled to length 1.
+        languages: "de-en", where the model knows several pairs.
     """
 
     model: Any
     symbols: list[str]
     key_layer: str = KEY_LAYERS[0]
+    languages: str | None = None
 
     def write(self, output: Path) -> TokenSection:
         """Write the datastore, under its final name only when it is complete.
@@ -55,6 +58,7 @@ class EmptyStore:
                 "model": fingerprint.of_parameters(self.model.named_parameters()),
                 "target_dictionary": fingerprint.of_strings(self.symbols),
                 "corpus": fingerprint.of_strings([]),
+                **({LANGUAGE_PAIR: self.languages} if self.languages else {}),
             },
             index=IndexDescription("exact", "ip"),
             projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),

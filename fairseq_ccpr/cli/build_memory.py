@@ -39,7 +39,8 @@ def build_memory(options: Options, rest: list[str]) -> int:
     """Make it, and say so."""
     system = System.of(rest, options.data)
     symbols = system.task.target_dictionary.symbols
-    section = EmptyStore(one_model(system.models), symbols, options.key_layer).write(options.output)
+    languages = system.task.tags.languages
+    section = EmptyStore(one_model(system.models), symbols, options.key_layer, languages).write(options.output)
     remember(system.preprocessing, options.output)
     print(f"{options.output}: nothing yet, for entries of width {section.dimension}; fairseq-ccpr learn adds to it")
     return 0

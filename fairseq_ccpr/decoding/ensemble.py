@@ -16,6 +16,7 @@ from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
+from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
 from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
 from fairseq_ccpr.decoding.memory import Batch, Memory, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
@@ -44,7 +45,7 @@ class EncodedBatch(list[Any]):
         outputs: list[Any],
         tokens: Batch | None,
         phrases: Batch | None,
-        glossary: Batch | None = None,
+        glossary: GlossaryBatch | None = None,
         hypotheses: int | None = None,
     ) -> None:
         super().__init__(outputs)
@@ -102,9 +103,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         super().__init__(models)
         self.pad, self.settings, self.trust = pad, settings, trust
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
-        self.glossary: PhraseMemory | None = (
-            None  # mixed with all else, since its terms are wanted whatever is retrieved
-        )
+        self.glossary: GlossaryMemory | None = None  # mixed with all else: its terms are wanted whatever is retrieved
         self.forced = 0  # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.end: int | None = None  # the token that target sentences end with; </s> where None
         self.tokens = replace(tokens, trusted=trust is not None, skip=settings.skip) if tokens is not None else None
@@ -132,11 +131,12 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         sources = net_input["src_tokens"]
         if self.phrases is not None or self.glossary is not None:
             sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
-        memories: tuple[Memory | None, ...] = self.tokens, self.phrases, self.glossary
+        memories: tuple[Memory | None, ...] = self.tokens, self.phrases
         started = [memory.start(sources) if memory is not None else None for memory in memories]
+        terms = self.glossary.start(sources) if self.glossary is not None else None
         outputs = super().forward_encoder(net_input)
-        tokens, phrases, glossary = (wait() if wait is not None else None for wait in started)
-        return EncodedBatch(outputs, tokens, phrases, glossary)
+        tokens, phrases = (wait() if wait is not None else None for wait in started)
+        return EncodedBatch(outputs, tokens, phrases, terms() if terms is not None else None)
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.
@@ -145,11 +145,12 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """
         same = len(new_order) == encoder_outs.hypotheses
         outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
-        tokens, phrases, glossary = (
+        tokens, phrases = (
             batch.reorder(new_order) if batch is not None else None
-            for batch in (encoder_outs.tokens, encoder_outs.phrases, encoder_outs.glossary)
+            for batch in (encoder_outs.tokens, encoder_outs.phrases)
         )
-        return EncodedBatch(outputs, tokens, phrases, glossary, len(new_order))
+        terms = encoder_outs.glossary.reorder(new_order) if encoder_outs.glossary is not None else None
+        return EncodedBatch(outputs, tokens, phrases, terms, len(new_order))
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
@@ -176,7 +177,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         votes = [batch.vote(written, log_probs) if batch is not None else None for batch in batches]
         log_probs = self.mix(log_probs, self.decided(log_probs, *votes))
         if encoder_outs.glossary is not None:
-            log_probs = self.mix(log_probs, [encoder_outs.glossary.vote(written, log_probs)])
+            log_probs = encoder_outs.glossary.apply(written, log_probs)
         return log_probs, attention
 
     @phase(MERGE)

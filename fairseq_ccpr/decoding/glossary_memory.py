@@ -2,20 +2,23 @@
 
 A hypothesis that has not written a term of its source leaves some of each step's probability to the term's first subword,
 more where the model finds it likelier; so those that write it where it fits win. A term that has begun is followed to its
-end, and one that was written counts no more.
+end, and one that was written counts no more. Two costs keep the rest of beam search from undoing that: of ending a sentence
+while terms are open, and of growing a word that ended a term.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Proposals
@@ -36,7 +39,7 @@ class GlossaryVotes(PhraseVotes):
     subword to that of the likeliest; nothing once it was written.
     """
 
-    MAY_BEGIN, BEGUN = (1.5, 0.6), (6.0, 0.6)  # b, c
+    MAY_BEGIN, BEGUN = (0.75, 0.7), (6.0, 0.6)  # b, c
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +52,31 @@ class GlossaryVotes(PhraseVotes):
     def forward(self, proposals: Proposals, of_phrases: Tensor) -> Tensor:
         """Compute the votes, fp32 [N, A]; see `PhraseVotes`."""
         return super().forward(proposals, of_phrases.masked_fill(proposals.covered > 0, float("-inf")))
+
+
+class GlossaryCosts:
+    """What is taken from log p, in nats, so that terms are written, and as they are.
+
+    Args:
+        end_token: id of what ends target sentences.
+        growing: fp32 [V], 1 for tokens that grow the word before them.
+    """
+
+    END = 3.0  # of the end of the sentence, for each term that is open: none of its translations was written
+    GROWTH = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
+
+    def __init__(self, end_token: int, growing: Tensor) -> None:
+        self.end_token, self.growing = end_token, growing
+
+    def take(self, log_probs: Tensor, open_terms: Tensor, ended: Tensor) -> None:
+        """Take the costs from log p, fp32 [H, V], in place.
+
+        Args:
+            open_terms: fp32 [H], how many there are.
+            ended: fp32 [H], 1 where the last token ended a term.
+        """
+        log_probs.addr_(ended, self.growing, alpha=-self.GROWTH)
+        log_probs[:, self.end_token] -= self.END * open_terms
 
 
 class GlossaryCandidates(PhraseCandidates):
@@ -102,21 +130,58 @@ class GlossaryCandidates(PhraseCandidates):
         return self._ids[term]
 
 
+@dataclass
+class GlossaryBatch(PhraseBatch):
+    """The terms of a batch of sentences, and how far its hypotheses are in them."""
+
+    terms: Tensor  # fp32 [B], how many each sentence has
+    costs: GlossaryCosts
+
+    def apply(self, tokens: Tensor, log_probs: Tensor) -> Tensor:
+        """Mix what is wanted into log p, fp32 [H, V], in place, and take the costs.
+
+        Args:
+            tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
+        """
+        mixed = interpolate_(log_probs, self.vote(tokens, log_probs))
+        open_terms = self.terms.index_select(0, self.state.rows) - self.state.covered.sum(dim=1)
+        self.costs.take(mixed, open_terms, self.state.ended().float())
+        return mixed
+
+
 @dataclass(frozen=True)
 class GlossaryMemory(PhraseMemory):
     """A glossary beside the decoder; it needs neither datastore nor encoder."""
 
-    @classmethod
-    def of(cls, candidates: GlossaryCandidates, device: torch.device) -> GlossaryMemory:
-        """Make the memory of a glossary's terms."""
-        votes = GlossaryVotes().requires_grad_(False).to(device)
-        return cls(candidates, PhraseSettings(), votes, device)
+    end_token: int = field(kw_only=True)
 
-    def start(self, sources: Tensor) -> Callable[[], PhraseBatch]:
+    @classmethod
+    def of(cls, candidates: GlossaryCandidates, end_token: int, device: torch.device) -> GlossaryMemory:
+        """Make the memory of a glossary's terms.
+
+        Args:
+            end_token: id of what ends target sentences.
+            device: of the translation model.
+        """
+        votes = GlossaryVotes().requires_grad_(False).to(device)
+        return cls(candidates, PhraseSettings(), votes, device, end_token=end_token)
+
+    @cached_property
+    def costs(self) -> GlossaryCosts:
+        """The costs, for which the model's subwords must be known: fairseq-generate makes them after the ensemble."""
+        growing = torch.tensor(self.candidates.subwords.growing(), dtype=torch.float32, device=self.device)
+        return GlossaryCosts(self.end_token, growing)
+
+    def start(self, sources: Tensor) -> Callable[[], GlossaryBatch]:
         """Find the terms of a batch, int64 [B, S]; returns a function that lays them out."""
-        return lambda: self._batch(self.candidates.start(sources))
+        return lambda: self._terms(self._batch(self.candidates.start(sources)))
+
+    def _terms(self, batch: PhraseBatch) -> GlossaryBatch:
+        counts = [len(set(sentence.candidates.queries.tolist())) for sentence in batch.phrases]
+        return GlossaryBatch(**vars(batch), terms=batch.similarity.new_tensor(counts), costs=self.costs)
 
     def signature(self) -> str:
         """Name the glossary and how it counts."""
         assert isinstance(self.candidates, GlossaryCandidates)
-        return signature({"glossary": short(of_file(self.candidates.glossary.path)), "votes": self.votes.digest()})
+        counting = {"votes": self.votes.digest(), "end": GlossaryCosts.END, "growth": GlossaryCosts.GROWTH}
+        return signature({"glossary": short(of_file(self.candidates.glossary.path)), **counting})

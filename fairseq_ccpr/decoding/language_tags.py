@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class LanguageTags:
@@ -13,16 +16,21 @@ class LanguageTags:
     Attributes:
         symbols: all tags of its dictionaries, such as __de__ or [de_DE]. They are written to no text.
         added: how many the task adds to a source sentence.
-        forced: how many target tokens decoding forces at the beginning: these are no keys, and nothing is searched for there.
-        end: the tag that ends target sentences in place of </s>.
+        begin: the tag that decoding forces at the beginning of target sentences.
+        end: the tag that ends target sentences in place of </s>, which stands before it in training.
         languages: "de-en", where one model knows several; a datastore is for one of them.
     """
 
     symbols: frozenset[str] = frozenset()
     added: int = 0
-    forced: int = 0
+    begin: str | None = None
     end: str | None = None
     languages: str | None = None
+
+    @property
+    def forced(self) -> int:
+        """Count the target tokens that decoding forces at the beginning: no keys, and nothing is searched for there."""
+        return int(self.begin is not None)
 
     def ids(self, dictionary: Any) -> frozenset[int]:
         """Return those that a dictionary has."""
@@ -31,3 +39,10 @@ class LanguageTags:
     def end_of(self, dictionary: Any) -> int:
         """Return the token that ends target sentences."""
         return int(dictionary.eos() if self.end is None else dictionary.index(self.end))
+
+    def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
+        """Return the tokens of a target sentence, int64 [L], with its tags, as the model was trained on them."""
+        before, after = (
+            tokens.new_tensor([dictionary.index(tag)] if tag is not None else []) for tag in (self.begin, self.end)
+        )
+        return torch.cat([before, tokens, after])

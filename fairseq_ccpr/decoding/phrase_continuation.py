@@ -159,6 +159,11 @@ class PhraseState:
         written = ends * (self.matched.gather(1, phrases) & bits != 0)
         self.covered.scatter_reduce_(1, queries, written, "amax")
 
+    def ended(self) -> Tensor:
+        """Tell whether the last token of each hypothesis was the last of a phrase, bool [H]."""
+        ends = self.table.lengths.index_select(0, self.rows).sub_(1).clamp_min_(0)  # an absent phrase matches nothing
+        return ((self.matched >> ends) & 1).any(dim=1)
+
     def prefixes(self, followed: Tensor) -> Tensor:
         """Measure the longest prefix of each phrase and its sentence that is a suffix of its hypothesis, int64 [H, A].
 

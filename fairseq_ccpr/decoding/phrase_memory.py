@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -100,7 +101,7 @@ class PhraseBatch:
         return nullcontext()
 
     @phase(PHRASES, whole=True)
-    def reorder(self, order: Tensor) -> PhraseBatch:
+    def reorder(self, order: Tensor) -> Self:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
         return replace(self, state=self.state.reorder(order))
 

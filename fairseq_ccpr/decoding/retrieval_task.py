@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from fairseq import utils
+from fairseq.data import LanguagePairDataset
 from fairseq.search import BeamSearch, DiverseBeamSearch
 from fairseq.tasks import FairseqTask
 from torch import Tensor
@@ -132,6 +133,16 @@ class RetrievalTask(FairseqTask):
         dataset.left_pad_source, dataset.left_pad_target = self.cfg.left_pad_source, self.cfg.left_pad_target
         return dataset
 
+    def pair_dataset(self, sources: list[Tensor], targets: list[Tensor]) -> Any:
+        """Make a dataset of sentence pairs as `encode_line` gives them, with the tags that the model wants on both sides."""
+        dictionary, of_sources = self.target_dictionary, self.inference_dataset(sources)
+        tagged = [self.tags.tagged(ids, dictionary) for ids in targets]
+        return LanguagePairDataset(
+            of_sources.src, of_sources.src_sizes, self.source_dictionary, tagged, [len(ids) for ids in tagged], dictionary,
+            left_pad_source=self.cfg.left_pad_source, left_pad_target=self.cfg.left_pad_target, shuffle=False,
+            eos=self.tags.end_of(dictionary),
+        )  # fmt: skip
+
     def build_base_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
         """fairseq's own generator, without retrieval."""
         generator = super().build_generator(models, args, **kwargs)
@@ -202,10 +213,10 @@ class RetrievalTask(FairseqTask):
         trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
         dictionary = self.target_dictionary
         ensemble = RetrievalEnsemble(models, tokens, phrases, dictionary.pad(), self.mixture_settings, trust)
+        ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
         if self.glossary is not None:
             candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
-            ensemble.glossary = GlossaryMemory.of(candidates, next(models[0].parameters()).device)
-        ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
+            ensemble.glossary = GlossaryMemory.of(candidates, ensemble.end, next(models[0].parameters()).device)
         return ensemble
 
     def _token_memory(self, models: list[Any]) -> TokenMemory | None:

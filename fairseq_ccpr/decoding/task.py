@@ -59,7 +59,7 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
         self.tags = LanguageTags(
             frozenset(symbols),
             added=int(bool(of_source)),
-            forced=int(bool(of_target)),
+            begin=get_lang_tok(args.target_lang, args.lang_tok_style, of_target) if of_target else None,
             languages=f"{args.source_lang}-{args.target_lang}",
         )
         self.open_datastore(args)

@@ -33,10 +33,6 @@ class Learner:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        if system.task.tags.symbols:
-            raise ConfigurationError(
-                f"--task {system.task.name}: only bilingual models without language tags can learn pairs"
-            )
         system.check_encoding()
         self.memory = learnt_memory(system)
         assert system.ensemble is not None and system.ensemble.tokens is not None
@@ -85,7 +81,7 @@ class Learner:
         for sample in batches:
             sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
             _, queries, _ = self.ensemble.force_decode_models(sample, temperature=1.0)
-            real = sample["target"].ne(task.target_dictionary.pad())
+            real = self.ensemble.real_tokens(sample["target"])
             keys, values = self.retriever.project(queries[real]).half(), sample["target"][real].int()
             lengths = real.sum(dim=1).tolist()
             for number, k, v in zip(sample["id"].tolist(), keys.cpu().split(lengths), values.cpu().split(lengths)):
@@ -102,7 +98,11 @@ class Learner:
         task, models = self.system.task, self.system.models
         limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
         dictionaries = task.source_dictionary, task.target_dictionary
-        for side, tokens, most, dictionary in zip(("source", "target"), (source, target), limits, dictionaries):
+        tags = task.tags.added, len(task.tags.tagged(target, task.target_dictionary)) - len(target)
+        for side, tokens, limit, added, dictionary in zip(
+            ("source", "target"), (source, target), limits, tags, dictionaries
+        ):
+            most = limit - added
             if len(tokens) > most:
                 return f"its {side} is longer than the {most:,} tokens that the model takes"
             unknown = int((tokens == dictionary.unk()).sum())

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fairseq import utils
-from fairseq.data import LanguagePairDataset
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -90,14 +89,9 @@ def batches_of(
         cfg: says how large batches are (`--max-tokens`, `--batch-size`).
         targets: tokens of their translations, where they are given.
     """
-    dataset = task.inference_dataset(tokens)
-    if targets is not None:
-        lengths = [len(ids) for ids in targets]
-        dataset = LanguagePairDataset(
-            tokens, [len(ids) for ids in tokens], task.source_dictionary, targets, lengths, task.target_dictionary,
-            left_pad_source=task.cfg.left_pad_source, left_pad_target=task.cfg.left_pad_target, shuffle=False,
-        )  # fmt: skip
+    dataset = task.inference_dataset(tokens) if targets is None else task.pair_dataset(tokens, targets)
     order = dataset.ordered_indices()
-    most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *map(len, [*tokens, *(targets or [])]), 1)
+    sizes = [dataset.src_sizes, *([dataset.tgt_sizes] if targets is not None else [])]
+    most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *(int(each.max(initial=1)) for each in sizes))
     for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
         yield dataset.collater([dataset[number] for number in batch])

@@ -117,6 +117,17 @@ class DecoderSubwords:
         unknown = self.dictionary.unk()
         return ids[: ids.index(unknown)] if unknown in ids else ids
 
+    def growing(self) -> list[bool]:
+        """Tell of each symbol of the dictionary whether it grows the word before it, where that could have ended.
+
+        Only SentencePiece leaves open whether a word has ended; in scripts without spaces nothing grows.
+        """
+        special = self.dictionary.nspecial
+        letters = [
+            number >= special and kinds_of(s)[:1] in ("w", "m") for number, s in enumerate(self.dictionary.symbols)
+        ]
+        return [self.mark == BLANK and letter for letter in letters]
+
     def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
         """Recover the text of a source sentence from its ids [L]; padding and markers are left out.
 

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.decoding.glossary_memory import GlossaryVotes
+from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryCosts, GlossaryMemory, GlossaryVotes
+from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, equal, refused, write_lines
@@ -97,6 +100,63 @@ def test_votes_are_those_of_the_formula() -> None:
             state.advance(torch.tensor([written]))
         found = votes(state.proposals(log_probs), votes.of_phrases(table))
         torch.testing.assert_close(found[0], formula(*wanted))
+
+
+def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generator) -> None:
+    """Random terms of two or three variants, and hypotheses that happen to begin, end, write or repeat them."""
+    words, sentences, hypotheses, length = 9, 3, 40, 7
+    terms = [[list(rng.integers(4, words, rng.integers(1, 4))) for _ in range(5)] for _ in range(sentences)]
+    queries = [0, 0, 1, 2, 2]
+    tokens = torch.tensor([[[*term, *[-1] * (3 - len(term))] for term in of] for of in terms], dtype=torch.int32)
+    lengths = (tokens >= 0).sum(dim=2)
+    table = PhraseTable.of(
+        tokens, lengths, torch.ones_like(lengths), torch.tensor([queries] * sentences), torch.ones(lengths.shape)
+    )
+    votes, rows = GlossaryVotes(), torch.tensor(rng.integers(0, sentences, hypotheses))
+    memory = GlossaryMemory(None, PhraseSettings(), votes, torch.device("cpu"), end_token=2)  # type: ignore[arg-type]
+    growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))
+    batch = GlossaryBatch(
+        [], table, votes.of_phrases(table), torch.ones(sentences), memory, PhraseState(table, rows),
+        torch.full((sentences,), 3.0), GlossaryCosts(2, growing),
+    )  # fmt: skip
+    written = torch.tensor(rng.integers(4, words, (hypotheses, length)))
+    ended_ones = covered_ones = 0
+    for step in range(length + 1):
+        log_probs = torch.randn(hypotheses, words).log_softmax(dim=1)
+        so_far = torch.cat([torch.full((hypotheses, 1), 2), written[:, :step]], dim=1)
+        found = batch.apply(so_far, log_probs.clone())
+        for row, history in enumerate(written[:, :step].tolist()):
+            own = [[int(token) for token in term] for term in terms[int(rows[row])]]
+            ends = [history[-len(term) :] == term for term in own]
+            covered = {q for q, term in zip(queries, own) if _has(history, term)}
+            p, best = log_probs[row].exp(), log_probs[row].max()
+            weights = []
+            for query, term in zip(queries, own):
+                begun = max((n for n in range(1, len(term)) if history[-n:] == term[:n]), default=0)
+                b, c = GlossaryVotes.BEGUN if begun else GlossaryVotes.MAY_BEGIN
+                ratio = (log_probs[row, term[begun]] - best).clamp_min(-12)
+                weights.append((term[begun], 0.0 if query in covered else float(torch.exp(b + c * ratio))))
+            total = 1 + sum(weight for _, weight in weights)
+            wanted = p / total
+            for token, weight in weights:
+                wanted[token] += weight / total
+            wanted = wanted.log() - GlossaryCosts.GROWTH * growing * any(ends)
+            wanted[2] -= GlossaryCosts.END * (3 - len(covered))
+            torch.testing.assert_close(found[row], wanted, rtol=1e-4, atol=1e-4)
+            ended_ones, covered_ones = ended_ones + any(ends), covered_ones + len(covered)
+    assert ended_ones > 20 and covered_ones > 20
+
+
+def _has(history: list[int], term: list[int]) -> bool:
+    return any(history[at : at + len(term)] == term for at in range(len(history)))
+
+
+def test_words_grow_by_pieces_without_a_space_before_them(world: World) -> None:
+    task = Translator(world.model, data=world.data_bin, **SHORT).task
+    symbols = task.target_dictionary.symbols
+    growing = DecoderSubwords(None, task.bpe, task.target_dictionary).growing()
+    of = dict(zip(symbols, growing))
+    assert of["s"] and of["ed"] and not of["▁the"] and not of["."] and not of["</s>"] and not of["<s>"]
 
 
 @pytest.mark.parametrize(

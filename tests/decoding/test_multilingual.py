@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.inference.sentences import batches_of, encode
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import DEMO, USER_DIR, call, equal, output_of, refused, write_lines
+from tests.helpers import DEMO, USER_DIR, assert_learnt_as_built, call, equal, output_of, refused, write_lines
 from tests.small_models import random_encoders
 
 COUNT = 16
@@ -230,6 +231,21 @@ def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path
     assert {"__de__", "[de]"} & {dictionary[i] for i in ids.tolist()}
     assert of_decoder.recover(dictionary, ids) == source
     assert len(list(system.translate([source]))) == 1
+
+
+def test_what_is_learnt_is_what_a_build_has(several: Several, tmp_path: Path) -> None:
+    """Tags as in training, none of them a key where decoding forces it; an empty memory is for one pair as well."""
+    store = Path(shutil.copytree(several.datastore, tmp_path / "store"))
+    rows = list(read_pairs(several.data_bin.parent / "rows.tsv"))
+    assert_learnt_as_built(store, rows)
+    words = several.words("--data", several.data_bin)
+    words[words.index("--gen-subset") : words.index("--gen-subset") + 2] = []
+    call("build memory", *words, "--output", tmp_path / "empty")
+    translator = Translator(datastore=tmp_path / "empty", device="cpu", beam=2, max_len_b=40)
+    translator.learn(*rows[0])
+    assert [one.text for one in translator.translate([rows[0][0]])] == [rows[0][1]]
+    with pytest.raises(DatastoreError, match="are for de-en, and not for en-de"):
+        find_parts(str(tmp_path / "empty"), "en-de")
 
 
 def test_datastores_of_several_pairs_lie_side_by_side(several: Several, tmp_path: Path) -> None:
