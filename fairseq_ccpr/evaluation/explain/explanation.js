@@ -82,12 +82,12 @@ function head(cards) {
   byId("legend").append(bar(all),
     make("ul", { class: "key" }, ...there.map((part) => make("li", {},
       make("i", { class: `swatch ${PARTS[part].by}` }), `${PARTS[part].name} ${percent(all[part])}`))),
-    make("p", { class: "small muted" }, "A token has the colour of what gave most of its probability; the bar under it shows all shares. "
+    make("p", { class: "small muted" }, "A token has the colour of what gave most of its probability; the bar under it shows all parts. "
       + "The small word above it is what the model alone would have written after the same words. "
       + "Tap a token, or walk with the arrow keys, to see why it was written."));
   byId("fine-print").append(
-    make("p", { class: "small" }, "A token’s probability is the sum of weight times probability of the model and of each memory: "
-      + "p = (1 − Λ) p_model + λ*tok p_tok + λ*phr p_phr, with Λ = λ*tok + λ*phr. Shares are parts of p."),
+    make("p", { class: "small" }, "A token’s probability is the sum of weight times probability of the model and of each datastore: "
+      + "p = (1 − Λ) p_model + λ*tok p_tok + λ*phr p_phr, with Λ = λ*tok + λ*phr. Parts are of p."),
     make("p", { class: "small" }, "Retrieval ", make("code", {}, data.signature)),
     data.bleu ? make("p", { class: "small" }, "BLEU ", make("code", {}, data.bleu_signature)) : "",
     make("p", { class: "small" }, "“Changed” is 100 less the chrF of the translation against that of the model alone"

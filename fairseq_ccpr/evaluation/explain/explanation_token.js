@@ -3,8 +3,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const PARTS = [
   { name: "model", row: ["model"], by: "by-model", there: true },
-  { name: "token memory", row: ["tokens ", "tok"], by: "by-token", there: data.token_memory },
-  { name: "phrase memory", row: ["phrases ", "phr"], by: "by-phrase", there: data.phrase_memory },
+  { name: "tokens", row: ["tokens ", "tok"], by: "by-token", there: data.token_memory },
+  { name: "phrases", row: ["phrases ", "phr"], by: "by-phrase", there: data.phrase_memory },
 ];
 const there = [0, 1, 2].filter((part) => PARTS[part].there);
 const END = "</s>";
@@ -155,7 +155,7 @@ function neighbours(token) {
     one.learnt ? make("span", { class: "muted" }, ` · learnt: ${one.learnt}`) : null);
   const count = token.neighbours.length, all = token.neighbours_found;
   return make("section", {},
-    make("h4", {}, "Token memory"),
+    make("h4", {}, "Token datastore"),
     said(token.token_says, token, "by-token", "Nothing was found."),
     make("p", { class: "small muted" },
       `${count < all ? `The ${count} nearest of ${all}` : all} neighbours, by ${data.score_name}:`),
@@ -176,7 +176,7 @@ function votes(sentence, token) {
   };
   const some = token.votes_found === 1 ? "1 phrase" : `${token.votes_found} phrases`;
   return make("section", {},
-    make("h4", {}, "Phrase memory"),
+    make("h4", {}, "Phrase datastore"),
     said(token.phrase_says, token, "by-phrase", "No retrieved phrase begins, continues or has what follows here."),
     token.phrase_says.length ? make("p", { class: "small muted" },
       token.votes.length
