@@ -11,9 +11,10 @@ what was forgotten: no text and no key of that is then left in any file of the d
 
   fairseq-ccpr compact datastores/mine
 
-Do it from time to time: what was learnt since is compared with key by key. Pairs keep their ids, and can be shown,
-exported and forgotten as before. Translations may go on meanwhile; programs that learn must end first. The datastore is
-replaced at one moment, and a run that was killed is run again. Settings and trust that were tuned go on to be used.
+Do it from time to time: what was learnt since is searched as well as the index, which takes time. Pairs keep their ids, and
+can be shown, exported and forgotten as before. Translations may go on meanwhile; programs that learn must end first, or
+compact by themselves, as serve does. The datastore is replaced at one moment, and a run that was killed is run again.
+Settings and trust that were tuned go on to be used.
 """
 
 

@@ -83,7 +83,7 @@ def learn(options: Options, rest: list[str]) -> int:
     size = learner.memory.entries.index.size
     if size > EXACT_UP_TO:
         print(
-            f"each step of decoding now compares with {size:,} learnt entries: fairseq-ccpr compact moves them into the index"
+            f"{size:,} learnt entries are searched as well as the index at each step: fairseq-ccpr compact moves them into it"
         )
     return 0 if done.ids or done.again else 1
 

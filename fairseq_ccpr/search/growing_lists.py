@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.faiss_library import NARROW, import_faiss, list_count, make_index
 from fairseq_ccpr.search.torch_ivf_build import nearness
 
-PROBES = 16  # lists that are searched
-FINER = 2  # times as many lists as an index of as many keys that is built once: these are to become longer
-SAMPLE_PER_LIST = 40  # entries that a list's centroid is learned from
+PROBES = 8  # lists that are searched
+SAMPLE_PER_LIST = 64  # entries that centroids are learned from
 ITERATIONS = 5  # of k-means: lists need not be perfect, and whoever learns waits for them
-RETRAINED_AT = 4  # times as many entries as the centroids were learned from
+RETRAINED_AT = 4  # times as many entries as there were when the centroids were learned
+BLOCK_ROWS = 1 << 14  # keys that are in fp32 at a time
 
 
 def can_grow() -> bool:
@@ -54,12 +53,12 @@ class GrowingLists:
         """
         size, dimension = keys.shape
         codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
-        count = FINER * list_count(size)
+        count = list_count(size)
         index = make_index(dimension, f"IVF{count},PQ{codes}x4fs", metric)
         index.cp.niter = index.pq.cp.niter = ITERATIONS
         index.cp.min_points_per_centroid = 1  # it would warn
         index.nprobe = min(PROBES, count)
-        chosen = np.random.default_rng(1).permutation(size)[: max(SAMPLE_PER_LIST * count, EXACT_UP_TO)]
+        chosen = np.random.default_rng(1).permutation(size)[: SAMPLE_PER_LIST * count]
         index.train(keys[torch.from_numpy(chosen)].float().numpy())
         _add(index, keys, rows)
         return cls(index, size)
@@ -90,7 +89,7 @@ class GrowingLists:
 
 
 def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
-    """Add keys block by block, so that few are in fp32 at a time."""
-    for start in range(0, len(keys), EXACT_UP_TO):
-        block = slice(start, start + EXACT_UP_TO)
+    """Add keys block by block."""
+    for start in range(0, len(keys), BLOCK_ROWS):
+        block = slice(start, start + BLOCK_ROWS)
         index.add_with_ids(keys[block].float().numpy(), rows[block])

@@ -19,7 +19,7 @@ from fairseq_ccpr.search.selection import largest
 from fairseq_ccpr.search.without import search_without
 from fairseq_ccpr.timing import SEARCH, phase
 
-CANDIDATES = 2  # for each neighbour that is wanted, whose keys are looked at
+CANDIDATES = 4  # for each neighbour that is wanted, whose keys are looked at
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ def main() -> None:
     print(markdown_table([["sentences", *(f"{one}, {name}" for name in ("BLEU", "chrF") for one in SYSTEMS)],
                           *tenths(texts, references)]))  # fmt: skip
     scores = {name: score(texts[name], references) for name in SYSTEMS}
-    gains = [scores[name].bleu - scores[ALONE].bleu for name in (STREAM, OTHERS)]
-    print(f"stream gains {gains[0]:+.2f} BLEU, {gains[0] / gains[1]:.0%} of the {gains[1]:+.2f} of all other pairs")
+    gained, could = (scores[name].bleu - scores[ALONE].bleu for name in (STREAM, OTHERS))
+    share = f", {gained / could:.0%} of that" if could > 0 else ""
+    print(f"all other pairs gain {could:+.2f} BLEU, the stream {gained:+.2f}{share}")
     words_found = {name: recall(texts[ALONE], texts[name], references) for name in (STREAM, OTHERS)}
     for kind in sorted(words_found[STREAM]):
         found = ", ".join(f"{name} {some[kind][0] / some[kind][1]:.1%}" for name, some in words_found.items())

@@ -36,7 +36,7 @@ def test_lists_find_nearly_all_of_the_nearest(metric: str) -> None:
     segment = Segment(keys, half_norms(keys), metric, GrowingLists.of(keys[:5800], rows, metric), 5800)
     scores, found = segment.search(queries, 8)
     best, wanted = ExactIndex(keys, metric).search(queries, 8)
-    assert recall(found, wanted) > 0.95
+    assert recall(found, wanted) > 0.98
     same = found == wanted
     torch.testing.assert_close(scores[same], best[same])
     places = segment.search(keys.float(), 1)[1]
