@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -18,7 +18,16 @@ from fairseq_ccpr.mining.benchmark_settings import AT_ONE, BASELINE, MiningBench
 from fairseq_ccpr.mining.labelled import LabelledText, read_questions
 from fairseq_ccpr.mining.pair_sample import PairSample, draw_samples
 from fairseq_ccpr.mining.remembered import RememberedVectors
-from fairseq_ccpr.mining.report import ablation_table, comparison_table, curve_table, curves, main_table, spread_table
+from fairseq_ccpr.mining.report import (
+    Comparison,
+    ablation_table,
+    comparison_table,
+    comparisons,
+    curve_table,
+    curves,
+    main_table,
+    spread_table,
+)
 from fairseq_ccpr.models.pretrained.sentence_encoders import E5, MUSE, SentenceEncoder, load_sentence_encoder
 from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage import fingerprint
@@ -80,12 +89,17 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
     encoders = {name: load_sentence_encoder(word, device, options.bf16) for name, word in words.items()}
     results = list(_evaluate_all(samples, encoders, questions, options.quiet))
     line = _signature(settings, inputs, encoders, options.bf16)
-    _print(results, settings, questions is not None)
+    compared = _compare(results, settings)
+    _print(results, compared, settings, questions is not None)
     print(line)
     if options.plot:
         draw_f1(curves(results), options.plot, f"{settings.size:,} sentences on either side")
     if options.json:
-        done = {"signature": line, "results": [result.record() for result in results]}
+        done = {
+            "signature": line,
+            "results": [result.record() for result in results],
+            "comparisons": [asdict(one) for one in compared],
+        }
         options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     return 0
 
@@ -103,6 +117,14 @@ def _evaluate_all(
                 yield from evaluate_pairs(name, sample, draw, encoder_name, remembered, quiet)
         if questions is not None:
             yield from evaluate_questions(questions, next(iter(samples.values()))[0], encoder_name, encoder, quiet)
+
+
+def _compare(results: list[MiningResult], settings: MiningBenchmarkSettings) -> list[Comparison]:
+    """Compare the systems over several draws or tuning sets, with labels and without."""
+    if settings.draws * settings.tuning_sets == 1:
+        return []
+    pairs = [result for result in results if result.set != QUESTIONS]
+    return [one for labels in (True, False) for one in comparisons(pairs, settings.non_pairing, labels)]
 
 
 def _signature(
@@ -123,7 +145,9 @@ def _signature(
     })  # fmt: skip
 
 
-def _print(results: list[MiningResult], settings: MiningBenchmarkSettings, asked: bool) -> None:
+def _print(
+    results: list[MiningResult], compared: list[Comparison], settings: MiningBenchmarkSettings, asked: bool
+) -> None:
     pairs = [result for result in results if result.set != QUESTIONS]
     share = settings.non_pairing
     print(f"{settings.size:,} sentences on either side, {share:.0%} of them non-pairing; per cent\n")
@@ -131,7 +155,7 @@ def _print(results: list[MiningResult], settings: MiningBenchmarkSettings, asked
     if settings.ablations:
         print("F1 of what RFR is made of\n")
         print(markdown_table(ablation_table(pairs, share)) + "\n")
-    if settings.draws * settings.tuning_sets > 1:
+    if compared:
         times = f"{settings.draws} tests and {settings.tuning_sets} tuning sets of each, mean and standard deviation"
         for labels, word in ((True, "F1"), (False, "F1 without labels")):
             print(f"{word} over {times}\n")
@@ -139,7 +163,7 @@ def _print(results: list[MiningResult], settings: MiningBenchmarkSettings, asked
             print(
                 f"{word} against {BASELINE}, all tests together, with 95% intervals; p by paired bootstrap over sources\n"
             )
-            print(markdown_table(comparison_table(pairs, share, labels)) + "\n")
+            print(markdown_table(comparison_table([one for one in compared if one.labels == labels])) + "\n")
     if settings.shares:
         print("F1 by the share of non-pairing sentences\n")
         print(markdown_table(curve_table(pairs)) + "\n")

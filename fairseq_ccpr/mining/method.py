@@ -27,10 +27,12 @@ class MiningMethod(Protocol):
         name: in files of settings and after `--method`.
         window: words of the fragments that its keys are made from; None where sentences are compared as wholes.
         stride: words from one fragment to the next.
+        centred: whether its keys are to be centred, each side by itself; see `Centre`.
         threshold: the score from which a pair is one.
     """
 
     name: ClassVar[str]
+    centred: ClassVar[bool]
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.mining.centring import Centre
 from fairseq_ccpr.mining.encoded_text import DTYPE, EncodedText, encode_distinct
 from fairseq_ccpr.mining.f1 import decide
 from fairseq_ccpr.mining.fragments import FragmentedText, fragment_text, fragments
@@ -25,6 +26,7 @@ from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space
 from fairseq_ccpr.text.pairs import read_lines
 
+SOURCE, TARGET = "source", "target"
 BLOCK_CHARACTERS = 1 << 16  # about, of the sentences that are encoded at a time; no text has more fragments than that
 
 
@@ -86,15 +88,16 @@ class Miner:
         self.sources, self.targets = sources, list(dict.fromkeys(targets))
         self._numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
         self._matched: Matcher | None = None
-        self._source_side, _ = self._searchable(list(self._numbers), "source")
-        self._target_side, self.description = self._searchable(self.targets, "target")
+        self._centres: dict[str, tuple[Centre, Centre]] = {}  # of the keys and the fragments of each side
+        self._source_side, _ = self._searchable(list(self._numbers), SOURCE)
+        self._target_side, self.description = self._searchable(self.targets, TARGET)
         self.keys = len(self._target_side.keys)
 
     def tune(self, labelled: LabelledText, grid: Grid) -> Tuning:
         """Take the settings that do best on labelled sentences, tried among those to be mined."""
         target_numbers = {target: number for number, target in enumerate(self.targets)}
-        sources, rows = self._among(labelled.sources, self._numbers, self._source_side, "labelled source")
-        targets, columns = self._among(labelled.targets, target_numbers, self._target_side, "labelled target")
+        sources, rows = self._among(labelled.sources, self._numbers, self._source_side, SOURCE)
+        targets, columns = self._among(labelled.targets, target_numbers, self._target_side, TARGET)
         labels = with_negatives(rows, np.append(columns, -1)[labelled.gold])
         self.method, f1 = self.method.tune(sources, targets, labels, grid)
         others = len(np.unique(targets.owners)) > 1
@@ -133,10 +136,16 @@ class Miner:
         rows = np.array([numbers[sentence] for sentence in labelled], np.int64)
         return side.join(self._searchable(list(new), name)[0]) if new else side, rows
 
-    def _searchable(self, sentences: list[str], name: str) -> tuple[SearchableText, IndexDescription]:
-        """Encode sentences to disk, where they are indexed when they are first searched."""
+    def _searchable(self, sentences: list[str], side: str) -> tuple[SearchableText, IndexDescription]:
+        """Encode sentences to disk, where they are indexed when they are first searched.
+
+        Those that come later to a side are centred by what was there at first.
+        """
+        later = side in self._centres
+        name = f"labelled {side}" if later else side
         folder = self.work / name
         folder.mkdir(parents=True)
+        centres = self._centres.setdefault(side, (Centre(), Centre()))
         keys, fragments = folder / "keys.npy", folder / "fragments.npy"
         arrays: list[GrowingArray] = []
         owners, lengths, fragment_owners, done = [], [], [], 0
@@ -150,15 +159,19 @@ class Miner:
                         for path, rows in zip((keys, fragments), values)
                     ]
                 check_space(folder, sum(rows.nbytes for rows in values))
-                for array, rows in zip(arrays, values):
+                for array, rows, centre in zip(arrays, values, centres):
                     array.append(rows)
+                    if not later:
+                        centre.add(rows)
                 owners.append(made.owners + done)
                 lengths.append(made.lengths)
                 fragment_owners.append(made.fragment_owners + done)
                 done += len(block.sentences)
                 bar.update(len(block.sentences))
-        for array in arrays:
+        for array, path, centre in zip(arrays, (keys, fragments), centres):
             array.close()
+            if self.method.centred and array.rows:
+                centre.subtract_(np.load(path, mmap_mode="r+"))
         mapped, read = (
             np.load(path, mmap_mode="r" if array.rows else None) for path, array in zip((keys, fragments), arrays)
         )

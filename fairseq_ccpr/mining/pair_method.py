@@ -31,6 +31,7 @@ class PairMethod:
     """
 
     name: ClassVar[str]
+    centred: ClassVar[bool] = True
     candidates: ClassVar[int] = 16
     one_to_one: ClassVar[bool] = True
     window: ClassVar[int | None] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,24 +67,48 @@ def spread_table(results: Sequence[MiningResult], non_pairing: float, labels: bo
     return rows
 
 
-def comparison_table(results: Sequence[MiningResult], non_pairing: float, labels: bool) -> Rows:
-    """Tabulate how far each system is from the baseline over all tests and tuning sets, and how surely.
+@dataclass(frozen=True)
+class Comparison:
+    """How far a system is from the baseline over all tests and tuning sets of a set and an encoder, and how surely."""
+
+    set: str
+    encoder: str
+    system: str
+    labels: bool  # whether thresholds are tuned; otherwise scores alone set them
+    difference: float
+    interval: tuple[float, float]
+    p: float
+    holm: float  # p, corrected for all systems, sets and encoders
+
+
+def comparisons(results: Sequence[MiningResult], non_pairing: float, labels: bool) -> list[Comparison]:
+    """Compare each system with the baseline.
 
     Args:
         results: of any tests.
         non_pairing: share of the tests that count.
-        labels: whether thresholds are tuned; otherwise scores alone set them.
+        labels: see `Comparison`.
     """
-    chosen = [r for r in results if r.non_pairing == non_pairing and r.system not in ABLATIONS]
     outcomes = defaultdict(list)
-    for result in chosen:
-        outcomes[result.set, result.encoder, result.system].append(result.outcome if labels else result.unlabelled)
+    for r in results:
+        if r.non_pairing == non_pairing and r.system not in ABLATIONS:
+            outcomes[r.set, r.encoder, r.system].append(r.outcome if labels else r.unlabelled)
     keys = [key for key in outcomes if key[2] != BASELINE]
     found = [compare(outcomes[(*key[:2], BASELINE)], outcomes[key]) for key in keys]
+    corrected = holm([each.p for each in found])
+    return [
+        Comparison(*key, labels, each.f1, (each.low, each.high), each.p, p)
+        for key, each, p in zip(keys, found, corrected)
+    ]
+
+
+def comparison_table(compared: Sequence[Comparison]) -> Rows:
+    """Tabulate differences in F1, with the intervals that hold 95% of the resamples."""
     rows: Rows = [["set", "encoder", "system", "difference", "interval", "p", "p, Holm"]]
-    for key, each, corrected in zip(keys, found, holm([each.p for each in found])):
-        interval = f"{100 * each.low:+.1f} to {100 * each.high:+.1f}"
-        rows.append([*key, f"{100 * each.f1:+.1f}", interval, p_value(each.p), p_value(corrected)])
+    for one in compared:
+        low, high = (f"{100 * end:+.1f}" for end in one.interval)
+        numbers = f"{100 * one.difference:+.1f}", f"{low} to {high}", p_value(one.p), p_value(one.holm)
+        rows.append([one.set, one.encoder, one.system, *numbers])
     return rows
 
 

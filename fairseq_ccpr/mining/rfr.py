@@ -23,6 +23,7 @@ class RfrMethod:
     """Matches the fragments of a sentence with those of others, and sums what they say; see `MiningMethod`."""
 
     name: ClassVar[str] = "rfr"
+    centred: ClassVar[bool] = False  # as published
     stride: ClassVar[int] = 1
 
     k: int = option(10, "neighbours of a fragment", within="[1, inf)", needs="at least 1")

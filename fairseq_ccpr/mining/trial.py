@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fairseq_ccpr.mining.centring import centred
 from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.f1 import decide, score
 from fairseq_ccpr.mining.fragments import fragment_text
@@ -75,7 +76,8 @@ class Trial:
     def searchable(self, method: MiningMethod) -> tuple[SearchableText, SearchableText]:
         """Make both sides searchable, in memory."""
         sides = (side.every(method.stride) if method.window else side for side in (self.sources, self.targets))
-        source, target = (SearchableText.of(method.keys(side)) for side in sides)
+        keys = (method.keys(side) for side in sides)
+        source, target = (SearchableText.of(centred(each) if method.centred else each) for each in keys)
         return source, target
 
     def _pair_matcher(self, method: PairMethod) -> PairMatcher:

@@ -431,6 +431,7 @@ class NearestMethod:
     """A third method: the nearest sentence, whatever its neighbourhood."""
 
     name: ClassVar[str] = "nearest"
+    centred: ClassVar[bool] = False
     window: ClassVar[None] = None
 
     threshold: float = option(0.5, "the cosine below which there is no pair", within="[0, 1]", needs="from 0 to 1")
