@@ -16,7 +16,7 @@ from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Sectio
 from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.manifest import Manifest, Source
-from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
+from fairseq_ccpr.datastore.phrase import TOTALS, PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
@@ -117,7 +117,7 @@ def _open_phrases(name: str, directory: Path) -> Opened[PhraseDatastore]:
             f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "
             "again from all texts together"
         )
-    totals = json.loads((directory / PHRASE / TOTALS).read_text(encoding="utf-8"))
+    totals = json.loads((store.folder / TOTALS).read_text(encoding="utf-8"))
     return Opened(name, store, totals["too_long"])
 
 

@@ -71,7 +71,7 @@ def plan(options: Options) -> int:
     for part, section in sections.items():
         if section is None:
             continue
-        folder = directory / (section.folder if isinstance(section, TokenSection) else part)
+        folder = directory / section.folder
         known = measure_speeds(folder / f"{KEYS}.npy", speeds)
         entries = options.size or section.size
         print(
