@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fairseq_ccpr.datastore.manifest import PhraseSection
-from fairseq_ccpr.datastore.phrase import KEYS
+from fairseq_ccpr.datastore.phrase import KEYS, PhraseDatastore
 
 _SIZE = struct.Struct("<II")  # P and o
 _SPAN, _KEY = np.dtype("<i4"), np.dtype("<f2")
@@ -47,12 +48,20 @@ class PairPhrases:
         return cls(spans, keys)
 
 
-def why_not_learnt(section: PhraseSection) -> str:
-    """Say why a phrase part cannot hold what is learnt; nothing where it can."""
+def why_not_learnt(directory: Path, phrases: PhraseDatastore) -> str:
+    """Say why phrases are not learnt together with the tokens of a datastore; nothing where they are.
+
+    Args:
+        directory: of the token part.
+        phrases: the phrase part that decoding uses.
+    """
+    section = phrases.section
+    if directory.resolve() != phrases.directory.resolve():
+        return f"they are in {phrases.directory}, and what is learnt is kept with the tokens, in {directory}"
     if section.pooled:
-        return "its phrases are one entry a string, the mean over the places of one text (XPR)"
+        return "they are one entry a string, the mean over its places in one text (XPR)"
     if section.store is not None:
-        return f"its keys are in {section.store}, and only those in a folder can grow"
+        return f"their keys are in {section.store}, and only those in a folder can grow"
     return ""
 
 
