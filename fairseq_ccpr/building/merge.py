@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fairseq_ccpr.building.compact_phrases import needs_compacting
 from fairseq_ccpr.building.compatible import Opened, Store, check_alike, in_order, sources_of
 from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
@@ -98,7 +99,7 @@ def _check_learnt(opened: list[Opened[TokenDatastore]]) -> None:
     """Refuse datastores beside which something was learnt or forgotten that is not in their own entries."""
     for one in opened:
         learnt = LearntStore(one.store)
-        if learnt.entries or learnt.gone:
+        if learnt.entries or learnt.gone or needs_compacting(learnt):
             raise ConfigurationError(
                 f"{len(learnt.pairs):,} pairs were learnt beside {one.directory}, and only a datastore's own entries are "
                 f"merged: fairseq-ccpr compact {one.directory} makes them its own"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.datastore.learnt import LearntStore
-from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.learnt_records import OWN_SENTENCE, LearntPair
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.search.growing import GrowingKeys
@@ -111,8 +111,8 @@ class PhraseSegment:
 
     def _clear(self) -> None:
         self._keys = GrowingKeys(self.datastore.section.dimension, self.device)
-        self._spans: list[np.ndarray] = []  # of each pair
-        self._hashes: list[np.ndarray] = []
+        self._spans = [np.empty((0, 3), np.int32)]  # of each time that some were learnt
+        self._hashes = [np.empty(0, np.uint64)]
         self._ids: list[int] = []
 
     def update(self) -> LearntPhrases:
@@ -121,24 +121,27 @@ class PhraseSegment:
         if self._forgotten != store.forgotten:  # the places of those that stay are others
             self._clear()
             self._forgotten = store.forgotten
-        for number in list(store.phrases)[len(self._ids) :]:
-            self._append(number)
+        if new := list(store.phrases)[len(self._ids) :]:
+            self._append(new)
         moved = {
-            pair.sentence: pair for pair in store.pairs.values() if pair.sentence is not None and pair.sentence >= 0
+            pair.sentence: pair
+            for pair in store.pairs.values()
+            if pair.sentence is not None and pair.sentence != OWN_SENTENCE
         }
         return LearntPhrases(
-            self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate([np.empty((0, 3), np.int32), *self._spans]),
-            np.concatenate([np.empty(0, np.uint64), *self._hashes]), tuple(store.pairs[number] for number in self._ids),
-            moved, entries_of(self.datastore, store.gone_sentences),
+            self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate(self._spans), np.concatenate(self._hashes),
+            tuple(store.pairs[number] for number in self._ids), moved, entries_of(self.datastore, store.gone_sentences),
         )  # fmt: skip
 
-    def _append(self, number: int) -> None:
-        found, target = self.store.phrases[number], self.store.pairs[number].target
-        places = np.full((len(found.spans), 1), len(self._ids), np.int32)
-        self._keys.append(found.keys)
-        self._spans.append(np.concatenate([places, found.spans], axis=1))
-        self._hashes.append(hash_strings(np.insert(found.spans, 0, 0, axis=1), LinesInMemory([target])))
-        self._ids.append(number)
+    def _append(self, new: list[int]) -> None:
+        """Append the phrases of pairs, by their ids."""
+        found, first = [self.store.phrases[number] for number in new], len(self._ids)
+        places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
+        spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
+        self._hashes.append(hash_strings(spans, LinesInMemory([self.store.pairs[number].target for number in new])))
+        self._keys.append(np.concatenate([one.keys for one in found]))
+        self._spans.append(spans + np.array([first, 0, 0], np.int32))
+        self._ids += new
 
 
 def entries_of(datastore: PhraseDatastore, sentences: list[int]) -> np.ndarray:

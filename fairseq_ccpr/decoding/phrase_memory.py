@@ -59,8 +59,9 @@ class PhraseMemory:
 
     @property
     def _learnt(self) -> LearntPhrases | None:
-        """The phrases of what was learnt up to now."""
-        return self.learnt.entries.phrases if self.learnt is not None else None
+        """The phrases of what was learnt up to now; None where nothing was."""
+        phrases = self.learnt.entries.phrases if self.learnt is not None else None
+        return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
     @phase(FINDING, whole=True)
     def start(self, sources: Tensor) -> Callable[[], PhraseBatch]:

@@ -150,8 +150,7 @@ def learnt_memory(system: System) -> LearntMemory:
     if tokens is None and ensemble is not None and ensemble.phrases is not None:
         raise ConfigurationError(
             f"{ensemble.phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
-            "well: add them with fairseq-ccpr build tokens, or give an empty token datastore (fairseq-ccpr build memory) "
-            "before it, as in --datastore MEMORY:PHRASES"
+            "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
         )
     if tokens is None or not isinstance(tokens.learnt, LearntMemory):
         raise ConfigurationError(
