@@ -339,7 +339,7 @@ class Explainer:
                         one.end,
                         (number, rank) in usable,
                         one.learnt,
-                    )  # fmt: skip
+                    )
                     for rank, one in enumerate(query.retrieved)
                 ],
             )
