@@ -137,7 +137,7 @@ def _compact_tokens(
 ) -> TokenSection:
     """Write the next generation of the token part, and tell pairs where their entries are in it."""
     section = datastore.section
-    part = Part(scratch, TOKENS, FolderKeys(not settings.quiet))
+    part: Part[TokenSection] = Part(scratch, TOKENS, FolderKeys(not settings.quiet))
     part.partial.mkdir()
     with tqdm(desc="entries", total=section.size, unit_scale=True, disable=settings.quiet) as bar:
         places = _write_arrays(datastore, store, part.partial, bar)
@@ -159,7 +159,7 @@ def _compact_phrases(
 ) -> PhraseSection:
     """Write the next generation of the phrase part, and tell pairs where their sentences are in it."""
     section = datastore.section
-    part = Part(scratch, PHRASES, FolderKeys(not settings.quiet))
+    part: Part[PhraseSection] = Part(scratch, PHRASES, FolderKeys(not settings.quiet))
     part.partial.mkdir()
     with tqdm(desc="phrases", total=section.size, unit_scale=True, disable=settings.quiet) as bar:
         grown, places = write_phrases(datastore, store, part.partial, bar.update)
