@@ -154,9 +154,8 @@ def _describe(datastore: PhraseDatastore, sentences: CompactedSentences, size: i
     name = datastore.directory.resolve().name
     sources = list(Opened(name, datastore, _too_long(datastore)).sources)
     before = sources.pop() if datastore.section.ancestors else Source(f"{name}-{LEARNT}", "", 0, 0, 1.0)
-    texts = [
-        datastore.sentence(n) for n in np.flatnonzero(sentences.numbers >= 0) if sentences.learnt[sentences.numbers[n]]
-    ]
+    stay = np.flatnonzero(sentences.numbers >= 0)  # before all that come
+    texts = [datastore.sentence(n) for n in stay[sentences.learnt[: len(stay)]].tolist()]
     corpus = fingerprint.of_strings([*texts, *sentences.added])
     learnt = Source(before.name, corpus, of_learnt, int(sentences.learnt.sum()), 1.0)
     section = describe_corpora(datastore.section, [*sources, learnt])
