@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -86,13 +85,9 @@ class LearntPhrases:
             return self.pairs[int(self.spans[row, 0])]
         return self.moved.get(int(self.datastore.spans[entry, 0])) if self.moved else None
 
-    @cached_property
-    def _digest(self) -> str:
-        pairs = (*self.moved.values(), *self.pairs)
-        return f"{len(pairs)}-{short(of_strings(pair.target for pair in pairs))}"
-
     def __str__(self) -> str:
-        return self._digest
+        targets = dict.fromkeys(pair.target for pair in (*self.moved.values(), *self.pairs))
+        return f"{len(targets)}-{short(of_strings(targets))}"
 
 
 class PhraseSegment:
