@@ -16,6 +16,9 @@ import numpy as np
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
 from fairseq_ccpr.datastore.learnt_records import NewPair
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.pair_phrases import PairPhrases
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from tests.helpers import contents
 
@@ -26,23 +29,45 @@ def store_at(folder: Path) -> LearntStore:
     return LearntStore(TokenDatastore(folder))
 
 
-def new_pair(number: int, dimension: int = 32) -> NewPair:
-    """A pair of random content, which its number decides."""
+def new_pair(number: int, dimension: int = 32, width: int = 0) -> NewPair:
+    """A pair of random content, which its number decides, with phrases whose keys are so wide, or without."""
     rng = np.random.default_rng(number)
     length = int(rng.integers(1, 12))
     keys = rng.standard_normal((length, dimension)).astype(np.float16)
     values = rng.integers(4, 400, length).astype(np.int32)
-    return NewPair(f"Quelle {number} äöß", f"Target {number} 中", values, keys)
+    target, phrases = f"Target {number} 中", None
+    if width:
+        places = [span for span in ([0, 6], [0, len(target)], [7, len(target)]) if rng.random() < 0.8]
+        spans = np.array(places, np.int32).reshape(-1, 2)
+        phrases = PairPhrases(spans, rng.standard_normal((len(spans), width)).astype(np.float16))
+    return NewPair(f"Quelle {number} äöß", target, values, keys, phrases)
+
+
+def maker(folder: Path) -> Callable[[int], NewPair]:
+    """Make the pairs that can be learnt beside a datastore, with phrases where it has a phrase part."""
+    manifest = Manifest.read(folder)
+    assert manifest.token is not None
+    width = manifest.phrase.dimension if manifest.phrase is not None else 0
+    return partial(new_pair, dimension=manifest.token.dimension, width=width)
 
 
 def same(store: LearntStore, pairs: dict[int, NewPair]) -> bool:
     """Whether a store has exactly these, in their order."""
     texts = [(one.id, one.source, one.target, one.tokens) for one in store.pairs.values()]
     wanted = [(number, one.source, one.target, len(one.values)) for number, one in pairs.items()]
-    arrays = list(store.entries.values())
-    return texts == wanted and all(
-        np.array_equal(values, one.values) and np.array_equal(keys, one.keys)
-        for (values, keys), one in zip(arrays, pairs.values())
+    arrays, found = list(store.entries.values()), store.phrases
+    with_phrases = {number: one.phrases for number, one in pairs.items() if one.phrases is not None}
+    return (
+        texts == wanted
+        and all(
+            np.array_equal(values, one.values) and np.array_equal(keys, one.keys)
+            for (values, keys), one in zip(arrays, pairs.values())
+        )
+        and found.keys() == with_phrases.keys()
+        and all(
+            np.array_equal(found[n].spans, one.spans) and np.array_equal(found[n].keys, one.keys)
+            for n, one in with_phrases.items()
+        )
     )
 
 
@@ -67,19 +92,19 @@ def _work_and_exit(work: Callable[[int], object], writing: int) -> NoReturn:
         os._exit(0)
 
 
-def kill_learning(folder: Path, kills: int, rng: np.random.Generator, dimension: int = 32) -> int:
+def kill_learning(folder: Path, kills: int, rng: np.random.Generator) -> int:
     """Let one process after the other learn and forget where the one before was killed; no other file may change.
 
     Returns:
         How many changes were acknowledged.
     """
-    before = contents(folder)
+    before, make = contents(folder), maker(folder)
     pairs: dict[int, NewPair] = {}
     number, first_id, acknowledged = 0, 1, 0
     for _ in range(kills):
-        said = killed(partial(_write_for_ever, folder, number, dimension), float(rng.uniform(0, 0.08)))
+        said = killed(partial(_write_for_ever, folder, number, make), float(rng.uniform(0, 0.08)))
         store = store_at(folder)
-        states = _possible(pairs, number, said, first_id, dimension)
+        states = _possible(pairs, number, said, first_id, make)
         assert any(same(store, state) for state in states), (number, said, list(store.pairs))
         pairs = next(state for state in states if same(store, state))
         number = max([number, *(int(one.source.split()[1]) % SECOND for one in store.pairs.values())])
@@ -93,12 +118,12 @@ def kill_learning(folder: Path, kills: int, rng: np.random.Generator, dimension:
     return acknowledged
 
 
-def _write_for_ever(folder: Path, number: int, dimension: int, acknowledged: int) -> None:
+def _write_for_ever(folder: Path, number: int, make: Callable[[int], NewPair], acknowledged: int) -> None:
     """Learn two pairs, and forget every third time one of them; write a byte after each that was acknowledged."""
     store = store_at(folder)
     while True:
         number += 1
-        learnt = store.learn([new_pair(number, dimension), new_pair(number + SECOND, dimension)])
+        learnt = store.learn([make(number), make(number + SECOND)])
         os.write(acknowledged, b"l")
         if number % 3 == 0:
             store.forget(learnt[:1])
@@ -106,7 +131,7 @@ def _write_for_ever(folder: Path, number: int, dimension: int, acknowledged: int
 
 
 def _possible(
-    pairs: dict[int, NewPair], number: int, said: bytes, first_id: int, dimension: int
+    pairs: dict[int, NewPair], number: int, said: bytes, first_id: int, make: Callable[[int], NewPair]
 ) -> list[dict[int, NewPair]]:
     """What may be there after a kill: all that was acknowledged, and what was begun after that, none of it half."""
     now, ids = dict(pairs), first_id
@@ -114,29 +139,32 @@ def _possible(
     for _, kind in zip(said, expected):
         if kind == "l":
             number, ids = number + 1, ids + 2
-            now |= {ids - 2: new_pair(number, dimension), ids - 1: new_pair(number + SECOND, dimension)}
+            now |= {ids - 2: make(number), ids - 1: make(number + SECOND)}
         else:
             del now[ids - 2]
     if next(expected) == "f":
         return [now, {n: pair for n, pair in now.items() if n != ids - 2}]
-    one = {**now, ids: new_pair(number + 1, dimension)}
-    return [now, one, {**one, ids + 1: new_pair(number + 1 + SECOND, dimension)}]
+    one = {**now, ids: make(number + 1)}
+    return [now, one, {**one, ids + 1: make(number + 1 + SECOND)}]
 
 
-def kill_compacting(folder: Path, kills: int, rng: np.random.Generator, dimension: int = 32) -> set[int]:
+def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[int]:
     """Kill processes that compact copies of a datastore beside which something was learnt; all of it is there, or nothing.
 
     Returns:
         The generations that they left.
     """
-    learning = store_at(folder)
-    ids = learning.learn([new_pair(number, dimension) for number in range(1, 30)])
+    learning, make = store_at(folder), maker(folder)
+    ids = learning.learn([make(number) for number in range(1, 30)])
     learning.forget(ids[::4])
     learning.close()
-    pairs = {number: new_pair(number, dimension) for number in ids if number not in ids[::4]}
-    own = np.array(TokenDatastore(folder).keys)
-    keys = np.concatenate([own, *(pair.keys for pair in pairs.values())])
-    copy, names = folder.with_name("killed"), {path.name for path in folder.glob("*")} - {"token"} | {"token-1"}
+    pairs = {number: make(number) for number in ids if number not in ids[::4]}
+    before = keys_at(folder)
+    tokens = [pair.keys for pair in pairs.values()]
+    phrases = [pair.phrases.keys for pair in pairs.values() if pair.phrases is not None]
+    after = [np.concatenate([own, *new]) for own, new in zip(before, (tokens, phrases))]
+    moved = {name: f"{name}-1" for name in ("token", "phrase")}
+    copy, names = folder.with_name("killed"), {moved.get(path.name, path.name) for path in folder.glob("*")}
     start = time.monotonic()
     _compact(Path(shutil.copytree(folder, copy)))
     seconds, generations = time.monotonic() - start, set()
@@ -147,16 +175,23 @@ def kill_compacting(folder: Path, kills: int, rng: np.random.Generator, dimensio
         found = store_at(copy)
         generations.add(found.datastore.section.generation)
         if found.datastore.section.generation:
-            assert np.array_equal(found.datastore.keys, keys)
-            assert [one.id for one in found.pairs.values()] == list(pairs) and not found.entries
+            assert all(map(np.array_equal, keys_at(copy), after)) and not (found.entries or found.phrases)
+            assert [one.id for one in found.pairs.values()] == list(pairs)
         else:
-            assert same(found, pairs) and np.array_equal(found.datastore.keys, own)
+            assert same(found, pairs) and all(map(np.array_equal, keys_at(copy), before))
         _compact(copy)  # completes it, or starts over
-        again = store_at(copy)
-        assert np.array_equal(again.datastore.keys, keys) and [one.id for one in again.pairs.values()] == list(pairs)
+        assert all(map(np.array_equal, keys_at(copy), after)) and list(store_at(copy).pairs) == list(pairs)
         assert {path.name for path in copy.glob("*")} == names
     shutil.rmtree(copy)
     return generations
+
+
+def keys_at(folder: Path) -> list[np.ndarray]:
+    """The keys of a datastore's tokens, and of its phrases where it has some."""
+    keys = [np.array(TokenDatastore(folder).keys)]
+    if Manifest.read(folder).phrase is not None:
+        keys.append(np.array(PhraseDatastore(folder).keys))
+    return keys
 
 
 def _compact(folder: Path) -> None:

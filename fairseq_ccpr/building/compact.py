@@ -1,9 +1,9 @@
 """Compacting: what was learnt moves into the datastore's own entries, and what was forgotten leaves every file.
 
-1. A new token part is written beside the old one, complete with its index, and a new journal that knows the pairs by their
-   text and by the place of their entries.
+1. A new token part is written beside the old one, complete with its index, and a new phrase part, where phrases were learnt
+   or forgotten; then a new journal that knows the pairs by their text and by the places of their entries.
 2. The manifest that names them replaces the old one: until then readers see all as it was, and from then on all as it is.
-3. The old part and the old journal are removed. The next run completes one that was killed, or starts over.
+3. The old parts and the old journal are removed. The next run completes one that was killed, or starts over.
 
 Letters: N entries, n of what was learnt, d width of keys.
 """
@@ -20,13 +20,17 @@ from shutil import copyfile, rmtree
 import numpy as np
 from tqdm import tqdm
 
+from fairseq_ccpr.building.compact_phrases import needs_compacting, write_phrases
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
 from fairseq_ccpr.building.domain_sample import sample_domain
-from fairseq_ccpr.building.part import TOKENS, FolderKeys, Part, open_keys
+from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Section, open_keys
 from fairseq_ccpr.common_options import cpu_option, quiet_option
 from fairseq_ccpr.datastore import learnt_records as records
 from fairseq_ccpr.datastore.learnt import LEARNT, LOCK, LearntStore, header_of, journal_path
-from fairseq_ccpr.datastore.manifest import TOKEN, Manifest, Source, TokenSection
+from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, Source, TokenSection
+from fairseq_ccpr.datastore.pair_phrases import identity_of_phrases
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import (
     DOMAIN,
     KEYS,
@@ -41,7 +45,7 @@ from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import DISK, IndexDescription
 from fairseq_ccpr.search.base import EXACT_UP_TO
-from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, Effort, plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
@@ -49,7 +53,7 @@ from fairseq_ccpr.storage.atomic import scratch_directory, sync_directory
 from fairseq_ccpr.storage.journal import create_journal
 
 BLOCK_ROWS = 1 << 16
-SCRATCH = "compacted"  # the name, less its ending, of the folder that the new part is written in
+SCRATCH = "compacted"  # the name, less its ending, of the folder that the new parts are written in
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,9 @@ class CompactSettings:
     """The options of `fairseq-ccpr compact`."""
 
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
-    index: str = option("", "as of fairseq-ccpr build tokens (of the kind there is)", metavar="exact|torch-ivf|FACTORY")
+    index: str = option(
+        "", "of tokens, as of fairseq-ccpr build tokens (of the kind there is)", metavar="exact|torch-ivf|FACTORY"
+    )
     index_parameters: str = option("", "search parameters (those there are)", metavar="P=V,...")
     cpu: bool = cpu_option()
     quiet: bool = quiet_option()
@@ -81,8 +87,8 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
     datastore = TokenDatastore(settings.datastore)
     with closing(LearntStore(datastore)) as store:
         store.lock()
-        remove_older(datastore.directory, datastore.section)
-        moved, removed = len(store.entries), store.forgotten
+        remove_others(datastore.directory, Manifest.read(datastore.directory))
+        moved, removed = len(store.entries.keys() | store.phrases.keys()), store.forgotten
         if moved or removed:
             with _told(datastore.directory):
                 _compact(datastore, store, settings)
@@ -103,31 +109,89 @@ def _told(directory: Path) -> Iterator[None]:
 
 
 def _compact(datastore: TokenDatastore, store: LearntStore, settings: CompactSettings) -> None:
-    directory, section = datastore.directory, datastore.section
-    check_space(directory, sum(file["bytes"] for file in section.files.values()) + store.path.stat().st_size)
+    directory, manifest = datastore.directory, Manifest.read(datastore.directory)
+    pairs = dict(store.pairs)
+    check_space(directory, _bytes_needed(manifest, store))
     with scratch_directory(directory / SCRATCH) as scratch:
-        part = Part(scratch, TOKENS, FolderKeys(not settings.quiet))
-        part.partial.mkdir()
-        with tqdm(desc="entries", total=section.size, unit_scale=True, disable=settings.quiet) as bar:
-            places = _write_arrays(datastore, store, part.partial, bar)
-        grown = _describe(datastore, store, places)
-        _write_others(datastore, grown, part.partial)
-        grown.index = _plan(section, grown, settings)
-        part.publish(grown)
-        generation = section.generation + 1
-        grown.ancestors = [*section.ancestors, datastore.keys_fingerprint]
-        grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
-        rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
-        (scratch / TOKEN).rename(directory / grown.folder)
-    pairs = [replace(pair, first_entry=places[pair.id]) for pair in store.pairs.values()]
-    create_journal(
-        journal_path(directory, generation), [header_of(grown, store.next_id), *(records.moved(one) for one in pairs)]
-    )
-    manifest = Manifest.read(directory)
-    manifest.token = grown
+        manifest.token = _compact_tokens(datastore, store, scratch, settings, pairs)
+        if needs_compacting(store):
+            manifest.phrase = _compact_phrases(PhraseDatastore(directory), store, scratch, settings, pairs)
+    _write_journal(directory, manifest, store, list(pairs.values()))
     manifest.write(directory)
     sync_directory(directory)
-    remove_older(directory, grown)
+    remove_others(directory, manifest)
+
+
+def _bytes_needed(manifest: Manifest, store: LearntStore) -> int:
+    sections = [manifest.token, manifest.phrase if needs_compacting(store) else None]
+    files = [file for section in sections if section is not None for file in section.files.values()]
+    return sum(file["bytes"] for file in files) + store.path.stat().st_size
+
+
+def _compact_tokens(
+    datastore: TokenDatastore,
+    store: LearntStore,
+    scratch: Path,
+    settings: CompactSettings,
+    pairs: dict[int, LearntPair],
+) -> TokenSection:
+    """Write the next generation of the token part, and tell pairs where their entries are in it."""
+    section = datastore.section
+    part: Part[TokenSection] = Part(scratch, TOKENS, FolderKeys(not settings.quiet))
+    part.partial.mkdir()
+    with tqdm(desc="entries", total=section.size, unit_scale=True, disable=settings.quiet) as bar:
+        places = _write_arrays(datastore, store, part.partial, bar)
+    grown = _describe(datastore, store, places)
+    _write_others(datastore, grown, part.partial)
+    grown.index = _plan(section, grown, settings, TOKEN_EFFORT, settings.index)
+    for number, pair in pairs.items():
+        pairs[number] = replace(pair, first_entry=places[number])
+    _complete(part, grown, datastore.directory, [*section.ancestors, datastore.keys_fingerprint])
+    return grown
+
+
+def _compact_phrases(
+    datastore: PhraseDatastore,
+    store: LearntStore,
+    scratch: Path,
+    settings: CompactSettings,
+    pairs: dict[int, LearntPair],
+) -> PhraseSection:
+    """Write the next generation of the phrase part, and tell pairs where their sentences are in it."""
+    section = datastore.section
+    part: Part[PhraseSection] = Part(scratch, PHRASES, FolderKeys(not settings.quiet))
+    part.partial.mkdir()
+    with tqdm(desc="phrases", total=section.size, unit_scale=True, disable=settings.quiet) as bar:
+        grown, places = write_phrases(datastore, store, part.partial, bar.update)
+    grown.index = _plan(section, grown, settings, PHRASE_EFFORT)
+    for number, place in places.items():
+        pairs[number] = replace(pairs[number], sentence=place)
+    _complete(part, grown, datastore.directory, [*section.ancestors, datastore.keys_fingerprint])
+    return grown
+
+
+def _complete(part: Part[Section], grown: Section, directory: Path, ancestors: list[str]) -> None:
+    """Index a part, and bring it to the folder of its generation.
+
+    Args:
+        ancestors: digests of the keys before.
+    """
+    grown.ancestors = []
+    part.publish(grown)
+    grown.ancestors = ancestors
+    grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
+    rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
+    part.final.rename(directory / grown.folder)
+
+
+def _write_journal(directory: Path, manifest: Manifest, store: LearntStore, pairs: list[LearntPair]) -> None:
+    """Write the journal of the next generation, which knows the pairs by the places of their entries."""
+    assert manifest.token is not None
+    first = [header_of(manifest.token, store.next_id)]
+    if any(pair.sentence is not None for pair in pairs):
+        first.append(records.phrases_of(identity_of_phrases(manifest.phrase)))
+    path = journal_path(directory, manifest.token.generation)
+    create_journal(path, [*first, *(records.moved(pair) for pair in pairs)])
 
 
 def _write_arrays(datastore: TokenDatastore, store: LearntStore, part: Path, bar: tqdm[object]) -> dict[int, int]:
@@ -192,8 +256,10 @@ def _write_others(datastore: TokenDatastore, section: TokenSection, part: Path) 
         section.domain = True
 
 
-def _plan(before: TokenSection, grown: TokenSection, settings: CompactSettings) -> IndexDescription:
-    """Choose the index: another one where it is asked for, else of the kind there is.
+def _plan(
+    before: Section, grown: Section, settings: CompactSettings, effort: Effort, asked: str = ""
+) -> IndexDescription:
+    """Choose the index: the one that is asked for, else of the kind there is.
 
     Where search is exact because any datastore of so few entries has it, the index is chosen again.
     """
@@ -201,19 +267,22 @@ def _plan(before: TokenSection, grown: TokenSection, settings: CompactSettings) 
     of_kind = f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or index.backend
     if before.size <= EXACT_UP_TO and not index.factory:
         of_kind = "auto"
-    parameters = settings.index_parameters or ("" if settings.index else index.parameters)
+    of_tokens = isinstance(before, TokenSection)
+    parameters = (settings.index_parameters if of_tokens else "") or ("" if asked else index.parameters)
     gpu = choose_device(settings.cpu).type == "cuda"
-    return plan_index(settings.index or of_kind, index.metric, parameters, grown.size, grown.dimension, gpu)
+    return plan_index(asked or of_kind, index.metric, parameters, grown.size, grown.dimension, gpu, effort)
 
 
-def remove_older(directory: Path, section: TokenSection) -> None:
-    """Remove parts and journals that what was learnt has moved out of."""
-    for path in directory.glob(f"{TOKEN}*"):
-        found = re.fullmatch(rf"{TOKEN}(?:-(\d+))?", path.name)
-        if found and int(found[1] or 0) < section.generation:
-            rmtree(path)
-    for generation in range(section.generation):
-        journal_path(directory, generation).unlink(missing_ok=True)
+def remove_others(directory: Path, manifest: Manifest) -> None:
+    """Remove parts and journals that what was learnt has moved out of, and those that a run left that was killed."""
+    for name, section in ((TOKEN, manifest.token), (PHRASE, manifest.phrase)):
+        for path in directory.glob(f"{name}*") if section is not None else ():
+            found = re.fullmatch(rf"{name}(?:-(\d+))?", path.name)
+            if section is not None and found and int(found[1] or 0) != section.generation:
+                rmtree(path)
+    for path in (directory / LEARNT).glob("*.journal"):
+        if manifest.token is not None and path != journal_path(directory, manifest.token.generation):
+            path.unlink()
 
 
 def remove_put_aside(folder: Path) -> None:

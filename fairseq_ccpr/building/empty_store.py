@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
 
 from fairseq_ccpr.building.part import TOKENS, FolderKeys, Part
-from fairseq_ccpr.datastore.manifest import TokenSection
+from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription
 from fairseq_ccpr.datastore.token import PROJECTION, SYMBOLS, TokenDatastore, array_shapes
 from fairseq_ccpr.datastore.tuned import write_tuned
@@ -20,7 +21,7 @@ from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.atomic import atomic_directory
-from fairseq_ccpr.storage.files import write_text
+from fairseq_ccpr.storage.files import MANIFEST, write_text
 
 # Of little that was learnt most neighbours are far, whatever the nearest is: it alone decides, and only if it is near.
 SETTINGS = {"k": 1, "lambda_": 1.0, "temperature": 0.05, "confidence": True, "lambda_max": 0.95, "min_similarity": 0.8}
@@ -43,10 +44,10 @@ class EmptyStore:
     languages: str | None = None
 
     def write(self, output: Path) -> TokenSection:
-        """Write the datastore, under its final name only when it is complete.
+        """Write the datastore, under its final name only when it is complete, or add its tokens to one of phrases alone.
 
         Raises:
-            ConfigurationError: `output` exists, or the model has no such layer.
+            ConfigurationError: `output` is there and has tokens, or the model has no such layer.
         """
         dimension = KeyCapture(self.model, self.key_layer).dimension
         section = TokenSection(
@@ -63,16 +64,24 @@ class EmptyStore:
             index=IndexDescription("exact", "ip"),
             projection=ProjectionDescription(dimension, 0, pca=False, normalize_before_pca=False),
         )
-        with atomic_directory(output) as folder:
-            part = Part(folder, TOKENS, FolderKeys(show=False))
-            part.partial.mkdir()
-            for name, (shape, dtype) in array_shapes(0, dimension).items():
-                save_array(part.partial / f"{name}.npy", np.empty(shape, dtype))
-            write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in self.symbols))
-            KeyProjection.scaling(dimension).save(part.partial / PROJECTION)
-            part.publish(section)
-            write_tuned({"token": TokenDatastore(folder)}, {"knn": SETTINGS}, "the settings of an empty datastore")
+        if (output / MANIFEST).exists() and Manifest.read(output).token is None:
+            self._fill(output, section)
+        else:
+            with atomic_directory(output) as folder:
+                self._fill(folder, section)
         return section
+
+    def _fill(self, folder: Path, section: TokenSection) -> None:
+        """Write the token part."""
+        part = Part(folder, TOKENS, FolderKeys(show=False))
+        rmtree(part.partial, ignore_errors=True)  # left by a run that was killed
+        part.partial.mkdir()
+        for name, (shape, dtype) in array_shapes(0, section.dimension).items():
+            save_array(part.partial / f"{name}.npy", np.empty(shape, dtype))
+        write_text(part.partial / SYMBOLS, "".join(f"{symbol}\n" for symbol in self.symbols))
+        KeyProjection.scaling(section.dimension).save(part.partial / PROJECTION)
+        part.publish(section)
+        write_tuned({"token": TokenDatastore(folder)}, {"knn": SETTINGS}, "the settings of an empty datastore")
 
 
 def one_model(models: list[Any]) -> Any:

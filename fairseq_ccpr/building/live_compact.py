@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_ccpr.building.compact import SCRATCH, remove_older, remove_put_aside
+from fairseq_ccpr.building.compact import SCRATCH, remove_others, remove_put_aside
 from fairseq_ccpr.datastore.learnt import LEARNT, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -127,5 +127,5 @@ class LiveCompaction:
         sync_directory(self.directory)
         datastore = TokenDatastore(self.directory)
         self.memory.go_on_beside(datastore, self.open_retriever(datastore))
-        remove_older(self.directory, section)
+        remove_others(self.directory, manifest)
         remove_put_aside(self.directory / LEARNT)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fairseq_ccpr.building.compact_phrases import needs_compacting
 from fairseq_ccpr.building.compatible import Opened, Store, check_alike, in_order, sources_of
 from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
@@ -16,7 +17,7 @@ from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Sectio
 from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.manifest import Manifest, Source
-from fairseq_ccpr.datastore.phrase import PHRASE, TOTALS, PhraseDatastore
+from fairseq_ccpr.datastore.phrase import TOTALS, PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
@@ -98,7 +99,7 @@ def _check_learnt(opened: list[Opened[TokenDatastore]]) -> None:
     """Refuse datastores beside which something was learnt or forgotten that is not in their own entries."""
     for one in opened:
         learnt = LearntStore(one.store)
-        if learnt.entries or learnt.gone:
+        if learnt.entries or learnt.gone or needs_compacting(learnt):
             raise ConfigurationError(
                 f"{len(learnt.pairs):,} pairs were learnt beside {one.directory}, and only a datastore's own entries are "
                 f"merged: fairseq-ccpr compact {one.directory} makes them its own"
@@ -117,7 +118,7 @@ def _open_phrases(name: str, directory: Path) -> Opened[PhraseDatastore]:
             f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "
             "again from all texts together"
         )
-    totals = json.loads((directory / PHRASE / TOTALS).read_text(encoding="utf-8"))
+    totals = json.loads((store.folder / TOTALS).read_text(encoding="utf-8"))
     return Opened(name, store, totals["too_long"])
 
 

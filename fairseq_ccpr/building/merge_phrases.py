@@ -61,7 +61,8 @@ def merge_phrases(
     shutil.rmtree(scratch)
     totals = {"phrases": size, "sentences": sentences, "too_long": sum(source.too_long for source in kept)}
     write_json(part / TOTALS, totals)
-    return replace(describe_corpora(ordered[0].store.section, kept), size=size, sentences=sentences)
+    section = describe_corpora(ordered[0].store.section, kept)
+    return replace(section, size=size, sentences=sentences, ancestors=[])
 
 
 def _members(ordered: list[Opened[PhraseDatastore]], kept: list[Source], scratch: Path) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.datastore import phrase, token
-from fairseq_ccpr.datastore.manifest import TOKEN, Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.token import KEYS
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import Index, build_index, open_index
@@ -42,7 +42,7 @@ class PartKind(Generic[Section]):
 
 
 TOKENS: PartKind[TokenSection] = PartKind(TOKEN, token.part_files, TOKEN_EFFORT, 0)
-PHRASES: PartKind[PhraseSection] = PartKind(phrase.PHRASE, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
+PHRASES: PartKind[PhraseSection] = PartKind(PHRASE, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
 
 
 class FolderKeys(Generic[Section]):

@@ -20,7 +20,8 @@ each of which counts from the next translation on.
   fairseq-ccpr build memory --path model.pt --output datastores/mine
 
 It remembers model, languages, dictionaries and subwords. Where there is text of the domain, build from that instead
-(fairseq-ccpr build tokens), and learn beside it.
+(fairseq-ccpr build tokens), and learn beside it. A datastore of phrases alone, which learns nothing without tokens, gets a
+token part that holds nothing.
 """
 
 
@@ -28,7 +29,7 @@ It remembers model, languages, dictionaries and subwords. Where there is text of
 class Options:
     """The command's own options."""
 
-    output: Path = option(help="the datastore: a folder that does not exist", metavar="DIR")
+    output: Path = option(help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR")
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS)
     data: Optional[Path] = option(
         None, "folder with the model's dictionaries (found beside the model)", metavar="DATA_BIN"

@@ -71,7 +71,7 @@ def plan(options: Options) -> int:
     for part, section in sections.items():
         if section is None:
             continue
-        folder = directory / (section.folder if isinstance(section, TokenSection) else part)
+        folder = directory / section.folder
         known = measure_speeds(folder / f"{KEYS}.npy", speeds)
         entries = options.size or section.size
         print(
@@ -145,7 +145,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
         )
     learnt = LearntStore(datastore)
     if learnt.pairs:
-        print(f"learnt         {len(learnt.pairs):,} pairs, in addition to them")
+        print(f"learnt         {len(learnt.pairs):,} pairs, in addition to them{_count_phrases(learnt)}")
     if _print_damage([learnt.damage] if learnt.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
@@ -153,6 +153,15 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
         print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
     print("health         good: checksums, numbers, tokens and index")
     return True
+
+
+def _count_phrases(learnt: LearntStore) -> str:
+    """Tell of how many pairs the phrases were learnt, where there is a phrase part."""
+    if learnt.phrase_section is None:
+        return ""
+    own = sum(pair.sentence is not None for pair in learnt.pairs.values())
+    count = sum(len(phrases.spans) for phrases in learnt.phrases.values())
+    return f", {own + len(learnt.phrases):,} of them with phrases ({count:,} not yet the phrase part's own)"
 
 
 def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:

@@ -9,13 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
+
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.common_options import cpu_option
+from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
+from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases, PhraseSegment
 from fairseq_ccpr.decoding.options import PhraseSearchSettings, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
@@ -62,10 +67,11 @@ def retrieve(options: Options, waiting: StoreSettings, read_phrases: ReadPhrases
     if options.max_words is not None:
         segmentation = replace(segmentation, max_words=options.max_words)
     retriever = PhraseRetriever(datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting)
-    print(f"retrieval signature: {retriever.signature()}", file=sys.stderr)
+    learnt = learnt_beside(datastore, device)
+    print(f"retrieval signature: {retriever.signature(learnt=learnt)}", file=sys.stderr)
     lines = read_standard_input()
     while sentences := list(islice(lines, BATCH)):
-        for sentence, queries in zip(sentences, retriever.retrieve(sentences), strict=True):
+        for sentence, queries in zip(sentences, retriever.retrieve(sentences, learnt), strict=True):
             if options.output_format == TABLE:
                 print(as_table(sentence, queries))
             elif options.output_format == JSONL:
@@ -89,6 +95,18 @@ def open_phrases(datastore: Path) -> tuple[PhraseDatastore, dict[str, Any]]:
     if Manifest.read(datastore).token is not None:
         parts = {"token": TokenDatastore(datastore), **parts}
     return phrases, read_tuned(parts).get(PhraseSearchSettings.PREFIX, {})
+
+
+def learnt_beside(phrases: PhraseDatastore, device: torch.device) -> LearntPhrases | None:
+    """Return the phrases that were learnt beside a datastore; None where none can be.
+
+    Raises:
+        DatastoreError: what was learnt belongs to something else.
+    """
+    directory = phrases.directory
+    if Manifest.read(directory).token is None or why_not_learnt(directory, phrases):
+        return None
+    return PhraseSegment(LearntStore(TokenDatastore(directory)), phrases, device).update()
 
 
 def _languages(options: Options) -> tuple[str, str]:

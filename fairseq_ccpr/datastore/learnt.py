@@ -2,7 +2,9 @@
 
 The datastore stays as it is. `learnt/N.journal` belongs to its generation N, and to its very keys, model, key layer and
 projection. Its first record says so; each other one is a pair that was learnt, one that was learnt again, one that was
-forgotten, or one that has moved into the datastore's own entries. Letters: n tokens of a pair, d width of keys.
+forgotten, or one that has moved into the datastore's own entries. Where the datastore has a phrase part, pairs have the
+phrases of their targets, too, and a record before them says which encoder, segmentation and set of phrases these belong to.
+Letters: n tokens of a pair, d width of keys.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +23,14 @@ import numpy as np
 from fairseq_ccpr.datastore import learnt_records as records
 from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
+from fairseq_ccpr.datastore.pair_phrases import PairPhrases, identity_of_phrases
 from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError, NotWritableError
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.journal import JournalReader, JournalWriter, WriterLock, create_journal
 
 LEARNT, LOCK = "learnt", "lock"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2 brought phrases
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 logger = logging.getLogger(__name__)
@@ -43,8 +47,11 @@ class LearntStore:
     Attributes:
         pairs: by id.
         entries: values int32 [n] and keys fp16 [n, d] of those pairs that have not moved into the datastore.
+        phrases: of those pairs whose phrases have not moved into the datastore.
+        phrase_section: the manifest's, of the phrase part in the same folder; None: there is none.
         forgotten: how many pairs were forgotten so far.
         gone: entries of the datastore itself that were forgotten: the first of each pair, and how many.
+        gone_sentences: of the phrase part that are there because they were learnt, and were forgotten.
         next_id: of the next pair.
         damage: what is wrong with the journal, a sentence; empty where nothing is.
 
@@ -56,8 +63,13 @@ class LearntStore:
         self.datastore = datastore
         self.pairs: dict[int, LearntPair] = {}
         self.entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.phrases: dict[int, PairPhrases] = {}
+        self.phrase_section = Manifest.read(datastore.directory).phrase
         self.forgotten, self.damage = 0, ""
         self.gone: list[tuple[int, int]] = []
+        self.gone_sentences: list[int] = []
+        self._has_phrases = False  # whether the journal says what its phrases belong to
+        self._pairs_of: Counter[int] = Counter()  # by sentence of the phrase part
         self._ids: dict[tuple[str, str], int] = {}
         self.next_id, self._begun = 1, False
         self._lock = threading.RLock()
@@ -79,7 +91,7 @@ class LearntStore:
         """Learn pairs, all or none; they are on disk when this returns.
 
         Returns:
-            Their ids. A pair that is there already keeps its id, and is counted.
+            Their ids. A pair that is there already keeps its id, and is counted; it has phrases from then on.
 
         Raises:
             DatastoreError: another process writes, or the journal cannot be written.
@@ -88,16 +100,25 @@ class LearntStore:
             writer = self._writer()
             ids, changes = [], []
             known, number = dict(self._ids), self.next_id
+            if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
+                changes.append(records.phrases_of(identity_of_phrases(self.phrase_section)))
             for pair in pairs:
-                if (found := known.get((pair.source, pair.target))) is not None:
-                    changes.append(records.again(found))
-                else:
+                if (found := known.get((pair.source, pair.target))) is None:
                     found = known[pair.source, pair.target] = number
                     changes.append(records.learnt(found, pair))
                     number += 1
+                elif pair.phrases is not None and self._lacks_phrases(found):
+                    changes.append(records.phrases(found, pair.phrases))
+                else:
+                    changes.append(records.again(found))
                 ids.append(found)
             self._append(writer, changes)
             return ids
+
+    def _lacks_phrases(self, number: int) -> bool:
+        """Tell whether a pair was learnt when there was no phrase part."""
+        pair = self.pairs.get(number)  # None: it is being learnt
+        return pair is not None and pair.sentence is None and number not in self.phrases
 
     def forget(self, ids: Iterable[int]) -> None:
         """Forget pairs, all or none; none of them is found any more when this returns.
@@ -200,9 +221,16 @@ class LearntStore:
             self._keep(change.pair)
             if change.values is not None and change.keys is not None:
                 self.entries[change.pair.id] = change.values, change.keys
-        elif isinstance(change, records.Again):
+            if change.phrases is not None:
+                self._keep_phrases(change.pair.id, change.phrases)
+        elif isinstance(change, records.PhrasesOf):
+            self._refuse_others(change.identity, identity_of_phrases(self.phrase_section))
+            self._has_phrases = True
+        elif isinstance(change, (records.Again, records.Phrases)):
             pair = self.pairs[change.id]
             self.pairs[change.id] = replace(pair, count=pair.count + 1)
+            if isinstance(change, records.Phrases):
+                self._keep_phrases(change.id, change.phrases)
         else:
             self._drop(self.pairs.pop(change.id))
 
@@ -210,13 +238,28 @@ class LearntStore:
         self.pairs[pair.id] = pair
         self._ids[pair.source, pair.target] = pair.id
         self.next_id = max(self.next_id, pair.id + 1)
+        if pair.sentence is not None:
+            self._pairs_of[pair.sentence] += 1
+
+    def _keep_phrases(self, number: int, phrases: PairPhrases) -> None:
+        section = self.phrase_section
+        if not self._has_phrases or section is None or phrases.keys.shape[1] != section.dimension:
+            raise DatastoreError(
+                f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, and learn again"
+            )
+        self.phrases[number] = phrases
 
     def _drop(self, pair: LearntPair) -> None:
         del self._ids[pair.source, pair.target]
         self.entries.pop(pair.id, None)
+        self.phrases.pop(pair.id, None)
         self.forgotten += 1
         if pair.first_entry is not None:
             self.gone.append((pair.first_entry, pair.tokens))
+        if pair.sentence is not None:
+            self._pairs_of[pair.sentence] -= 1
+            if pair.sentence != records.OWN_SENTENCE and not self._pairs_of[pair.sentence]:
+                self.gone_sentences.append(pair.sentence)
 
     def _check(self, header: records.Header) -> None:
         """Refuse a journal of another format, or one that belongs to something else."""
@@ -225,9 +268,12 @@ class LearntStore:
                 f"{self.path} has format version {header.version}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
                 "upgrade fairseq-ccpr"
             )
-        wanted = identity(self.datastore.section)
-        for name in wanted | header.identity:
-            there, here = header.identity.get(name), wanted.get(name)
+        self._refuse_others(header.identity, identity(self.datastore.section))
+
+    def _refuse_others(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        """Refuse what belongs to something else."""
+        for name in wanted | found:
+            there, here = found.get(name), wanted.get(name)
             if there != here:
                 raise DatastoreError(
                     f"{self.path} was learnt with another {name} than {self.datastore.directory} has ({_brief(there)}, here "
@@ -265,8 +311,9 @@ class LearntStore:
 
     def _refuse_changed(self) -> None:
         """Refuse to write beside a datastore that is another one now than when it was opened."""
-        section = Manifest.read(self.datastore.directory).token
-        if section is None or section.digest(f"{KEYS}.npy") != self.datastore.keys_fingerprint:
+        section, own = Manifest.read(self.datastore.directory).token, self.datastore
+        as_before = section is not None and section.generation == own.section.generation
+        if section is None or not as_before or section.digest(f"{KEYS}.npy") != own.keys_fingerprint:
             raise DatastoreError(
                 f"{self.datastore.directory} was compacted or built again since it was opened: open it again"
             )

@@ -14,10 +14,10 @@ from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_check
 from fairseq_ccpr.version import __version__
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
-# 7 token parts that what was learnt has moved into
-FORMAT_VERSION = 7
+# 7 token parts that what was learnt has moved into, 8 phrase parts likewise
+FORMAT_VERSION = 8
 CHECKSUM_SINCE = 5
-TOKEN = "token"  # the folder of a token part
+TOKEN, PHRASE = "token", "phrase"  # the folders of the parts
 
 
 @dataclass
@@ -63,12 +63,11 @@ class TokenSection:
     @property
     def folder(self) -> str:
         """The name of its folder: that of each generation is another, so that the manifest decides which one counts."""
-        return f"{TOKEN}-{self.generation}" if self.generation else TOKEN
+        return folder_of(TOKEN, self.generation)
 
     def digest(self, name: str) -> str | None:
         """Return the SHA-256 of one of its files, None where it has none of that name."""
-        file = self.files.get(f"{self.folder}/{name}")
-        return file["sha256"] if file is not None else None
+        return _digest(self.files, f"{self.folder}/{name}")
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:
@@ -102,6 +101,21 @@ class PhraseSection:
     shard: list[int] | None = None  # its number, of how many, and sentences of a chunk
     sources: list[Source] = field(default_factory=list)  # of several texts that were merged
     store: StoreAddress | None = None  # where the keys are, if in a database
+    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
+
+    @property
+    def generation(self) -> int:
+        """How often what was learnt has moved into it."""
+        return len(self.ancestors)
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder; see `TokenSection.folder`."""
+        return folder_of(PHRASE, self.generation)
+
+    def digest(self, name: str) -> str | None:
+        """Return the SHA-256 of one of its files, None where it has none of that name."""
+        return _digest(self.files, f"{self.folder}/{name}")
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:
@@ -178,6 +192,16 @@ class Manifest:
             raise _damaged(path, repr(error)) from None
         except ValueError as error:
             raise _damaged(path, error) from None
+
+
+def folder_of(part: str, generation: int) -> str:
+    """Name the folder of a generation of a part."""
+    return f"{part}-{generation}" if generation else part
+
+
+def _digest(files: dict[str, dict[str, Any]], path: str) -> str | None:
+    file = files.get(path)
+    return file["sha256"] if file is not None else None
 
 
 def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:

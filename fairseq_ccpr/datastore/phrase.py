@@ -23,7 +23,6 @@ from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.text_lines import TextLines
 
-PHRASE = "phrase"
 KEYS, SPANS, OFFSETS = "keys", "spans", "sentence-offsets"
 SENTENCES = "sentences.txt"  # UTF-8, one a line
 TOTALS = "totals.json"  # what was counted when it was built
@@ -58,7 +57,7 @@ class PhraseDatastore:
             )
         self.section: PhraseSection = section
         check_sizes(self.directory, section.files)
-        folder = self.directory / PHRASE
+        self.folder = folder = self.directory / section.folder
         shape = (section.size, section.dimension)
         self.keys = open_array(folder / f"{KEYS}.npy", shape, "float16") if section.store is None else None
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
@@ -67,13 +66,14 @@ class PhraseDatastore:
     @property
     def keys_fingerprint(self) -> str:
         """Digest of the keys' file, or of what it would be where a database has them."""
-        section = self.section
-        return section.fingerprints[KEYS] if self.keys is None else section.files[f"{PHRASE}/{KEYS}.npy"]["sha256"]
+        digest = self.section.fingerprints[KEYS] if self.keys is None else self.section.digest(f"{KEYS}.npy")
+        assert digest is not None
+        return digest
 
     @property
     def keys_fingerprints(self) -> list[str]:
-        """The same in a list, as token datastores have it, whose keys may grow."""
-        return [self.keys_fingerprint]
+        """The same, and those of its keys before what was learnt moved into them."""
+        return [self.keys_fingerprint, *self.section.ancestors]
 
     def sentence(self, number: int) -> str:
         """Return a sentence as it stood in the text."""
@@ -97,14 +97,14 @@ class PhraseDatastore:
         """
         keys = self.keys if self.keys is not None else self.section.remote_keys(timeout)
         rebuild = f"`fairseq-ccpr build phrases TEXT --encoder ENCODER --output {self.directory} --index auto --cpu`"
-        return open_for_device(self.section.index, keys, self.directory / PHRASE, device, rebuild)
+        return open_for_device(self.section.index, keys, self.folder, device, rebuild)
 
     def open_sources(self) -> np.ndarray:
         """Map which of n texts have each sentence, bool [S, n], in the order of `section.sources`; n is 1 without them."""
         if not self.section.sources:
             return np.broadcast_to(np.True_, (self.section.sentences, 1))
         shape = (self.section.sentences, len(self.section.sources))
-        return open_array(self.directory / PHRASE / f"{SOURCES}.npy", shape, "bool")
+        return open_array(self.folder / f"{SOURCES}.npy", shape, "bool")
 
     def sample(self, size: int) -> PhraseDatastore:
         """Return this datastore reduced to `size` entries, always the same ones, searched exactly.
@@ -192,8 +192,8 @@ def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
     Args:
         section: of the manifest.
     """
-    parts = {f"{PHRASE}/{KEYS}.npy": KEYS, f"{PHRASE}/{SPANS}.npy": SPANS}
-    parts |= {f"{PHRASE}/{name}": "index" for name in section.index.files}
+    parts = {f"{section.folder}/{KEYS}.npy": KEYS, f"{section.folder}/{SPANS}.npy": SPANS}
+    parts |= {f"{section.folder}/{name}": "index" for name in section.index.files}
     totals: dict[str, float] = {}
     for name, file in section.files.items():
         part = parts.get(name, "sentences")

@@ -120,8 +120,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def now(self) -> RetrievalEnsemble:
         """Return the same with its memories as they are now: what is learnt later does not change it."""
-        tokens = self.tokens.now() if self.tokens is not None else None
-        return self.with_memories(tokens, self.phrases, self.trust)
+        return self.with_memories(*self._memories_now(), self.trust)
+
+    def _memories_now(self) -> tuple[TokenMemory | None, PhraseMemory | None]:
+        """Return the memories as they are at one moment, so that both know the same pairs."""
+        if self.tokens is None or self.tokens.learnt is None:
+            return self.tokens, self.phrases
+        entries = self.tokens.learnt.entries
+        return self.tokens.now(entries), self.phrases.now(entries) if self.phrases is not None else None
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
         """Encode the sources, and retrieve the phrases of their sentences.
@@ -131,7 +137,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         sources = net_input["src_tokens"]
         if self.phrases is not None or self.glossary is not None:
             sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
-        memories: tuple[Memory | None, ...] = self.tokens, self.phrases
+        memories: tuple[Memory | None, ...] = self._memories_now()
         started = [memory.start(sources) if memory is not None else None for memory in memories]
         terms = self.glossary.start(sources) if self.glossary is not None else None
         outputs = super().forward_encoder(net_input)
@@ -226,14 +232,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         log_probs, queries, attention = self.force_decode_models(sample, temperature)
         real = self.real_tokens(sample["target"])
         of_real = log_probs[real]
-        forced = Forced(real, log_probs, attention)
-        if self.tokens is not None:
-            forced.neighbours, course = self.tokens.force_search(queries[real], self.tokens.settings.k, of_real, real)
-            _, retrieved = self.tokens.weighed(forced.neighbours)
+        forced, (tokens, phrases) = Forced(real, log_probs, attention), self._memories_now()
+        if tokens is not None:
+            forced.neighbours, course = tokens.force_search(queries[real], tokens.settings.k, of_real, real)
+            _, retrieved = tokens.weighed(forced.neighbours)
             model = DistributionView(of_real, forced.neighbours.values)
-            forced.token_vote = self.tokens.vote(forced.neighbours, retrieved, model, course)
-        if self.phrases is not None:
-            forced.phrases = self.phrases.start(sample["net_input"]["src_tokens"])()
+            forced.token_vote = tokens.vote(forced.neighbours, retrieved, model, course)
+        if phrases is not None:
+            forced.phrases = phrases.start(sample["net_input"]["src_tokens"])()
             forced.proposals = self.force_proposals(forced.phrases, sample, log_probs)
             forced.phrase_vote = forced.phrases.weigh(
                 *forced.proposals, DistributionView(of_real, forced.proposals[0].values)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Proposals
@@ -95,8 +96,8 @@ class GlossaryCandidates(PhraseCandidates):
         self.checked = True  # a sentence without a term is nothing to warn of
         self._ids: dict[str, list[int]] = {}
 
-    def start(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
-        """Find the terms of sentences, int64 [B, S]."""
+    def start(self, src_tokens: Tensor, learnt: LearntPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
+        """Find the terms of sentences, int64 [B, S]; terms are not learnt."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
 

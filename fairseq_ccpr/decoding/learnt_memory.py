@@ -19,7 +19,9 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases, PhraseSegment
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.growing_lists import GrowingLists, can_grow
 from fairseq_ccpr.search.segment import Segment
@@ -47,6 +49,7 @@ class LearntEntries:
         first: the first entry that was learnt, whether it has moved into the datastore or not; no entry from it on was not.
         rows: int64, the first row of each of `pairs`.
         retriever: of the datastore that they stand beside, where it was compacted since the system was loaded.
+        phrases: of the same pairs, where a phrase memory learns.
     """
 
     index: Segment
@@ -57,6 +60,7 @@ class LearntEntries:
     first: int
     rows: np.ndarray
     retriever: LearningRetriever | None = None
+    phrases: LearntPhrases | None = None
 
     @property
     def entries(self) -> LearntEntries:
@@ -93,13 +97,15 @@ class LearntMemory:
     Args:
         datastore: an opened token datastore.
         device: the model's.
+        phrases: the phrase part in the same folder, where it learns.
 
     Raises:
         DatastoreError: the journal belongs to something else, or is damaged from its beginning on.
     """
 
-    def __init__(self, datastore: TokenDatastore, device: torch.device) -> None:
+    def __init__(self, datastore: TokenDatastore, device: torch.device, phrases: PhraseDatastore | None = None) -> None:
         self.store = LearntStore(datastore)
+        self._phrases = PhraseSegment(self.store, phrases, device) if phrases is not None else None
         self.device = device
         self._metric = datastore.section.index.metric
         self._lock = threading.Lock()
@@ -185,7 +191,8 @@ class LearntMemory:
         first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=own)
         rows = np.array([self._rows[pair.id][0] for pair in there], np.int64)
         values = self._values[: self._size]
-        return LearntEntries(index, values, there, moved, gone, first, rows, self._retriever)
+        phrases = self._phrases.update() if self._phrases is not None else None
+        return LearntEntries(index, values, there, moved, gone, first, rows, self._retriever, phrases)
 
     def _drop(self, lost: list[int]) -> None:
         """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""

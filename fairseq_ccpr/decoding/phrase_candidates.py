@@ -7,17 +7,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+
+
+class PlacedPhrases(Protocol):
+    """Phrases with their places in sentences: a datastore's, or those that were learnt beside it."""
+
+    @property
+    def spans(self) -> np.ndarray:
+        """int32 [N, 3]: sentence, start and end in characters."""
+        ...
+
+    def sentence(self, number: int) -> str:
+        """Return the sentence that a span names."""
+        ...
 
 
 class TokenIds(NamedTuple):
@@ -36,13 +49,13 @@ class TokenisationCache:
     with the entries that were looked up, some 120 bytes each. Threads may share it.
 
     Args:
-        datastore: whose entries they are.
+        phrases: whose entries they are.
         subwords: of the translation model.
         reach: subwords that are kept of what follows a phrase in its sentence.
     """
 
-    def __init__(self, datastore: PhraseDatastore, subwords: DecoderSubwords, reach: int) -> None:
-        self.datastore, self.subwords, self.reach = datastore, subwords, reach
+    def __init__(self, phrases: PlacedPhrases, subwords: DecoderSubwords, reach: int) -> None:
+        self.phrases, self.subwords, self.reach = phrases, subwords, reach
         self._lock = Lock()
         self._entries = np.empty(0, np.int64)  # those known, in order
         self._rows = np.empty(0, np.int64)  # of each, in the arrays below
@@ -80,8 +93,8 @@ class TokenisationCache:
     def _add(self, entries: np.ndarray) -> None:
         """Tokenise entries that are not known, int64 [n] in order."""
         first = len(self._hashes)
-        for number, start, end in self.datastore.spans[entries].tolist():
-            pieces = self.subwords.split(self.datastore.sentence(number))
+        for number, start, end in self.phrases.spans[entries].tolist():
+            pieces = self.subwords.split(self.phrases.sentence(number))
             ids = self.subwords.slice(pieces, start, end) or []
             tokens = tuple(ids) if len(ids) <= MAX_SUBWORDS else ()
             self._hashes.append(hash(tokens) if tokens else 0)
@@ -93,6 +106,18 @@ class TokenisationCache:
         known, rows = np.concatenate([self._entries, entries]), np.arange(first, len(self._hashes))
         order = known.argsort(kind="stable")
         self._entries, self._rows = known[order], np.concatenate([self._rows, rows])[order]
+
+
+def merged(first: np.ndarray, one: TokenIds, two: TokenIds) -> TokenIds:
+    """Merge two lists of phrases: bool [R] says which of them are of the first list; each stays in its order."""
+    width = max(one.tokens.shape[1], two.tokens.shape[1])
+    tokens = np.full((len(first), width), NO_TOKEN, np.int32)
+    others = [np.empty(len(first), np.int64) for _ in TokenIds._fields[1:]]
+    for rows, part in ((first, one), (~first, two)):
+        tokens[rows, : part.tokens.shape[1]] = part.tokens
+        for column, numbers in zip(others, part[1:]):
+            column[rows] = numbers
+    return TokenIds(tokens, *others)
 
 
 class Candidates(NamedTuple):
@@ -142,6 +167,9 @@ class PhraseCandidates:
         self.retriever, self.make_subwords, self.source_dictionary = retriever, make_subwords, source_dictionary
         self.reach = reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
+        self._of_learnt: tuple[LearntPhrases, TokenisationCache] | None = (
+            None  # of what was learnt when it last changed
+        )
 
     @cached_property
     def subwords(self) -> DecoderSubwords:
@@ -149,24 +177,43 @@ class PhraseCandidates:
         return self.make_subwords()
 
     @cached_property
-    def _tokenise(self) -> TokenisationCache:
+    def _tokenise_own(self) -> TokenisationCache:
         return TokenisationCache(self.retriever.datastore, self.subwords, self.reach)
 
-    def start(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
+    def _tokenise_learnt(self, learnt: LearntPhrases) -> TokenisationCache:
+        """Return a cache that ends with what it is of, whose entries have other numbers when something was forgotten."""
+        known = self._of_learnt
+        if known is None or known[0] is not learnt:
+            known = self._of_learnt = learnt, TokenisationCache(learnt, self.subwords, self.reach)
+        return known[1]
+
+    def _tokenise(self, entries: np.ndarray, learnt: LearntPhrases | None) -> TokenIds:
+        """Look up the phrases of entries, int64 [R], the datastore's own or learnt."""
+        if learnt is None or (own := learnt.own(entries)).all():
+            return self._tokenise_own(entries)
+        rows = entries[~own] - learnt.datastore.section.size
+        return merged(own, self._tokenise_own(entries[own]), self._tokenise_learnt(learnt)(rows))
+
+    def start(self, src_tokens: Tensor, learnt: LearntPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
+
+        Args:
+            learnt: what was learnt beside the datastore, which is searched together with it.
 
         Raises:
             ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
                 made of the dictionary's.
         """
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
-        answer = self.retriever.start(texts)
-        return lambda: self._of_sentences(texts, answer())
+        answer = self.retriever.start(texts, learnt)
+        return lambda: self._of_sentences(texts, answer(), learnt)
 
-    def _of_sentences(self, texts: list[str], retrieved: RetrievedEntries) -> list[SentencePhrases]:
-        read = cache(lambda: self.retriever.read(texts, retrieved))
+    def _of_sentences(
+        self, texts: list[str], retrieved: RetrievedEntries, learnt: LearntPhrases | None
+    ) -> list[SentencePhrases]:
+        read = cache(lambda: self.retriever.read(texts, retrieved, learnt))
         first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
-        candidates = self._candidates(retrieved)
+        candidates = self._candidates(retrieved, learnt)
         bounds = np.searchsorted(candidates.queries, first)
         found = []
         for number in range(len(texts)):
@@ -174,10 +221,10 @@ class PhraseCandidates:
             found.append(SentencePhrases(own._replace(queries=own.queries - first[number]), read, number))
         return found
 
-    def _candidates(self, retrieved: RetrievedEntries) -> Candidates:
+    def _candidates(self, retrieved: RetrievedEntries, learnt: LearntPhrases | None) -> Candidates:
         """Make the candidates of all sentences, by query, of all P, and then by rank."""
         mask = retrieved.entries >= 0
-        ids = self._tokenise(retrieved.entries[mask])
+        ids = self._tokenise(retrieved.entries[mask], learnt)
         hashes = np.zeros(mask.shape, np.int64)
         hashes[mask] = ids.hashes
         unique = unique_mask(hashes, hashes != 0)
@@ -230,9 +277,9 @@ class RememberedCandidates(PhraseCandidates):
         super().__init__(given.retriever, lambda: given.subwords, given.source_dictionary, given.reach)
         self._known: dict[bytes, list[SentencePhrases]] = {}
 
-    def start(self, src_tokens: Tensor) -> Callable[[], list[SentencePhrases]]:
-        """Retrieve for sentences, int64 [B, S], or return what an earlier call has retrieved for them."""
+    def start(self, src_tokens: Tensor, learnt: LearntPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
+        """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""
         key = src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
-            self._known[key] = super().start(src_tokens)()
+            self._known[key] = super().start(src_tokens, learnt)()
         return lambda: self._known[key]

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
@@ -38,6 +40,7 @@ class PhraseMemory:
         votes: how much each counts.
         device: of the translation model.
         trusted: whether learned trust decides over the weight, which then wants evidence.
+        learnt: what is learnt beside the datastore, by now or up to a moment; None: nothing is.
     """
 
     candidates: PhraseCandidates
@@ -45,14 +48,30 @@ class PhraseMemory:
     votes: PhraseVotes
     device: torch.device
     trusted: bool = False
+    learnt: LearntMemory | LearntEntries | None = None
+
+    def now(self, entries: LearntEntries | None = None) -> PhraseMemory:
+        """Return the memory as it is now: what is learnt or forgotten later does not change it.
+
+        Args:
+            entries: what counts now, where another memory has looked before; both are then of the same moment.
+        """
+        return self if self.learnt is None else replace(self, learnt=entries or self.learnt.entries)
+
+    @property
+    def _learnt(self) -> LearntPhrases | None:
+        """The phrases of what was learnt up to now; None where nothing was."""
+        phrases = self.learnt.entries.phrases if self.learnt is not None else None
+        return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
     @phase(FINDING, whole=True)
     def start(self, sources: Tensor) -> Callable[[], PhraseBatch]:
         """Start retrieval for the sentences of a batch, int64 [B, S]; returns a function that waits for the result.
 
-        A remote index searches meanwhile; a local one works when it is waited for, while a GPU encodes.
+        A remote index searches meanwhile; a local one works when it is waited for, while a GPU encodes. What is learnt
+        meanwhile counts for the next batch.
         """
-        begin = partial(self.candidates.start, sources)
+        begin = partial(self.candidates.start, sources, self._learnt)
         wait = begin() if self.candidates.retriever.index.remote else lambda: begin()()
         return lambda: self._batch(wait)
 
@@ -65,8 +84,8 @@ class PhraseMemory:
         return PhraseBatch.of(phrases, table.to(self.device), self)
 
     def remembering(self) -> PhraseMemory:
-        """Return a memory that never retrieves twice for the same batch."""
-        return replace(self, candidates=RememberedCandidates(self.candidates))
+        """Return the memory as it is now, which never retrieves twice for the same batch."""
+        return replace(self.now(), candidates=RememberedCandidates(self.candidates))
 
     def on(self, device: torch.device) -> PhraseMemory:
         """Return a memory that weighs what lies on another device."""
@@ -75,7 +94,7 @@ class PhraseMemory:
     def signature(self) -> str:
         """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
         counting = {**signed(self.settings), "votes": self.votes.digest()}
-        return self.candidates.retriever.signature(counting)
+        return self.candidates.retriever.signature(counting, self._learnt)
 
 
 @dataclass

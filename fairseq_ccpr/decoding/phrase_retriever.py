@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.options import SKIP, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 
 class RetrievedPhrase(NamedTuple):
-    """An entry of the phrase datastore."""
+    """An entry of the phrase datastore, or a phrase that was learnt, whose entries are numbered after those."""
 
     entry: int
     string: str
@@ -40,6 +41,7 @@ class RetrievedPhrase(NamedTuple):
     start: int  # of the string in the sentence, in characters
     end: int
     score: float
+    learnt: int = 0  # the id of the pair that it was learnt from; 0: the datastore was built with it
 
 
 @dataclass(frozen=True)
@@ -110,20 +112,27 @@ class PhraseRetriever:
         self._not_before = 0.0  # seconds of the clock, before which an index that did not answer is not queried
         self._answer_or_skip(self.index.check, 0)
 
-    def retrieve(self, sentences: list[str]) -> list[list[QueryPhrase]]:
-        """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
-        return self.read(sentences, self.start(sentences)())
+    def retrieve(self, sentences: list[str], learnt: LearntPhrases | None = None) -> list[list[QueryPhrase]]:
+        """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too.
 
-    def start(self, sentences: list[str]) -> Callable[[], RetrievedEntries]:
+        Args:
+            learnt: what was learnt beside the datastore, which is searched together with it.
+        """
+        return self.read(sentences, self.start(sentences, learnt)(), learnt)
+
+    def start(self, sentences: list[str], learnt: LearntPhrases | None = None) -> Callable[[], RetrievedEntries]:
         """Start retrieval; returns a function that waits for the result.
 
         An index in another process searches in the meantime; one of this process searches when the result is wanted.
+
+        Args:
+            learnt: see `retrieve`.
         """
         found = self.finder.find(sentences)
         self.too_long += found.too_long
         if not len(found.spans):
             return self._nothing
-        search = partial(self._nearest, found.vectors.to(self.device))
+        search = partial(self._nearest, found.vectors.to(self.device), learnt)
         answer = self._asking.submit(search).result if self._asking and self._is_open() else search
         return lambda: self._take(sentences, found, answer)
 
@@ -141,14 +150,15 @@ class PhraseRetriever:
         nearest = np.empty((0, self.k), np.int64), np.empty((0, self.k))
         return RetrievedEntries(np.empty((0, 3), np.int32), np.empty(0, np.float32), *nearest)
 
-    def read(self, sentences: list[str], retrieved: RetrievedEntries) -> list[list[QueryPhrase]]:
-        """Look up the strings and sentences of what was retrieved."""
-        read_sentence = cache(self.datastore.sentence)
+    def read(
+        self, sentences: list[str], retrieved: RetrievedEntries, learnt: LearntPhrases | None = None
+    ) -> list[list[QueryPhrase]]:
+        """Look up the strings and sentences of what was retrieved, together with what was learnt if that is given."""
+        look_up = cache(self.datastore.phrase if learnt is None else learnt.phrase)
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
-            number, start, end = self.datastore.spans[entry].tolist()
-            sentence = read_sentence(number)
-            return RetrievedPhrase(entry, sentence[start:end], sentence, start, end, score)
+            pair = learnt.pair(entry) if learnt is not None else None
+            return RetrievedPhrase(entry, *look_up(entry), score, pair.id if pair is not None else 0)
 
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         columns = (part.tolist() for part in retrieved)
@@ -200,16 +210,20 @@ class PhraseRetriever:
                 "more; lower --phrase-min-similarity"
             )
 
-    def _nearest(self, vectors: Tensor) -> NearestEntries:
+    def _nearest(self, vectors: Tensor, learnt: LearntPhrases | None) -> NearestEntries:
         """Find the entries with the k nearest strings of each vector, fp32 [Q, o] on the device."""
-        return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
+        if learnt is None or learnt.empty:
+            return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
+        index = learnt.joined(self.index)
+        return nearest_distinct(index, learnt.string_hashes, vectors, self.k, self.min_similarity, learnt.gone)
 
-    def signature(self, settings: Mapping[str, object] | None = None) -> str:
+    def signature(self, settings: Mapping[str, object] | None = None, learnt: LearntPhrases | None = None) -> str:
         """Name all that decides what is retrieved, in one line to be printed with results.
 
         Args:
             settings: what counts beside datastore, encoder and segmentation, by name; k and s0 of this retriever if not
                 given.
+            learnt: see `retrieve`.
         """
         datastore, section = self.datastore, self.datastore.section
         return signature(
@@ -219,6 +233,7 @@ class PhraseRetriever:
                 "encoder": short(section.fingerprints["encoder"]),
                 "index": EXACT if self.index.stands_in else section.index,
                 "query": self.finder.description,
+                **({} if learnt is None or learnt.empty else {"learnt": learnt}),
                 **({"k": self.k, "s0": self.min_similarity} if settings is None else settings),
             }
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor
 
 from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
@@ -210,6 +211,8 @@ class RetrievalTask(FairseqTask):
         if self.token_datastore is None and self.phrase_datastore is None and self.glossary is None:
             raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
         tokens, phrases = self._token_memory(models), self._phrase_memory(models)
+        if tokens is not None and phrases is not None and self._learning_phrases is not None:
+            phrases = replace(phrases, learnt=tokens.learnt)
         trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
         dictionary = self.target_dictionary
         ensemble = RetrievalEnsemble(models, tokens, phrases, dictionary.pad(), self.mixture_settings, trust)
@@ -231,7 +234,7 @@ class RetrievalTask(FairseqTask):
         capture = KeyCapture(member, datastore.section.key_layer)
         device = next(member.parameters()).device
         retriever = self.retriever_class(datastore, device)
-        learnt = LearntMemory(datastore, device)
+        learnt = LearntMemory(datastore, device, self._learning_phrases)
         if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
@@ -243,6 +246,14 @@ class RetrievalTask(FairseqTask):
             capture, retriever, self.token_settings, self.target_dictionary.unk(), self.token_weight,
             domain.to(device) if domain is not None else None, learnt=learnt,
         )  # fmt: skip
+
+    @property
+    def _learning_phrases(self) -> PhraseDatastore | None:
+        """The phrase part that learns what the token part does."""
+        tokens, phrases = self.token_datastore, self.phrase_datastore
+        if tokens is None or phrases is None or why_not_learnt(tokens.directory, phrases):
+            return None
+        return phrases
 
     def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
         datastore = self.phrase_datastore

@@ -121,11 +121,15 @@ class TokenMemory:
     skip: float = 1.0
     learnt: LearntMemory | LearntEntries | None = None
 
-    def now(self) -> TokenMemory:
-        """Return the memory as it is now: what is learnt or forgotten later does not change it."""
+    def now(self, entries: LearntEntries | None = None) -> TokenMemory:
+        """Return the memory as it is now: what is learnt or forgotten later does not change it.
+
+        Args:
+            entries: what counts now, where that was looked at before.
+        """
         if self.learnt is None:
             return self
-        entries = self.learnt.entries
+        entries = entries or self.learnt.entries
         return replace(self, learnt=entries, retriever=entries.retriever or self.retriever)
 
     @property

@@ -1,10 +1,16 @@
-"""Learning sentence pairs beside a datastore: their keys come from one forced decoding, as those of the datastore did."""
+"""Learning sentence pairs beside a datastore: their keys come from one forced decoding, as those of the datastore did.
+
+Where it has phrases, those of the targets are found as they were in its text.
+"""
 
 from __future__ import annotations
 
 import copy
+import logging
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,19 +19,23 @@ from fairseq.data import encoders
 from torch import Tensor
 
 from fairseq_ccpr.datastore.learnt_records import NewPair
+from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.learning_phrases import PhraseLearner
 from fairseq_ccpr.inference.sentences import batches_of, encode, encode_with
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 
+logger = logging.getLogger(__name__)
+
 
 class Learner:
-    """Learns pairs beside the token datastore of a system.
+    """Learns pairs beside the token datastore of a system, and its phrases, where those are in the same folder.
 
     Raises:
         ConfigurationError: there is no token datastore, or its retriever cannot search what is learnt.
@@ -56,7 +66,7 @@ class Learner:
             DatastoreError: another process writes, or the journal cannot be written; nothing was learnt then.
         """
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
-        new = [one for one in made if isinstance(one, NewPair)]
+        new = self._with_phrases([one for one in made if isinstance(one, NewPair)])
         ids = iter(self.memory.learn(new) if new else [])
         return [next(ids) if isinstance(one, NewPair) else one for one in made]
 
@@ -92,6 +102,24 @@ class Learner:
                     made[place] = "the model computes numbers that a key cannot hold"
         return made
 
+    def _with_phrases(self, pairs: list[NewPair]) -> list[NewPair]:
+        """Find the phrases of the targets, where the datastore has a phrase part that learns."""
+        if self._phrases is None or not pairs:
+            return pairs
+        found = self._phrases.phrases_of([pair.target for pair in pairs])
+        return [replace(pair, phrases=phrases) for pair, phrases in zip(pairs, found)]
+
+    @cached_property
+    def _phrases(self) -> PhraseLearner | None:
+        memory = self.ensemble.phrases
+        if memory is None:
+            return None
+        retriever = memory.candidates.retriever
+        if why_not := why_not_learnt(self.memory.store.datastore.directory, retriever.datastore):
+            logger.warning("the phrases of what is learnt do not count: %s", why_not)
+            return None
+        return PhraseLearner(retriever.datastore, retriever.finder.encoder)
+
     def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
         """Say why the model cannot decode a pair; nothing where it can."""
         assert source is not None and target is not None
@@ -117,7 +145,13 @@ def learnt_memory(system: System) -> LearntMemory:
     Raises:
         ConfigurationError: there is no token datastore.
     """
-    tokens = system.ensemble.tokens if system.ensemble is not None else None
+    ensemble = system.ensemble
+    tokens = ensemble.tokens if ensemble is not None else None
+    if tokens is None and ensemble is not None and ensemble.phrases is not None:
+        raise ConfigurationError(
+            f"{ensemble.phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
+            "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
+        )
     if tokens is None or not isinstance(tokens.learnt, LearntMemory):
         raise ConfigurationError(
             "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"

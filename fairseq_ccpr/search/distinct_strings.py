@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from fairseq_ccpr.device import to_host
-from fairseq_ccpr.search import Index
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH
+
+NONE_GONE = np.empty(0, np.int64)
+
+
+class Searched(Protocol):
+    """What can be searched ever deeper: an `Index`, or several as one."""
+
+    @property
+    def deepest(self) -> int:
+        """The k beyond which a search gives no more."""
+        ...
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k nearest keys of each query; see `Index.search`."""
+        ...
 
 
 class NearestEntries(NamedTuple):
@@ -21,7 +35,12 @@ class NearestEntries(NamedTuple):
 
 
 def nearest_distinct(
-    index: Index, strings: Callable[[np.ndarray], np.ndarray], vectors: Tensor, k: int, min_similarity: float
+    index: Searched,
+    strings: Callable[[np.ndarray], np.ndarray],
+    vectors: Tensor,
+    k: int,
+    min_similarity: float,
+    gone: np.ndarray = NONE_GONE,
 ) -> NearestEntries:
     """Find the k nearest strings, each by its best entry, the first of several that score the same.
 
@@ -35,6 +54,7 @@ def nearest_distinct(
         strings: a number for the string of each of n entries, int64 [n] -> uint64 [n].
         vectors: fp32 [Q, o], on the index's device.
         k: strings wanted; there are fewer where no more score `min_similarity`, or none are left.
+        gone: int64 [m], entries that are as if they were not there.
     """
     best = NearestEntries(np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf))
     rows, depth = np.arange(len(vectors)), PHRASE_DEPTH
@@ -42,6 +62,7 @@ def nearest_distinct(
         scores, entries = _by_score(*index.search(vectors[rows], min(depth, index.deepest)))  # [R, depth]
         last = scores[:, -1] if depth < index.deepest else np.full(len(rows), -np.inf)
         taken = (scores > last[:, None]) & (scores >= min_similarity)
+        taken &= ~np.isin(entries, gone)
         entries = np.concatenate([best.entries[rows], np.where(taken, entries, -1)], axis=1)
         scores = np.concatenate([best.scores[rows], scores], axis=1)
         numbers = np.zeros(entries.shape, np.uint64)

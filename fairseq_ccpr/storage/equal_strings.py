@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.storage.arrays import GrowingArray
-from fairseq_ccpr.storage.text_lines import TextLines
+from fairseq_ccpr.storage.text_lines import LinesInMemory, TextLines
 
 BUCKETS = 256
 BLOCK = 1 << 16  # strings at a time, to be digested
@@ -67,7 +67,7 @@ def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
     return firsts
 
 
-def hash_strings(spans: np.ndarray, lines: TextLines) -> np.ndarray:
+def hash_strings(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndarray:
     """Hash strings that stand in lines of text: sum_i c_i b^i modulo 2^64 over their characters c_0, c_1, ...
 
     Unlike digests these need no Python loop over the strings: those of a block come from one running sum over the characters
@@ -83,7 +83,7 @@ def hash_strings(spans: np.ndarray, lines: TextLines) -> np.ndarray:
     return np.concatenate([np.empty(0, np.uint64), *blocks])
 
 
-def _hash_block(spans: np.ndarray, lines: TextLines) -> np.ndarray:
+def _hash_block(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndarray:
     numbers, line_of = np.unique(spans[:, 0], return_inverse=True)
     characters, begins = lines.characters(numbers)
     powers, inverses = (_powers(base, len(characters).bit_length()) for base in (BASE, INVERSE))

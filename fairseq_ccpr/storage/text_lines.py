@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,19 @@ class TextLines:
         bytes_read = np.frombuffer(self._bytes, np.uint8)[np.repeat(first - begins, lengths) + np.arange(lengths.sum())]
         so_far = np.cumsum((bytes_read & 0xC0) != 0x80)  # the first bytes of characters
         return np.frombuffer(bytes_read.tobytes().decode("utf-8").encode("utf-32-le"), np.uint32), so_far[begins] - 1
+
+
+class LinesInMemory:
+    """Lines that are searched as `TextLines` are, without a file."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+
+    def characters(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Do what `TextLines.characters` does."""
+        lines = [f"{self._lines[number]}\n" for number in numbers.tolist()]
+        lengths = np.array([len(line) for line in lines], np.int64)
+        return np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32), np.cumsum(lengths) - lengths
 
 
 class LineWriter:

@@ -15,7 +15,7 @@ import numpy as np
 from fairseq_ccpr.building.part import PHRASES, FolderKeys, Part
 from fairseq_ccpr.cli.command import run
 from fairseq_ccpr.datastore.manifest import PhraseSection
-from fairseq_ccpr.datastore.phrase import PHRASE, SPANS, PhraseDatastore
+from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.atomic import atomic_directory
@@ -34,9 +34,9 @@ def shuffle_phrases(source: Path, output: Path) -> int:
         part: Part[PhraseSection] = Part(folder, PHRASES, FolderKeys(show=False))
         part.partial.mkdir()
         for name in PHRASES.files(store.section):
-            shutil.copy(source / PHRASE / name, part.partial / name)
+            shutil.copy(store.folder / name, part.partial / name)
         save_array(part.partial / f"{SPANS}.npy", store.spans[order])
-        part.publish(replace(store.section))
+        part.publish(replace(store.section, ancestors=[]))
     return 0
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_ccpr.datastore.learnt import LEARNT, journal_path
+from fairseq_ccpr.datastore import learnt_records as records
+from fairseq_ccpr.datastore.learnt import LEARNT, identity, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.journal import DAMAGED, MAGIC, create_journal
 from tests.helpers import contents
-from tests.killing import kill_learning, new_pair, same, store_at
+from tests.killing import kill_learning, maker, new_pair, same, store_at
 from tests.small_models import World, build
 
 
@@ -167,3 +168,80 @@ def test_a_folder_that_cannot_be_written_is_read_and_not_learnt_beside(folder: P
 
 def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(folder: Path, rng: np.random.Generator) -> None:
     assert kill_learning(folder, 36, rng) > 0
+
+
+@pytest.fixture
+def with_phrases(both: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(both, tmp_path / "both"))
+
+
+def test_phrases_are_read_again_and_forgotten_with_their_pairs(with_phrases: Path) -> None:
+    store, make = store_at(with_phrases), maker(with_phrases)
+    pairs = dict(zip(store.learn([make(n) for n in range(1, 9)]), map(make, range(1, 9))))
+    assert same(store, pairs) and same(store_at(with_phrases), pairs) and len(store.phrases) == 8
+    store.forget([2, 4])
+    left = {number: pair for number, pair in pairs.items() if number not in (2, 4)}
+    assert same(store, left) and same(store_at(with_phrases), left)
+    assert store.learn([make(1), make(20), make(20)]) == [1, 9, 9]
+    for one in (store, store_at(with_phrases)):
+        assert same(one, {**left, 9: make(20)}) and (one.pairs[1].count, one.pairs[9].count) == (2, 2)
+
+
+def test_pairs_that_were_learnt_without_phrases_have_them_once_they_are_learnt_again(with_phrases: Path) -> None:
+    store, make = store_at(with_phrases), maker(with_phrases)
+    store.learn([new_pair(1), new_pair(2)])
+    assert not store.phrases and same(store_at(with_phrases), {1: new_pair(1), 2: new_pair(2)})
+    assert store.learn([make(2), make(2)]) == [2, 2]
+    for one in (store, store_at(with_phrases)):
+        assert same(one, {1: new_pair(1), 2: make(2)}) and one.pairs[2].count == 3
+    store.forget([2])
+    assert not store.phrases and not store_at(with_phrases).phrases
+
+
+def test_a_journal_of_the_first_version_is_read_and_goes_on(with_phrases: Path) -> None:
+    """Its header has another version, and none of its records tells of phrases."""
+    store, make = store_at(with_phrases), maker(with_phrases)
+    header = records.Header(1, identity(store.datastore.section), 1)
+    path = journal_path(with_phrases, 0)
+    path.parent.mkdir()
+    create_journal(path, [records.header(header), records.learnt(1, new_pair(1)), records.again(1)])
+    store = store_at(with_phrases)
+    assert same(store, {1: new_pair(1)}) and store.pairs[1].count == 2
+    assert store.learn([make(2)]) == [2] and same(store_at(with_phrases), {1: new_pair(1), 2: make(2)})
+
+
+def test_a_journal_of_another_phrase_encoder_is_refused(with_phrases: Path, tmp_path: Path) -> None:
+    store, make = store_at(with_phrases), maker(with_phrases)
+    store.learn([new_pair(1)])
+    manifest = Manifest.read(with_phrases)
+    assert manifest.phrase is not None
+    encoder = manifest.phrase.fingerprints["encoder"]
+    manifest.phrase.fingerprints["encoder"] = "0" * 64
+    manifest.write(with_phrases)
+    assert same(store_at(with_phrases), {1: new_pair(1)})  # which has nothing of an encoder
+    manifest.phrase.fingerprints["encoder"] = encoder
+    manifest.write(with_phrases)
+    store.learn([make(2)])
+    manifest.phrase.fingerprints["encoder"] = "0" * 64
+    manifest.write(with_phrases)
+    with pytest.raises(
+        DatastoreError, match=r"was learnt with another phrase encoder than .*both has \(\w{12}, here 000000000000\)"
+    ):
+        store_at(with_phrases)
+    manifest.phrase = None
+    manifest.write(with_phrases)
+    with pytest.raises(DatastoreError, match=r"another phrase encoder than .*both has \(\w{12}, here None\)"):
+        store_at(with_phrases)
+
+
+def test_phrases_are_whole_or_the_record_is_refused() -> None:
+    record = records.learnt(7, new_pair(3, 32, 16))
+    found = records.read(record, 32)
+    assert isinstance(found, records.Learnt) and found.phrases is not None and len(found.phrases.spans)
+    for wrong in (record[:-1], record + b"\0", records.phrases(7, found.phrases)[:-3]):
+        with pytest.raises(ValueError, match="its length is not that of its parts"):
+            records.read(wrong, 32)
+
+
+def test_a_kill_at_any_moment_loses_no_phrases(with_phrases: Path, rng: np.random.Generator) -> None:
+    assert kill_learning(with_phrases, 20, rng) > 0

@@ -77,7 +77,7 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
             places.append([number, words[first][0], words[first : first + size][-1][1]])
     store = SimpleNamespace(spans=np.array(places, np.int32).reshape(-1, 3), sentence=texts.__getitem__)
 
-    def start(self: PhraseRetriever, sources: list[str]) -> Callable[[], RetrievedEntries]:
+    def start(self: PhraseRetriever, sources: list[str], learnt: None) -> Callable[[], RetrievedEntries]:
         self.datastore = store
         found = [np.flatnonzero(store.spans[:, 0] == choose(source)) for source in sources]
         spans = np.zeros((sum(map(len, found)), 3), np.int32)
@@ -203,9 +203,9 @@ def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]) -> No
     asked: list[str] = []
     start = PhraseRetriever.start
 
-    def watched(self: PhraseRetriever, texts: list[str]) -> Callable[[], RetrievedEntries]:
+    def watched(self: PhraseRetriever, texts: list[str], learnt: None) -> Callable[[], RetrievedEntries]:
         asked.extend(texts)
-        return start(self, texts)
+        return start(self, texts, learnt)
 
     with patch.object(PhraseRetriever, "start", watched):
         decode(*phrases, "--batch-size", 8)

@@ -391,7 +391,9 @@ def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
     source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
     subwords = DecoderSubwords(None, spm(), target)
     one = RetrievedEntries(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
-    nothing: Any = SimpleNamespace(start=lambda texts: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3))))
+    nothing: Any = SimpleNamespace(
+        start=lambda texts, learnt: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3)))
+    )
     candidates = PhraseCandidates(nothing, lambda: subwords, source, 4)
     for text in verses()[:200]:
         symbols = symbols_of(None, subwords.bpe, text)

@@ -100,6 +100,7 @@ class ShownPhrase:
     start: int
     end: int
     usable: bool  # whether it can be written in the decoder's subwords
+    learnt: int = 0  # the id of the pair that it was learnt from; 0: the datastore was built with it
 
 
 @dataclass
@@ -332,7 +333,12 @@ class Explainer:
                 _short(query.probability),
                 [
                     ShownPhrase(
-                        _short(one.score), self.texts.number(one.sentence), one.start, one.end, (number, rank) in usable
+                        _short(one.score),
+                        self.texts.number(one.sentence),
+                        one.start,
+                        one.end,
+                        (number, rank) in usable,
+                        one.learnt,
                     )
                     for rank, one in enumerate(query.retrieved)
                 ],

@@ -171,7 +171,7 @@ function votes(sentence, token) {
       make("div", {}, make("span", { class: "score" }, found.score.toFixed(2)),
         make("b", language(data.target_language), cut(data.texts[found.sentence], found.start, found.end)), " for ",
         make("span", language(data.source_language), quoted(query.text)),
-        make("span", { class: "muted" }, ` · ${PLACES[vote.place]}`)),
+        make("span", { class: "muted" }, ` · ${PLACES[vote.place]}${found.learnt ? ` · learnt: ${found.learnt}` : ""}`)),
       make("div", { class: "small" }, marked(found, "by-phrase")));
   };
   const some = token.votes_found === 1 ? "1 phrase" : `${token.votes_found} phrases`;
