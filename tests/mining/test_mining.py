@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from scipy.stats import binomtest
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.mining import candidates, encoded_text, miner, neighbours
+from fairseq_ccpr.mining import candidates, centring, encoded_text, miner, neighbours, pair_votes
 from fairseq_ccpr.mining.encoded_text import EncodedText, encode
 from fairseq_ccpr.mining.f1 import decide, f1_by_threshold, mcnemar, score
 from fairseq_ccpr.mining.fragments import fragment_text, fragments
@@ -199,7 +200,9 @@ def test_tuned_settings_have_the_f1_they_were_chosen_for(base: MiningMethod, rng
         assert f1 >= max(map(f1_of, tried))
 
 
-@pytest.mark.parametrize("base", [RfrMethod(), MarginMethod(), MaxMethod()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "base", [RfrMethod(), MarginMethod(), MaxMethod(), TwoWayMethod()], ids=lambda method: method.name
+)
 @pytest.mark.parametrize("apart", [True, False])
 def test_settings_are_tuned_among_all_that_is_mined(
     base: MiningMethod, apart: bool, tmp_path: Path, rng: np.random.Generator
@@ -312,12 +315,19 @@ def mined(
 
 @pytest.mark.parametrize(
     "settings",
-    [RfrMethod(k=6, beta=1000, threshold=0.7), MarginMethod(1.02), MaxMethod(1.02), TwoWayMethod(0.5)],
+    [
+        RfrMethod(k=6, beta=1000, threshold=0.7),
+        MarginMethod(1.02),
+        MaxMethod(1.02),
+        TwoWayMethod(0.5),
+        LogisticMethod(margin=8, votes=2, alike=8, length=-1, bias=-19),
+    ],
     ids=lambda method: method.name,
 )
 def test_mining_does_not_depend_on_blocks_or_threads(
     settings: MiningMethod, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
 ) -> None:
+    monkeypatch.setattr(centring, "LEAST", 30)
     pairs = random_pairs(rng, 60)
     sources = [source for source, _ in pairs[:45]] + ["", "...", pairs[0][0]]
     targets = [target for _, target in pairs[20:]] + [pairs[30][1], "!", pairs[30][1]]
@@ -335,7 +345,41 @@ def test_mining_does_not_depend_on_blocks_or_threads(
     monkeypatch.setattr(candidates, "BLOCK_SENTENCES", 5)
     monkeypatch.setattr(encoded_text, "BLOCK_TEXTS", 3)
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1000)
+    monkeypatch.setattr(pair_votes, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(centring, "BLOCK", 9)
     with_threads(2, lambda: check_same(mined(tmp_path / "parts", sources, targets, settings), whole))
+
+
+class WideEncoder(ToyEncoder):
+    """The same vectors, many times over."""
+
+    times = 40
+    dimension = ToyEncoder.dimension * times
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        wide = np.tile(ToyEncoder.encode(self, texts)[:, : ToyEncoder.dimension], self.times)
+        return wide / self.times**0.5
+
+
+@pytest.mark.parametrize("settings", [TwoWayMethod(0.5), LogisticMethod()], ids=lambda method: method.name)
+def test_memory_does_not_hold_the_vectors(
+    settings: MiningMethod, tmp_path: Path, monkeypatch: Any, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(miner, "BLOCK_CHARACTERS", 1000)
+    monkeypatch.setattr(candidates, "BLOCK_SENTENCES", 64)
+    monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1 << 17)
+    monkeypatch.setattr(pair_votes, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(centring, "BLOCK", 64)
+    pairs = random_pairs(rng, 700, 30)
+    tracemalloc.start()
+    try:
+        mining = Miner(*map(list, zip(*pairs)), WideEncoder(), settings, tmp_path / "work", "exact", quiet=True)
+        found = list(mining.mine())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "work").rglob("*.npy"))
+    assert len(found) > 300 and on_disk > 12e6 and peak < 0.7 * on_disk, (peak, on_disk)
 
 
 def check_same(one: list[MinedPair], two: list[MinedPair]) -> None:
