@@ -2,8 +2,9 @@
 
 python scripts/marian_speed.py FOLDER [--text FILE] [--beam 5] [--tokens N]
 
-FOLDER is a model of Hugging Face on disk, such as OPUS-MT's; if it does not exist, a random one of that size is made there.
-Needs transformers; CTranslate2 is left out where it is not installed (pip install ctranslate2).
+FOLDER is a model of Hugging Face on disk, such as OPUS-MT's; if it does not exist, a random one of that size is made there,
+which ends its sentences after some 25 tokens. All compute in fp32. Needs transformers; CTranslate2 is left out where it is
+not installed (pip install ctranslate2).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ BASE: dict[str, Any] = {
     "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "activation_function": "swish", "scale_embedding": True,
     "max_position_embeddings": 512,
 }  # fmt: skip  # of OPUS-MT's bilingual models
+LENGTH = 25  # of what a random model writes, in tokens
 
 
 def make_random(folder: Path, vocabulary_size: int) -> None:
@@ -52,11 +54,27 @@ def make_random(folder: Path, vocabulary_size: int) -> None:
         vocab_size=len(symbols), pad_token_id=last, decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=None,
         **BASE,
     )  # fmt: skip
-    transformers.MarianMTModel(config).save_pretrained(folder)
+    model = transformers.MarianMTModel(config).eval()
+    vary(model)
+    model.save_pretrained(folder)
     (folder / "vocab.json").write_text(json.dumps({symbol: number for number, symbol in enumerate(symbols)}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "de", "target_lang": "en"}))
     for name in ("source.spm", "target.spm"):
         shutil.copyfile(DEMO / "spm.model", folder / name)
+
+
+@torch.no_grad()
+def vary(model: Any) -> None:
+    """Let what a model of random weights writes depend on the text, and let one in LENGTH of its tokens be </s>."""
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "positions" not in name:
+            parameter.normal_(std=1.2 * parameter.size(1) ** -0.5)
+            if len(parameter) == model.config.vocab_size:
+                parameter[model.config.pad_token_id].zero_()
+    drawn = torch.randint(2, model.config.pad_token_id, (2, 32, 20))
+    logits = model(input_ids=drawn[0], decoder_input_ids=drawn[1]).logits.flatten(0, 1)
+    model.final_logits_bias[:, 0] += (logits[:, 1:].amax(dim=1) - logits[:, 0]).quantile(1 / LENGTH)
 
 
 def with_fairseq(folder: Path, beam: int, tokens: int, batch: int) -> Callable[[list[str]], int]:

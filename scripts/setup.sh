@@ -7,7 +7,7 @@ if [ ! -e .venv/bin/activate ]; then
     python=
   done
   if [ -z "$python" ]; then
-    echo "Python 3.11 or 3.12 is needed: install one, or say where it is with PYTHON=/path/to/python" >&2
+    echo "Python 3.11 or 3.12 is needed, for which fairseq has wheels, and none of '${PYTHON:-python3.11 python3.12 python3}' is one: install one, or say where it is with PYTHON=/path/to/python" >&2
     exit 1
   fi
   echo "making .venv with $("$python" --version)" >&2

@@ -151,7 +151,7 @@ def test_every_daily_command_takes_it(trained: Path, tuned: Path, tmp_path: Path
     model = ["--path", trained / "model/model.pt", "--cpu"]
     call("build tokens", data_bin, "--subset", "valid", *model, "--output", tmp_path / "other", "--quiet")
     merged = call("merge", f"one={store}", f"two={tmp_path / 'other'}", "--output", tmp_path / "both", "--quiet")
-    assert "tokens of one" in merged.stdout
+    assert "two (" in merged.stdout
 
     assert "nothing yet" in call("build memory", *model, "--output", tmp_path / "empty").stdout
     call("learn", "--datastore", tmp_path / "empty", "--cpu", "--quiet", trained / "test.tsv")

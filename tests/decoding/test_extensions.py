@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.inference.arguments import parse_generation
-from tests.helpers import ROOT, call, equal
-from tests.small_models import World
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import ROOT, call, equal, output_of, run, write_lines
+from tests.small_models import World, subword_options
 
 OF_THE_EXAMPLE = ["--user-dir", ROOT / "user_dir", "--task", "translation_agreement"]
 
@@ -97,3 +99,32 @@ def test_threads_that_share_an_ensemble_do_not_mix_their_sentences(world: World,
     with ThreadPoolExecutor(2) as pool:
         for _ in range(3):
             assert list(pool.map(translate, parts)) == alone
+
+
+def test_a_folder_imports_this_plugin_and_another(world: World, tmp_path: Path) -> None:
+    """As docs/models.md has it: a model whose architecture comes with another --user-dir, in a command and in fairseq's."""
+    for name, lines in {
+        "model_configs": (
+            "from fairseq.models import register_model_architecture",
+            "from fairseq.models.transformer import base_architecture",
+            "register_model_architecture('transformer', 'transformer_of_theirs')(base_architecture)",
+        ),
+        "both": ("import fairseq_ccpr", "import model_configs"),
+    }.items():
+        (tmp_path / name).mkdir()
+        write_lines(tmp_path / name / "__init__.py", *lines)
+    state = torch.load(world.model)
+    vars(state["cfg"]["model"]).update(_name="transformer_of_theirs", arch="transformer_of_theirs")
+    torch.save(state, tmp_path / "model.pt")
+    words = [*world.options("--beam", 2)[1:], "--path", tmp_path / "model.pt"]
+    at = words.index("--user-dir")
+    words = [*words[:at], *words[at + 2 :], "--user-dir", tmp_path / "both"]
+    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    generated = output_of(run("fairseq-generate", world.data_bin, *words, *subword_options(world), **path), "D")
+    rows = list(read_pairs(world.folder / "test.tsv"))[:3]
+    source = write_lines(tmp_path / "in.txt", *(source for source, _ in rows))
+    given = ["--data", world.data_bin, *subword_options(world), "--input", source]
+    written = run("fairseq-ccpr translate", *words, *given, **path).stdout.splitlines()
+    assert written == [generated[number].split("\t", 1)[1] for number in range(3)]
+    usual = Translator(datastore=world.datastore, device="cpu", beam=2, max_len_b=45, knn_temperature=5)
+    assert written == [one.text for one in usual.translate(source for source, _ in rows)]

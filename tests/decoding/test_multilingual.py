@@ -46,10 +46,9 @@ KINDS = {
         "--encoder-langtok src --decoder-langtok --sampling-method temperature",
     ),
     # Of its architecture, too, whose cross-attention is told how wide the beam is.
-    "bart": ("translation_retrieval_bart", "--arch mbart_base --max-update 60 --langs fr,de,en -s de -t en"),
+    "bart": ("translation_retrieval_bart", "--arch mbart_base --max-update 60 --lr 3e-3 --langs fr,de,en -s de -t en"),
 }
-# Of the answers that a datastore of them must give back; after so little training, the states of BART's models are alike.
-LEAST = {"multi": 0.9, "bart": 0.6}
+LEAST = 0.9  # of the answers that a datastore of them must give back
 
 
 @dataclass
@@ -127,7 +126,7 @@ def test_datastore_of_the_answers_gives_the_answers(several: Several) -> None:
     def right(found: dict[int, list[dict[str, Any]]]) -> int:
         return sum(torch.equal(found[i][0]["tokens"], targets[i]) for i in found)
 
-    assert right(several.decode(*several.retrieving(0.99))) >= LEAST[several.kind] * COUNT
+    assert right(several.decode(*several.retrieving(0.99))) >= LEAST * COUNT
     assert right(several.decode(base=True)) == 0
 
 
@@ -194,7 +193,7 @@ def test_raw_text_is_translated_as_by_fairseq_and_without_tags(several: Several,
         _without_tags(typed[number].split("\t", 1)[1]) for number in range(6)
     ]
     references = [target for _, target in list(read_pairs(several.data_bin.parent / "rows.tsv"))[:6]]
-    assert sum(one.text == wanted for one, wanted in zip(translations, references)) >= LEAST[several.kind] * 5.5
+    assert sum(one.text == wanted for one, wanted in zip(translations, references)) >= LEAST * 5.5
     for one in translations[:6]:
         assert not {"__en__", "[en]", "</s>"} & set(one.tokens) and len(one.token_scores) == len(one.tokens) + 1
     assert translations[6].text == ""
@@ -249,44 +248,24 @@ def test_what_is_learnt_is_what_a_build_has(several: Several, tmp_path: Path) ->
 
 
 def test_datastores_of_several_pairs_lie_side_by_side(several: Several, tmp_path: Path) -> None:
-    words = [
-        "-s",
-        "en",
-        "-t",
-        "de",
-        "--path",
-        several.model,
-        "--subset",
-        "test",
-        "--index",
-        "exact",
-        "--cpu",
-        "--quiet",
-    ]
-    call(
-        "prepare",
-        "--test",
-        _swapped(several, tmp_path),
-        "-s",
-        "en",
-        "-t",
-        "de",
-        *_pieces(several),
-        "--output",
-        tmp_path / "b",
-    )
-    call("build tokens", tmp_path / "b", *words, "--output", tmp_path / "other")
+    """The other direction, and a second target language of the same source; English text stands for French."""
+    rows, stores = several.data_bin.parent / "rows.tsv", {("de", "en"): several.datastore}
+    for source, target, table in (("en", "de", _swapped(several, tmp_path)), ("de", "fr", rows)):
+        folder = tmp_path / f"{source}-{target}"
+        languages = ["-s", source, "-t", target]
+        call("prepare", "--test", table, *languages, *_pieces(several), "--output", folder / "data")
+        words = [*languages, "--path", several.model, "--subset", "test", "--index", "exact", "--cpu", "--quiet"]
+        call("build tokens", folder / "data", *words, "--output", folder / "store")
+        stores[source, target] = folder / "store"
     other_way = several.words("--datastore", several.datastore, source="en", target="de")
     other_way[other_way.index("--gen-subset") : other_way.index("--gen-subset") + 2] = []
     refused(call("translate", *other_way, check=False), "is for de to en, and not for en to de")
     with pytest.raises(DatastoreError, match="are for de-en, and not for en-de"):
         find_parts(str(several.datastore), "en-de")
-    pair = f"{several.datastore}:{tmp_path / 'other'}"
-    for source, target, data_bin, wanted in (
-        ("de", "en", several.data_bin, several.datastore),
-        ("en", "de", tmp_path / "b", tmp_path / "other"),
-    ):
-        task, _ = load(configure(several.words("--datastore", pair, source=source, target=target), data_bin))
+    together = ":".join(map(str, stores.values()))
+    for (source, target), wanted in stores.items():
+        data_bin = several.data_bin if wanted == several.datastore else wanted.parent / "data"
+        task, _ = load(configure(several.words("--datastore", together, source=source, target=target), data_bin))
         assert task.tags.languages == f"{source}-{target}" and task.token_datastore.directory == wanted
 
 
