@@ -14,14 +14,14 @@ from fairseq_ccpr.models.key_layer import KEY_LAYERS
 from fairseq_ccpr.settings import option
 
 HELP = """\
-Make a token datastore that holds nothing yet, to learn beside: fairseq-ccpr learn adds sentence pairs, one or many at a time,
-each of which counts from the next translation on.
+Make an empty token datastore: fairseq-ccpr learn adds sentence pairs, one or many at a time, each of which counts from the
+next translation on.
 
   fairseq-ccpr build memory --path model.pt --output datastores/mine
 
-It remembers model, languages, dictionaries and subwords. Where there is text of the domain, build from that instead
-(fairseq-ccpr build tokens), and learn beside it. A datastore of phrases alone, which learns nothing without tokens, gets a
-token part that holds nothing.
+It stores model, languages, dictionaries and subwords. If there is text of the domain, build from that instead (fairseq-ccpr
+build tokens), and learn in addition. A datastore of phrases alone, which cannot learn without tokens, gets an empty token
+part.
 """
 
 
@@ -32,7 +32,7 @@ class Options:
     output: Path = option(help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR")
     key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS)
     data: Optional[Path] = option(
-        None, "folder with the model's dictionaries (found beside the model)", metavar="DATA_BIN"
+        None, "folder with the model's dictionaries (found next to the model)", metavar="DATA_BIN"
     )
 
 

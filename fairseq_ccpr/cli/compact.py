@@ -6,15 +6,15 @@ from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import command
 
 HELP = """\
-Move what was learnt beside a datastore into its own entries, which its index finds, and rewrite journal and entries without
-what was forgotten: no text and no key of that is then left in any file of the datastore.
+Move what a datastore has learnt into its own entries, which its index finds, and erase what was forgotten: no text and no
+key of it is then left in any file of the datastore.
 
   fairseq-ccpr compact datastores/mine
 
-Do it from time to time: what was learnt since is searched as well as the index, which takes time. Pairs keep their ids, and
-can be shown, exported and forgotten as before. Translations may go on meanwhile; programs that learn must end first, or
-compact by themselves, as serve does. The datastore is replaced at one moment, and a run that was killed is run again.
-Settings and trust that were tuned go on to be used.
+Do it from time to time: what was learnt since is searched in addition to the index, which takes time. Pairs keep their ids,
+and can be shown, exported and forgotten as before. Other programs may translate meanwhile. Programs that learn must end
+first, or compact by themselves, as serve does. The datastore is replaced at one moment. Run the command again if it was
+interrupted. Tuned settings and trust stay valid.
 """
 
 

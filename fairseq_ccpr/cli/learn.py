@@ -22,17 +22,17 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.translation_memory import Pair, read_memory
 
 HELP = """\
-Learn sentence pairs beside a token datastore: corrections, or a translation memory. What was learnt counts from the next
-translation on, and is on disk before the command says so.
+Learn sentence pairs into a datastore: corrections, or a translation memory. What was learnt counts from the next translation
+on, and is on disk before the command says so.
 
   fairseq-ccpr learn --datastore datastores/mine --source "Guten Morgen." --target "Good morning."
   fairseq-ccpr learn --datastore datastores/mine memory.tmx project.xlf pairs.tsv
 
-Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is there already is counted, and not there twice.
-What cannot be learnt, as where a side is empty or too long, or a line of a TSV is no pair or not UTF-8, is left out and
-counted by reason. A run that was interrupted may be run again.
+Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is already there is counted, not stored twice. Pairs
+with an empty or too long side, and lines of a TSV that are no pair or not UTF-8, are left out and counted by reason. An
+interrupted run may be run again.
 
-The command memory shows what was learnt, and exports it; forget takes pairs out again.
+memory shows what was learnt, and exports it; forget removes pairs.
 """
 WINDOW = 256  # pairs that are learnt together
 

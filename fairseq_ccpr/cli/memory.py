@@ -18,9 +18,9 @@ from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.translation_memory import tmx_lines
 
 HELP = """\
-Show the sentence pairs that were learnt beside a datastore, newest first: id, how often each was learnt, source and target,
-separated by tabs. Words after the folder show the pairs alone that have all of them. The exit code is 1 where the journal is
-damaged: what stands before the damage is shown, and counts.
+Show the sentence pairs that a datastore has learnt, newest first: id, how often each was learnt, source and target, separated
+by tabs. Words after the folder restrict the list to pairs that contain all of them. The exit code is 1 if the journal is
+damaged: pairs before the damage are kept and shown.
 
   fairseq-ccpr memory datastores/mine
   fairseq-ccpr memory datastores/mine guten morgen
@@ -34,7 +34,7 @@ class Options:
 
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
     words: list[str] = option([], "of source or target", positional=True, nargs="*", metavar="WORD")
-    most: Optional[int] = count_option(None, "how many to show, at most")
+    most: Optional[int] = count_option(None, "show at most N pairs")
     export: Optional[Path] = option(None, "write them to this TMX file instead, oldest first", metavar="FILE")
     source_lang: Optional[str] = source_language_option(None, "source language in the TMX (that of the datastore)")
     target_lang: Optional[str] = target_language_option(None, "target language in the TMX (that of the datastore)")

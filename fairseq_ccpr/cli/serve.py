@@ -16,16 +16,16 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.translator import Translator
 
 HELP = f"""\
-Serve translations to the clients of LibreTranslate's API, and a page for the browser where they are corrected and learnt.
+Serve LibreTranslate's API, and a page for the browser where translations are corrected and learnt.
 
   fairseq-ccpr serve --datastore datastores/mine
   curl http://127.0.0.1:5000/translate -d source=de -d target=en -d q="Guten Morgen."
 
-Any option of decoding may be given, as for the command translate. Besides /translate, /languages, /detect and /health there
-are /learn, /memory and /explain. The server answers this machine alone unless --host says otherwise, which needs an API key:
-in a file, or in the environment's {KEY_VARIABLE}. It ends with SIGTERM or Ctrl-C, when what was asked is answered.
+All options of decoding apply, as for translate. Besides /translate, /languages, /detect and /health there are /learn, /memory
+and /explain. The server listens on this machine only, unless --host names another address, which needs an API key in a file
+or in the environment variable {KEY_VARIABLE}. SIGTERM or Ctrl-C stop it when all accepted requests are answered.
 
-It needs packages of its own: {installing("serve")}.
+It needs further packages: {installing("serve")}.
 """
 
 
