@@ -70,11 +70,8 @@ class LearntPhrases:
         return self.pairs[number].target
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """Return an entry's string, its sentence, and the characters where it begins and ends, whichever it is of."""
-        row = entry - self.datastore.section.size
-        if row < 0:
-            return self.datastore.phrase(entry)
-        number, start, end = self.spans[row].tolist()
+        """Return the string of an entry that was learnt, its sentence, and the characters where it begins and ends."""
+        number, start, end = self.spans[entry - self.datastore.section.size].tolist()
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
 

@@ -154,11 +154,16 @@ class PhraseRetriever:
         self, sentences: list[str], retrieved: RetrievedEntries, learnt: LearntPhrases | None = None
     ) -> list[list[QueryPhrase]]:
         """Look up the strings and sentences of what was retrieved, together with what was learnt if that is given."""
-        look_up = cache(self.datastore.phrase if learnt is None else learnt.phrase)
+        read_sentence = cache(self.datastore.sentence)
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
             pair = learnt.pair(entry) if learnt is not None else None
-            return RetrievedPhrase(entry, *look_up(entry), score, pair.id if pair is not None else 0)
+            source = pair.id if pair is not None else 0
+            if learnt is not None and entry >= self.datastore.section.size:
+                return RetrievedPhrase(entry, *learnt.phrase(entry), score, source)
+            number, start, end = self.datastore.spans[entry].tolist()
+            sentence = read_sentence(number)
+            return RetrievedPhrase(entry, sentence[start:end], sentence, start, end, score, source)
 
         results: list[list[QueryPhrase]] = [[] for _ in sentences]
         columns = (part.tolist() for part in retrieved)

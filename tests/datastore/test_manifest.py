@@ -12,7 +12,7 @@ import torch
 
 from fairseq_ccpr.datastore import phrase, token
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, TOKEN, Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.manifest import FORMAT_VERSION, PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
@@ -42,7 +42,7 @@ def datastore(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tokens and phrases, each with an index in files of its own."""
     folder = tmp_path_factory.mktemp("manifests") / "datastore"
     keys = clustered(ENTRIES, WIDTH)
-    tokens, phrases = folder / TOKEN, folder / phrase.PHRASE
+    tokens, phrases = folder / TOKEN, folder / PHRASE
     for part in (tokens, phrases):
         part.mkdir(parents=True)
         save_array(part / "keys.npy", keys)

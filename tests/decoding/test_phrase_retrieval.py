@@ -227,7 +227,7 @@ def test_output_is_as_documented() -> None:
     ]  # fmt: skip
     parsed = json.loads(as_json("Grüße", QUERIES[:1]))
     assert parsed["sentence"] == "Grüße" and parsed["phrases"][0]["retrieved"][1] == {
-        "entry": 3, "string": "the earth", "sentence": SENTENCE, "start": 62, "end": 71, "score": 0.5,
+        "entry": 3, "string": "the earth", "sentence": SENTENCE, "start": 62, "end": 71, "score": 0.5, "learnt": 0,
     }  # fmt: skip
     assert "Grüße" in as_json("Grüße", [])
 
