@@ -18,7 +18,7 @@ from fairseq_ccpr.decoding.trust_file import save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.tuning.heat_maps import draw_grids
-from fairseq_ccpr.evaluation.tuning.other_text import OtherText
+from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
 from fairseq_ccpr.evaluation.tuning.tune import Tuned, tune
 from fairseq_ccpr.evaluation.tuning.worth import table
 from fairseq_ccpr.inference.system import System
@@ -79,7 +79,7 @@ def tune_command(options: Options, rest: list[str]) -> int:
     check_folder("--output", options.output)
     system = System.of([*rest, "--gen-subset", options.subset, "--untuned"], Path(options.data_bin))
     _check(options, system)
-    also = [OtherText.parse(word) for word in options.also]
+    also = other_texts(options.also, OtherText(Path(options.data_bin), options.subset))
     for text in also:
         text.check(system)
     tuned = tune(

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.projection import KeyProjection
+from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
@@ -27,6 +28,7 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import Found, make_table
@@ -52,9 +54,9 @@ def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
 
 
 def make_ensemble(
-    metric: str, device: torch.device, *, batch: int = 2, lanes: int = 3, k: int = 8
+    metric: str, device: torch.device, *, batch: int = 2, lanes: int = 3, k: int = 8, trusting: bool = False
 ) -> RetrievalEnsemble:
-    """A tiny Transformer of random weights beside both memories; every second sentence has no phrases."""
+    """A tiny Transformer of random weights beside both memories, and trust in them; every second sentence has no phrases."""
     retriever = make_retriever(metric, device)
     dictionary = Dictionary()
     for symbol in "abc":
@@ -75,7 +77,12 @@ def make_ensemble(
     phrases = PhraseMemory(candidates, PhraseSettings(), PhraseVotes().requires_grad_(False), device)
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
     tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings, dictionary.unk())
-    return RetrievalEnsemble([model], tokens, phrases, dictionary.pad(), MixtureSettings())
+    trust = None
+    if trusting:
+        trust = LearnedTrust(tokens=True, phrases=True)
+        torch.nn.init.normal_(trust.output.weight)
+        trust.requires_grad_(False).to(device)
+    return RetrievalEnsemble([model], tokens, phrases, dictionary.pad(), MixtureSettings(), trust)
 
 
 @torch.no_grad()
@@ -140,12 +147,22 @@ def watching(watch: Callable[[], AbstractContextManager[Any]], search: bool = Tr
         yield
 
 
+@pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_step_makes_no_round_trip(metric: str) -> None:
-    ensemble = make_ensemble(metric, CPU)
+def test_step_makes_no_round_trip(metric: str, trusting: bool) -> None:
+    ensemble = make_ensemble(metric, CPU, trusting=trusting)
     with watching(NoRoundTrip):
         for log_probs in two_steps(ensemble, CPU):
             torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trust_in_tokens_makes_no_round_trip(kind: str) -> None:
+    ensemble = make_ensemble("ip", CPU)
+    arguments = {} if kind == LearnedTrust.KIND else {"neighbours": 8, "temperature": 0.1}
+    trust = KINDS[kind](tokens=True, phrases=False, **arguments)
+    with watching(NoRoundTrip):
+        list(two_steps(ensemble.with_memories(ensemble.tokens, None, trust), CPU))
 
 
 @pytest.mark.parametrize("place", [(TokenMemory, "retrieve"), (PhraseState, "advance"), (PhraseState, "reorder")])
@@ -160,10 +177,19 @@ def test_round_trip_of_a_memory_is_seen(place: tuple[type, str]) -> None:
         list(two_steps(make_ensemble("l2", CPU), CPU))
 
 
-def operations(phrases: bool = True, **sizes: int) -> int:
+def test_round_trip_of_trust_is_seen() -> None:
+    with (
+        patch.object(LearnedTrust, "log_odds", lambda trust, features: features[:, :2] * features.sum().item()),
+        watching(NoRoundTrip),
+        pytest.raises(AssertionError, match="asks the device"),
+    ):
+        list(two_steps(make_ensemble("l2", CPU, trusting=True), CPU))
+
+
+def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> int:
     """How many there are in a step, beside the models' own and the search."""
     beam = sizes.pop("beam", 3)
-    ensemble, counted = make_ensemble("ip", CPU, **sizes), Operations()
+    ensemble, counted = make_ensemble("ip", CPU, trusting=trusting, **sizes), Operations()
     if not phrases:
         ensemble = ensemble.with_memories(ensemble.tokens, None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
@@ -173,12 +199,17 @@ def operations(phrases: bool = True, **sizes: int) -> int:
     return counted.count
 
 
-def test_a_step_has_as_many_operations_whatever_its_sizes() -> None:
+@pytest.mark.parametrize("trusting", [False, True])
+def test_a_step_has_as_many_operations_whatever_its_sizes(trusting: bool) -> None:
     """On a GPU each is a kernel to launch."""
-    count = operations()
+    count = operations(trusting=trusting)
     for sizes in ({"k": 32}, {"lanes": 24}, {"beam": 6}, {"batch": 8}):
-        assert operations(**sizes) == count, sizes
+        assert operations(trusting=trusting, **sizes) == count, sizes
     assert 0 < operations(phrases=False) < count
+
+
+def test_trust_adds_few_operations_to_a_step() -> None:
+    assert 0 < operations(trusting=True) - operations() < 200
 
 
 @torch.no_grad()

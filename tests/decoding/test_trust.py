@@ -108,7 +108,21 @@ def test_the_same_with_phrases(check_rescoring: Callable, joint: list, joint_tru
     check_rescoring(*joint, "--trust", joint_trust)
 
 
-def test_ensembles_and_half_precision_work(world: World, decode: Callable, random_trust: Path) -> None:
+def test_half_precision_changes_scores_little(
+    decode: Callable, joint: list, random_trust: Path, joint_trust: Path
+) -> None:
+    """Features are computed in single precision, whatever the models are in."""
+    for words in (["--knn-lambda", 0.6, "--trust", random_trust], [*joint, "--trust", joint_trust]):
+        whole, half = (decode(*words, "--score-reference", *precision) for precision in ([], ["--fp16"]))
+        differences = [
+            half[i][0]["positional_scores"].float() - one[0]["positional_scores"] for i, one in whole.items()
+        ]
+        assert float(torch.cat(differences).abs().median()) < 0.01 and bool(torch.cat(differences).isfinite().all())
+        beams = decode(*words, "--fp16", "--beam", 3)
+        assert all(bool(hypothesis["score"].isfinite()) for found in beams.values() for hypothesis in found)
+
+
+def test_ensembles_work(world: World, decode: Callable, random_trust: Path) -> None:
     words = ["--knn-lambda", 0.6, "--trust", random_trust, "--beam", 2]
     path = ["--path", f"{world.other_model}:{world.model}"]
     assert not equal(decode(*words, *path), decode(*path, "--beam", 2, base=True), tolerance=1e-2)

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from fairseq.sequence_generator import EnsembleModel
 from safetensors import safe_open
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.datastore.tuned import TUNED
+from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
 from fairseq_ccpr.decoding.combiners import KINDS
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
-from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.evaluation.translation.test_set import batches, decode
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
+from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
 from fairseq_ccpr.evaluation.tuning.trust_training import Rows, TrainingText, learn, log_likelihood, worths
-from fairseq_ccpr.evaluation.tuning.tune import tune
+from fairseq_ccpr.evaluation.tuning.tune import BATCHES, SAMPLED, trusted_neighbours, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
+from tests.decoding.test_trust import parts_of
 from tests.helpers import call, refused
 from tests.small_models import World
 
@@ -82,6 +94,14 @@ def domain_text(name: str, foreign: bool, count: int = 3000) -> TrainingText:
     model = torch.full((count,), 0.5).log()
     rows = Rows(inputs, torch.full((count, 1), 0.5), model, retrieved, torch.zeros(count, 0).bool())
     return TrainingText(name, foreign, rows, torch.arange(count) // 10)
+
+
+def test_a_text_of_one_sentence_is_refused() -> None:
+    texts = [domain_text("home", False), domain_text("abroad", True, count=10)]
+    with pytest.raises(
+        ConfigurationError, match="abroad has too few sentences to learn trust from: give at least 6 pairs"
+    ):
+        learn(LearnedTrust(tokens=True, phrases=False), texts)
 
 
 def test_trust_tells_home_from_abroad() -> None:
@@ -154,26 +174,116 @@ def table(shown: str) -> dict[str, float]:
     return {name: float(bleu) for name, bleu in re.findall(r"^\| (base|retrieval) \| (\S+) \|", shown, re.MULTILINE)}
 
 
-def test_tuning_decodes_a_third_of_the_text_three_times(world: World) -> None:
-    words = ["--path", str(world.model), "--datastore", str(world.datastore), "--untuned", "--gen-subset", "valid"]
-    system = System.of([*words, *map(str, COMMON)], world.data_bin)
-    tuned = tune(system, [], "learned", 1)
-    assert len(tuned.scores) == 3 and 0.5 < tuned.decoded < 1.5
+@contextmanager
+def counting_steps() -> Iterator[Counter[str]]:
+    """Count what models compute: hypotheses times steps of decoding, and tokens of teacher-forced passes."""
+    counted: Counter[str] = Counter()
+    step, force = EnsembleModel.forward_decoder, RetrievalEnsemble.force_decode_models
+
+    def stepping(self: Any, tokens: torch.Tensor, *others: Any) -> Any:
+        counted["decoded"] += len(tokens)
+        return step(self, tokens, *others)
+
+    def forcing(self: Any, sample: dict[str, Any], *others: Any) -> Any:
+        counted["forced"] += sample["target"].numel()
+        return force(self, sample, *others)
+
+    with (
+        patch.object(EnsembleModel, "forward_decoder", stepping),
+        patch.object(RetrievalEnsemble, "force_decode_models", forcing),
+    ):
+        yield counted
+
+
+@pytest.mark.parametrize(("memories", "systems"), [("token", 3), ("phrase", 3), ("both", 2)])
+def test_what_tuning_computes_is_less_than_two_plain_decodings(
+    world: World, joint: list[object], phrases: list[object], memories: str, systems: int
+) -> None:
+    """What it decodes and force-decodes, another text as large as the held-out one included."""
+    memory = {"token": [], "phrase": phrases, "both": joint}[memories]
+    words = [*world.options("--no-progress-bar", "--gen-subset", "valid", "--untuned")[1:], *map(str, memory)]
+    system = System.of(words, world.data_bin)
+    cfg, task = system.cfg, system.task
+    task.load_dataset("valid")
+    with counting_steps() as plain:
+        generators = {"base": system.generator(retrieve=False)}
+        decode(cfg, task, system.models, generators, list(batches(cfg, task, system.models, at_least=BATCHES)))
+    with counting_steps() as counted:
+        tuned = tune(system, [OtherText(world.data_bin, "test")], "learned", 1)
+    assert len(tuned.scores) == systems and plain["decoded"] and not plain["forced"]
+    # Hypotheses end at other steps, by far in so small a model
+    assert 0.6 * systems / SAMPLED < counted["decoded"] / plain["decoded"] < 1.4 * systems / SAMPLED
+    assert counted["forced"] > 0 and counted.total() < 2 * plain.total(), (counted, plain)
     assert tuned.best.ensemble.trust is not None or not tuned.helps
 
 
-@pytest.mark.parametrize(("given", "units"), [((), 0), (("--trust-hidden", 5), 5)])
-def test_trust_is_linear_where_text_is_small_or_as_wide_as_is_asked(
-    wrong_domain: tuple[Path, Path], tmp_path: Path, given: tuple[object, ...], units: int
+def test_many_other_texts_cost_what_one_costs(world: World) -> None:
+    words = world.options("--no-progress-bar", "--gen-subset", "test", "--untuned", "--batch-size", 2)[1:]
+    system = System.of(words, world.data_bin)
+    samples = OtherText(world.data_bin, "test").samples(system)
+    size = sum(int(one["ntokens"]) for one in samples)
+    assert system.ensemble is not None
+    half = force_decode_text("half", samples, system.ensemble, 4, size // 2)
+    assert 0.3 * size < len(half.targets) < 0.7 * size
+
+
+def test_phrases_begin_with_what_tuning_left_for_the_tokens(both: Path, tmp_path: Path) -> None:
+    joint_parts = parts_of(shutil.copytree(both, tmp_path / "both"))
+    tokens = {"token": joint_parts["token"]}
+    assert trusted_neighbours(tokens) == (8, 32) and trusted_neighbours(joint_parts) == (8,)
+    write_tuned(tokens, {"knn": {"k": 16, "lambda_": 0.5}}, "signature")
+    assert trusted_neighbours(joint_parts) == (16,) and trusted_neighbours(tokens) == (8, 32)
+
+
+@pytest.fixture(scope="module")
+def tuned_alone(wrong_domain: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What tuning on a small text says, and the options it writes."""
+    data, store = wrong_domain
+    path = tmp_path_factory.mktemp("alone") / "options"
+    return call("tune", data, "--datastore", store, *COMMON, "--output", path).stdout, path
+
+
+def hidden_units(trust: Path) -> int:
+    with safe_open(trust, framework="pt") as stream:
+        return int(json.loads(stream.metadata()["trust"])["arguments"]["hidden"])
+
+
+SMALL = "valid is small: trust is a linear function of its features"
+
+
+def test_trust_is_linear_where_text_is_small(tuned_alone: tuple[str, Path]) -> None:
+    shown, options = tuned_alone
+    assert SMALL in shown and hidden_units(Path(f"{options}.trust")) == 0
+
+
+def test_trust_is_as_wide_as_is_asked(wrong_domain: tuple[Path, Path], tmp_path: Path) -> None:
+    data, store = wrong_domain
+    words = ["--datastore", store, *COMMON]
+    shown = call("tune", data, *words, "--trust-hidden", 5, "--output", tmp_path / "options").stdout
+    assert SMALL not in shown and hidden_units(tmp_path / "options.trust") == 5
+    chosen = (tmp_path / "options").read_text().split()
+    assert "retrieval" in call("compare", data, *words, "--gen-subset", "valid", *chosen).stdout
+
+
+def test_the_held_out_text_is_no_text_of_another_domain(
+    wrong_domain: tuple[Path, Path], tuned_alone: tuple[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, store = wrong_domain
     words = ["--datastore", store, *COMMON, "--output", tmp_path / "options"]
-    shown = call("tune", data, *words, *given).stdout
-    assert ("valid is small: trust is a linear function of its features" in shown) == (units == 0)
-    with safe_open(tmp_path / "options.trust", framework="pt") as stream:
-        assert json.loads(stream.metadata()["trust"])["arguments"]["hidden"] == units
-    chosen = (tmp_path / "options").read_text().split()
-    assert "retrieval" in call("compare", data, *words[:2], *COMMON, "--gen-subset", "valid", *chosen).stdout
+    shown = call("tune", data, *words, "--also", data, f"{data / '..' / data.name}:valid").stdout
+    assert caplog.text.count("is what is tuned on: it counts once") == 2
+    signatures = [
+        re.findall(r"^retrieval .* (trust:learned-\w+)$", one, re.MULTILINE) for one in (shown, tuned_alone[0])
+    ]
+    assert signatures[0] == signatures[1] != [] and worths_in(shown) == worths_in(tuned_alone[0])
+
+
+def test_texts_that_are_named_twice_count_once(tmp_path: Path) -> None:
+    home, other = tmp_path / "home", str(tmp_path / "other")
+    found = other_texts([str(home), other, f"{other}:valid", f"{other}:test", f"{home}:test"], OtherText(home, "valid"))
+    assert [(one.data_bin.name, one.subset) for one in found] == [
+        ("other", "valid"), ("other", "test"), ("home", "test"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["adaptive", "robust"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,6 @@ from fairseq_ccpr.evaluation.tuning.token_grid import (
 )
 from fairseq_ccpr.evaluation.tuning.worth import Worth
 
-TRUSTED_NEIGHBOURS = (8, 32)  # k that trust is learned with: the more, the better and the slower
 # The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1
 # could never fall.
 TRUSTED_LAMBDA = 0.5
@@ -54,15 +54,15 @@ class Grids:
         pairs = [(i + j, i, j) for i in range(len(of_tokens)) for j in range(len(of_phrases))]
         return [(of_tokens[i], of_phrases[j]) for _, i, j in sorted(pairs)[:count]]
 
-    def pairs_for_trust(self) -> list[Pair]:
-        """Pick the likeliest settings of tokens for few neighbours and for many; phrases have learned votes."""
+    def pairs_for_trust(self, neighbours: Sequence[int]) -> list[Pair]:
+        """Pick the likeliest settings of tokens for these k, as far as the grid has them; phrases have learned votes."""
         if not self.tokens:
             return [(None, None)]
         trusted = {one: value for one, value in self.tokens.items() if one.lambda_ == TRUSTED_LAMBDA}
         best: dict[int, TokenRetrievalSettings] = {}
         for settings in sorted(trusted, key=lambda one: -trusted[one]):
             best.setdefault(settings.k, settings)
-        chosen = [best[k] for k in TRUSTED_NEIGHBOURS if k in best] or list(best.values())
+        chosen = [best[k] for k in neighbours if k in best] or list(best.values())
         return [(settings, None) for settings in chosen]
 
     def worths(self, text: HeldOut, ensemble: RetrievalEnsemble) -> dict[str, Worth]:

@@ -18,7 +18,9 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
 
-TOKENS = 24_000  # of a text, about: more teach little, and cost as long as they are decoded
+TOKENS = (
+    24_000  # of the held-out text, and of all others together: more teach little, and cost as long as decoding them
+)
 CPU = torch.device("cpu")  # where what is kept lies
 PHRASE_TOKENS = 10_000  # of these, with phrases: there are hundreds to weigh at each, for every point of a grid
 
@@ -133,16 +135,19 @@ class HeldOut:
 
 
 @torch.inference_mode()
-def force_decode_text(name: str, samples: list[Any], ensemble: RetrievalEnsemble, k: int) -> HeldOut:
+def force_decode_text(
+    name: str, samples: list[Any], ensemble: RetrievalEnsemble, k: int, most: int = TOKENS
+) -> HeldOut:
     """Force-decode batches of held-out sentences, keeping what model, k nearest neighbours and phrases say.
 
     Args:
         name: of the text.
         samples: fairseq's batches, spread over all lengths; of many, some are left out.
+        most: tokens, about, of which phrases are asked about as many as their share of `TOKENS`.
     """
-    sizes = [int(sample["ntokens"]) for sample in samples]
-    samples = spread(samples, sum(sizes), TOKENS)
-    phrase_samples = {id(one) for one in spread(samples, min(sum(sizes), TOKENS), PHRASE_TOKENS)}
+    size = sum(int(sample["ntokens"]) for sample in samples)
+    samples = spread(samples, size, most)
+    phrase_samples = {id(one) for one in spread(samples, min(size, most), PHRASE_TOKENS * most // TOKENS)}
     columns: list[tuple[Tensor, ...]] = []
     phrases = PhraseCache()
     total = sentences = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import check_data_bin, has_subset
 
 SUBSET = "valid"
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class OtherText:
         if colon and "/" not in subset and not Path(word).exists():
             return cls(Path(folder), subset)
         return cls(Path(word), SUBSET)
+
+    @property
+    def place(self) -> tuple[Path, str]:
+        """What is the same for the same text, however its folder is named."""
+        return self.data_bin.resolve(), self.subset
 
     @property
     def name(self) -> str:
@@ -76,3 +85,13 @@ class OtherText:
                 f"--also {self.data_bin} has no subset {self.subset}: name another, {self.data_bin}:SUBSET"
             )
         return task
+
+
+def other_texts(words: list[str], home: OtherText) -> list[OtherText]:
+    """Read what `--also` names, each text once; without the held-out text, which is of no other domain."""
+    texts = {home.place: home}
+    for text in map(OtherText.parse, words):
+        if text.place in texts:
+            logger.warning("--also %s is named twice, or is what is tuned on: it counts once", text.name)
+        texts.setdefault(text.place, text)
+    return list(texts.values())[1:]

@@ -14,6 +14,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, step_of
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_references
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
 from fairseq_ccpr.evaluation.tuning.worth import Worth
 
@@ -124,9 +125,18 @@ def learn(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust:
     Args:
         trust: where to start; it is changed.
         texts: the first is of the datastore's own domain.
+
+    Raises:
+        ConfigurationError: a text has too few sentences to be parted.
     """
     generator = torch.Generator().manual_seed(seed)
-    trained, held_out = zip(*(text.split() for text in texts))
+    parts = [text.split() for text in texts]
+    for text, both in zip(texts, parts):
+        if not all(len(rows.model) for rows in both):
+            raise ConfigurationError(
+                f"{text.name} has too few sentences to learn trust from: give at least {HELD_OUT + 1} pairs"
+            )
+    trained, held_out = zip(*parts)
     trust.prepare(torch.cat([rows.inputs for rows in trained]))
     optimizer = torch.optim.AdamW(trust.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     best, best_loss = copy.deepcopy(trust.state_dict()), float("inf")

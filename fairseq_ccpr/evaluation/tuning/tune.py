@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from fairseq_ccpr.datastore.tuned import Parts, read_tuned
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
@@ -23,13 +24,14 @@ from fairseq_ccpr.evaluation.tuning.candidates import (
     with_votes,
 )
 from fairseq_ccpr.evaluation.tuning.grids import Grids
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
+from fairseq_ccpr.evaluation.tuning.held_out import TOKENS, force_decode_text
 from fairseq_ccpr.evaluation.tuning.other_text import OtherText
 from fairseq_ccpr.evaluation.tuning.token_grid import NEIGHBOURS
 from fairseq_ccpr.evaluation.tuning.worth import TextWorth
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import automatic_values
 
+FEW, MANY = 8, 32  # neighbours that trust is learned with: the more, the better and the slower
 SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
 
@@ -80,7 +82,8 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
 
     1. A teacher-forced pass over each text keeps what model, neighbours and phrases say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
-    3. The phrases' votes are learned, and trust, on top of the likeliest settings for few neighbours, and for many.
+    3. The phrases' votes are learned, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
+       and phrases together for one number of neighbours.
     4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen; where
        none is better than the model alone, the interpolation weights become 0.
 
@@ -102,13 +105,16 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     start = time.perf_counter()
     if ensemble.phrases is not None:  # one search serves all settings
         ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
-    home = force_decode_text(cfg.dataset.gen_subset, samples, ensemble, max(NEIGHBOURS))
-    grids = Grids.of(cfg, ensemble, home)
-    texts = [home, *(force_decode_text(one.name, one.samples(system), ensemble, max(NEIGHBOURS)) for one in also)]
+    texts = [force_decode_text(cfg.dataset.gen_subset, samples, ensemble, max(NEIGHBOURS))]
+    for one in also:  # many cost as much as one
+        others = one.samples(system)
+        texts.append(force_decode_text(one.name, others, ensemble, max(NEIGHBOURS), TOKENS // len(also)))
+    grids = Grids.of(cfg, ensemble, texts[0])
     if kind is None:
         tried = [Candidate(with_settings(ensemble, *pair)) for pair in grids.best_pairs(count)]
     else:
-        tried = [with_trust(kind, with_settings(ensemble, *pair), texts, hidden) for pair in grids.pairs_for_trust()]
+        pairs = grids.pairs_for_trust(trusted_neighbours(task.parts))
+        tried = [with_trust(kind, with_settings(ensemble, *pair), texts, hidden) for pair in pairs]
         if ensemble.tokens is None:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
     sample = samples[::SAMPLED]
@@ -116,17 +122,25 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     winner = max(tried, key=lambda one: scores[one.name].bleu)
     helps = scores[winner.name].bleu > scores[BASE].bleu
     tokens, of_sample = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
-    measured = {
-        text.name: TextWorth(
-            float(text.log_probs[text.rows].mean()), grids.worths(text, ensemble) | winner.texts.get(text.name, {})
-        )
-        for text in texts
-    }
+    measured = {}
+    for text in texts:
+        systems = grids.worths(text, ensemble) | winner.texts.get(text.name, {})
+        measured[text.name] = TextWorth(float(text.log_probs[text.rows].mean()), systems)
     return Tuned(
         winner if helps else Candidate(silenced(winner.ensemble)), helps, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
-        linear=kind == LearnedTrust.KIND and hidden is None and is_small(home), texts=measured,
+        linear=kind == LearnedTrust.KIND and hidden is None and is_small(texts[0]), texts=measured,
     )  # fmt: skip
+
+
+def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
+    """Name the k that trust is learned with: few and many; alongside phrases what tuning left for the tokens alone, or few.
+
+    Which of two k is better says little of the phrases, and their votes are learned, and decoded with, for each.
+    """
+    if len(parts) == 1:
+        return FEW, MANY
+    return (read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {}).get("k", FEW),)
 
 
 def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple[dict[str, TranslationScores], float]:
