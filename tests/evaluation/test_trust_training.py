@@ -230,7 +230,7 @@ def test_many_other_texts_cost_what_one_costs(world: World) -> None:
 def test_phrases_begin_with_what_tuning_left_for_the_tokens(both: Path, tmp_path: Path) -> None:
     joint_parts = parts_of(shutil.copytree(both, tmp_path / "both"))
     tokens = {"token": joint_parts["token"]}
-    assert trusted_neighbours(tokens) == (8, 32) and trusted_neighbours(joint_parts) == (8,)
+    assert trusted_neighbours(tokens) == (8, 32) and trusted_neighbours(joint_parts) == (32,)
     write_tuned(tokens, {"knn": {"k": 16, "lambda_": 0.5}}, "signature")
     assert trusted_neighbours(joint_parts) == (16,) and trusted_neighbours(tokens) == (8, 32)
 

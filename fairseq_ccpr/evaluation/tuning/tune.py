@@ -134,13 +134,13 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
 
 
 def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
-    """Name the k that trust is learned with: few and many; alongside phrases what tuning left for the tokens alone, or few.
+    """Name the k that trust is learned with: few and many; alongside phrases what tuning left for the tokens alone, or many.
 
-    Which of two k is better says little of the phrases, and their votes are learned, and decoded with, for each.
+    Phrases cost more than neighbours, to learn as well as to decode with, and few neighbours can be worse by far.
     """
     if len(parts) == 1:
         return FEW, MANY
-    return (read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {}).get("k", FEW),)
+    return (read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {}).get("k", MANY),)
 
 
 def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple[dict[str, TranslationScores], float]:
