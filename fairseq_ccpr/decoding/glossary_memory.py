@@ -40,7 +40,7 @@ class GlossaryVotes(PhraseVotes):
     subword to that of the likeliest; nothing once it was written.
     """
 
-    MAY_BEGIN, BEGUN = (0.75, 0.7), (6.0, 0.6)  # b, c
+    MAY_BEGIN, BEGUN = (0.5, 0.6), (6.0, 0.6)  # b, c
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class GlossaryCosts:
         growing: fp32 [V], 1 for tokens that grow the word before them.
     """
 
-    END = 3.0  # of the end of the sentence, for each term that is open: none of its translations was written
+    END = 5.0  # of the end of the sentence, for each term that is open: none of its translations was written
     GROWTH = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
 
     def __init__(self, end_token: int, growing: Tensor) -> None:
