@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from fairseq_ccpr.decoding.memory import LearningRetriever
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
-# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. For a batch of 120
-# hypotheses a CPU takes about a millisecond for 1,000 of them, and as long for lists of any number up to 20,000.
+# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. More of them cost
+# more than lists do (scripts/recipes/segment_search.py).
 EXACT_ROWS, LAST_ROWS = 1024, 512
 
 

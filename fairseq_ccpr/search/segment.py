@@ -1,7 +1,7 @@
 """Search in a few to a million entries that were added one after the other, and of which some may be gone.
 
 Few are compared with one by one. On a CPU more of them are in inverted lists, and only the last are compared with one by one,
-so that what comes last is found for certain. Letters: n rows, d width of keys, H queries, m rows that are gone.
+so that what comes last is found for certain. Letters: n rows, d width of keys, H queries, k neighbours, m rows that are gone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.exact import ExactIndex
 from fairseq_ccpr.search.growing_lists import GrowingLists
 from fairseq_ccpr.search.selection import largest
-from fairseq_ccpr.search.without import search_without
 from fairseq_ccpr.timing import SEARCH, phase
 
-CANDIDATES = 4  # for each neighbour that is wanted, whose keys are looked at
+CANDIDATES = 4  # for each neighbour that is wanted, whose codes are near, and whose keys are looked at
+SPARE = 2  # the same, of those whose products are near: these are as exact as fp32 allows
+FEW = 1024  # rows that a CPU compares with all at once, where there are no lists
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,23 @@ class Segment:
         return len(self.keys)
 
     @cached_property
-    def _last(self) -> ExactIndex:
-        index = ExactIndex(self.keys[self.listed :], self.metric)
+    def _exact(self) -> ExactIndex:
+        index = ExactIndex(self.keys, self.metric)
         if self.metric == "l2":
-            index.half_norms = self.half_norms[self.listed :]
+            index.half_norms = self.half_norms
         return index
+
+    @cached_property
+    def _last(self) -> tuple[Tensor, Tensor]:
+        """The rows that are compared with one by one: keys fp32 [r, d], and what products are too large by, fp32 [r]."""
+        less = self.half_norms[self.listed :].clone() if self.metric == "l2" else self.half_norms.new_zeros(self._few)
+        if self.gone is not None:
+            less[self.gone] = float("inf")
+        return self.keys[self.listed :].float(), less
+
+    @property
+    def _few(self) -> int:
+        return self.size - self.listed
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Find the k nearest entries.
@@ -64,24 +77,31 @@ class Segment:
             scores fp32 [H, k], nearest first, and rows int64 [H, k]; -inf and -1 where there are not as many.
         """
         scores, rows = self.candidates(queries, k)
-        best, places = largest(scores, torch.arange(rows.size(1), device=rows.device), k)
-        return best, rows.gather(1, places)
+        missing = 0, max(0, k - rows.size(1))
+        scores = torch.nn.functional.pad(scores, missing, value=float("-inf"))
+        best, places = largest(scores, torch.arange(scores.size(1), device=rows.device), k)
+        return best, torch.nn.functional.pad(rows, missing, value=-1).gather(1, places)
 
     def candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find entries that the k nearest are among, in no order: as `search`, fp32 and int64 [H, k or more]."""
-        if self.gone is None:
-            scores, rows = self._last.search(queries, k)
-        else:
-            scores, rows = search_without(self._last, self.gone, queries, k)
-        if self.lists is None:
-            return scores, rows
-        rows = torch.where(rows >= 0, rows + self.listed, rows)
-        more, others = self._listed(self.lists, queries.float(), min(CANDIDATES * k, self.lists.size))
-        return torch.cat([more, scores], dim=1), torch.cat([others, rows], dim=1)
+        """Find entries that the k nearest are among, in no order: fp32 and int64 [H, c], -inf and -1 where one is missing."""
+        if self.lists is None and (self.keys.is_cuda or self._few > FEW):
+            return self._exact.search(queries, k)
+        queries = queries.float()
+        found = [self._compared(queries, min(SPARE * k, self._few))]
+        if self.lists is not None:
+            found.insert(0, self._scored(queries, self.lists.candidates(queries, min(CANDIDATES * k, self.lists.size))))
+        scores, rows = (torch.cat(parts, dim=1) for parts in zip(*found))
+        return scores, rows
 
     @phase(SEARCH)
-    def _listed(self, lists: GrowingLists, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Search the lists: codes say what is near, keys how near."""
-        rows = lists.candidates(queries, depth)
-        scores = tiled.scores_of(self.keys, queries, rows.clamp_min(0), self.metric)
-        return scores.masked_fill_(rows < 0, float("-inf")), rows
+    def _compared(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Compare with all of the last rows, and score the nearest again as the exact index does."""
+        keys, less = self._last
+        near, rows = largest(queries @ keys.T - less, torch.arange(self._few), depth)
+        return self._scored(queries, torch.where(near > float("-inf"), rows + self.listed, -1))
+
+    @phase(SEARCH)
+    def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Score rows, int64 [H, c], -1 where there is none, by their keys."""
+        scores = tiled.scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
+        return scores.masked_fill(rows < 0, float("-inf")), rows

@@ -180,9 +180,10 @@ def joined(parts: list[Explanation]) -> Explanation:
     for part in parts:
         numbers = [texts.number(text) for text in part.texts]
         for sentence in part.sentences:
-            shown = [*(n for token in sentence.tokens for n in token.neighbours)]
-            for one in (*shown, *(r for phrase in sentence.phrases for r in phrase.retrieved)):
-                one.sentence = numbers[one.sentence]
+            for neighbour in (n for token in sentence.tokens for n in token.neighbours):
+                neighbour.sentence = numbers[neighbour.sentence]
+            for phrase in (one for query in sentence.phrases for one in query.retrieved):
+                phrase.sentence = numbers[phrase.sentence]
     sentences = [sentence for part in parts for sentence in part.sentences]
     return replace(parts[-1], sentences=sentences, sentences_in_subset=len(sentences), texts=list(texts.numbers))
 
