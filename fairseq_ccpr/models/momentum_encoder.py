@@ -42,7 +42,7 @@ class MomentumEncoder(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> MomentumEncoder:
-        """Move it as any module, but keep its precision."""
+        """Move it as any module, but keep its dtypes: what `half` rounds is rounded once, and then trained on in fp32."""
         return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), *args, **kwargs)
 
     @torch.no_grad()

@@ -28,12 +28,14 @@ class SpanEncoder(BaseFairseqModel):
         segments: whether it can tell which spans are phrases.
         dimension: o, width of a phrase vector.
         trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
+        marked: whether it was trained with phrases that are marked in their sentences.
     """
 
     context: ContextEncoder
     segments: bool
     dimension: int
     trained_on: list[str]
+    marked: bool = False
 
     def states(self, tokens: Tensor) -> Tensor:
         """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""
@@ -107,6 +109,7 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, context_weights, bf16)
         model = kind.restore(context, weights, settings)
         model.trained_on = list(state["task_state"].get("trained_on", []))
+        model.marked = bool(state["task_state"].get("marked", False))
     except pickle.UnpicklingError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:

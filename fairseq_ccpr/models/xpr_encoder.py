@@ -148,9 +148,10 @@ class XprEncoder(SpanEncoder):
             self.momentum.follow(nn.ModuleDict({"context": self.context, "head": self.head}))
 
     def fingerprint(self) -> str:
-        """Digest the context encoder, the head and the layer."""
+        """Digest the context encoder, the head, the layer, and whether phrases are marked."""
         heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith("head.")]
-        return of_strings([self.context.fingerprint(), of_parameters(heads), f"{NAME} layer={self.layer}"])
+        how = f"{NAME} layer={self.layer}" + (" marked" if self.marked else "")
+        return of_strings([self.context.fingerprint(), of_parameters(heads), how])
 
 
 ENCODER_CLASSES[NAME] = XprEncoder

@@ -24,12 +24,13 @@ class TypeExample:
 
 
 def usable_examples(
-    tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int
-) -> list[TypeExample]:
+    tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int,
+    marked: bool = False,
+) -> list[TypeExample]:  # fmt: skip
     """Return the first `most` examples that the encoder can take.
 
-    Sentences are cut to `max_subwords`; one whose phrase is cut as well, or is no whole subwords, is skipped. Where
-    none is left the phrase itself is the sentence.
+    Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or is no whole subwords,
+    is skipped. Where none is left the phrase itself is the sentence, without marks.
 
     Args:
         tokenizer: the encoder's.
@@ -38,14 +39,22 @@ def usable_examples(
         places: its examples, in order of preference.
         most: how many; 0: the phrase itself.
         max_subwords: without the markers.
+        marked: whether an end marker stands before and after the phrase, and belongs to it, as in the released code.
     """
+    room = max_subwords - 2 * marked
     found: list[TypeExample] = []
     for text, start, end in places:
         if len(found) == most:
             break
-        subwords = tokenizer.encode(text).cut(max_subwords)
-        if (bounds := subword_bounds(subwords, start, end)) is not None:
-            found.append(TypeExample(phrase, len(found), subwords, *bounds))
+        whole = tokenizer.encode(text)
+        bounds = subword_bounds(whole, start, end)
+        if bounds is None or bounds[1] + 1 - bounds[0] > room:
+            continue
+        subwords, before = whole.around(*bounds, room)
+        first, last = (bound - before for bound in bounds)
+        if marked:
+            subwords, last = subwords.marked(first, last), last + 2
+        found.append(TypeExample(phrase, len(found), subwords, first, last))
     if found:
         return found
     subwords = tokenizer.encode(string).cut(max_subwords)
@@ -53,12 +62,12 @@ def usable_examples(
 
 
 def stored_examples(
-    tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int
+    tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int, marked: bool = False
 ) -> Iterator[list[TypeExample]]:
     """Yield the examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
     for number in range(len(types)):
         places = (types.example(number, place) for place in range(int(types.counts[number])))
-        yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords)
+        yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords, marked)
 
 
 def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:

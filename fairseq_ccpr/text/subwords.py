@@ -43,6 +43,37 @@ class Subwords:
             [*self.ends[head], self.ends[-1]],
         )  # fmt: skip
 
+    def around(self, first: int, last: int, limit: int) -> tuple[Subwords, int]:
+        """Keep `limit` subwords around some of them, as many before as after where there are enough.
+
+        Args:
+            first: the first of these in `ids`, at least 1.
+            last: the last, at most n.
+            limit: at least last + 1 - first.
+
+        Returns:
+            The subwords with the markers, and how many were taken away before.
+        """
+        count = len(self.ids) - 2
+        before = max(0, min(first - 1 - (limit - (last + 1 - first)) // 2, count - limit))
+        ids, starts, ends = (
+            [all_of[0], *all_of[1:-1][before : before + limit], all_of[-1]]
+            for all_of in (self.ids, self.starts, self.ends)
+        )
+        return Subwords(self.text, ids, starts, ends), before
+
+    def marked(self, first: int, last: int) -> Subwords:
+        """Put the end marker before and after some subwords; see `around` for which."""
+        ids, starts, ends = (
+            [*all_of[:first], left, *all_of[first : last + 1], right, *all_of[last + 1 :]]
+            for all_of, left, right in (
+                (self.ids, self.ids[-1], self.ids[-1]),
+                (self.starts, self.starts[first], self.ends[last]),
+                (self.ends, self.starts[first], self.ends[last]),
+            )
+        )
+        return Subwords(self.text, ids, starts, ends)
+
 
 class SubwordTokenizer(ABC):
     """From text to the ids of an encoder's dictionary: <s> <pad> </s> <unk>, the pieces, <mask>.

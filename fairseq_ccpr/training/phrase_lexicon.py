@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
-from fairseq_ccpr.phrases.lexicon_store import Lexicon
+from fairseq_ccpr.phrases.lexicon_store import Lexicon, PhraseTypes
 from fairseq_ccpr.phrases.type_vectors import find_translations, type_means
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
 from fairseq_ccpr.training.lexicon_dataset import LexiconDataset
@@ -31,7 +31,13 @@ class PhraseLexiconConfig(PhraseTaskConfig):
         default=4,
         metadata={"help": "example sentences of a phrase, drawn again each epoch; 0: the phrase alone (an ablation)"},
     )
-    max_subwords: int = field(default=128, metadata={"help": "sentences are cut to this"})
+    max_subwords: int = field(default=128, metadata={"help": "sentences are cut to this, around the phrase"})
+    mark_phrases: bool = field(
+        default=False,
+        metadata={
+            "help": "put </s> before and after the phrase in a sentence; no datastore can be built then (an ablation)"
+        },
+    )
     max_tokens: Optional[int] = II("dataset.max_tokens")
 
 
@@ -45,6 +51,8 @@ class PhraseLexiconTask(PhraseTask):
             raise ConfigurationError(f"--sentences is {cfg.sentences}: give at least 1, or 0 for phrases alone")
         if cfg.max_subwords < 1:
             raise ConfigurationError(f"--max-subwords is {cfg.max_subwords}: give at least 1")
+        if cfg.mark_phrases and cfg.max_subwords < 3:
+            raise ConfigurationError(f"--max-subwords is {cfg.max_subwords}: give at least 3 with --mark-phrases")
         if cfg.max_tokens is not None:
             raise ConfigurationError(
                 "--max-tokens has no meaning here, where pairs are put together before their sentences are drawn: give "
@@ -61,14 +69,14 @@ class PhraseLexiconTask(PhraseTask):
             )
         lexicons = list(self.open_folders(split, Lexicon))
         self.datasets[split] = LexiconDataset(
-            lexicons, self.tokenizer, self.cfg.sentences, self.cfg.max_subwords, self.cfg.seed
+            lexicons, self.tokenizer, self.cfg.sentences, self.cfg.max_subwords, self.cfg.seed, self.cfg.mark_phrases
         )
         if split == "train":
             self.trained_on = sorted({lexicon.manifest.language_pair for lexicon in lexicons})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return for a checkpoint the settings of the context encoder, and the language pairs it was trained on."""
-        return super().state_dict() | {"trained_on": self.trained_on}
+        """Return for a checkpoint the settings of the context encoder, and what it was trained on."""
+        return super().state_dict() | {"trained_on": self.trained_on, "marked": self.cfg.mark_phrases}
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         """Take an optimizer step, once an update; the momentum encoder follows."""
@@ -88,14 +96,13 @@ class PhraseLexiconTask(PhraseTask):
         def encode(tokens: Tensor, spans: Tensor) -> Tensor:
             return span_means(model.states(tokens), spans).unsqueeze(0)
 
-        sources, targets = (
-            model.project(
-                type_means(encode, self.tokenizer, types, [self.cfg.sentences], self.cfg.max_subwords, pairs.device)[
-                    0, 0
-                ]
-            )
-            for types in lexicon.sides
-        )
+        def means(types: PhraseTypes) -> Tensor:
+            counts, most = [self.cfg.sentences], self.cfg.max_subwords
+            return type_means(encode, self.tokenizer, types, counts, most, pairs.device, marked=self.cfg.mark_phrases)[
+                0, 0
+            ]
+
+        sources, targets = (model.project(means(types)) for types in lexicon.sides)
         found = find_translations(sources, targets, pairs), find_translations(targets, sources, pairs.flip(1))
         return torch.stack([side[rows] for side, rows in zip(found, pairs.T)])
 

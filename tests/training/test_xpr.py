@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.evaluation.accuracy.type_systems import _xpr_types
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig, pool, span_means
 from fairseq_ccpr.phrases import type_vectors
 from fairseq_ccpr.phrases.lexicon_store import Lexicon
+from fairseq_ccpr.phrases.type_examples import usable_examples
 from fairseq_ccpr.phrases.type_vectors import find_translations, type_means
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.subwords import subword_bounds
@@ -96,6 +98,62 @@ def test_without_a_sentence_the_phrase_stands_alone(xpr: Xpr, sentences: int, ma
     assert len(alone) == 2 or max_subwords == 1
     for (one,) in alone:
         assert (one.first, one.last) == (1, len(one.subwords.ids) - 2)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_cut_sentence_keeps_its_phrase(xpr: Xpr, marked: bool) -> None:
+    """All that fits is used, wherever the phrase stands, and as much of the sentence as there is room for."""
+    tokenizer, types = load_tokenizer(xpr.context), Lexicon(xpr.lexicon / "train").sides[0]
+    end, moved = tokenizer.dictionary.eos(), 0
+    for number in range(0, len(types), 7):
+        text, start, stop = types.example(number, 0)
+        whole = tokenizer.encode(text)
+        if (bounds := subword_bounds(whole, start, stop)) is None:
+            continue
+        phrase = whole.ids[bounds[0] : bounds[1] + 1]
+        for limit in (3, 5, 8, len(whole.ids), len(whole.ids) + 2):
+            (one,) = usable_examples(tokenizer, 0, types.phrases[number], [(text, start, stop)], 1, limit, marked)
+            if len(phrase) > limit - 2 * marked:
+                assert one.subwords.text == types.phrases[number]
+                continue
+            ids = one.subwords.ids
+            assert len(ids) - 2 == min(len(whole.ids) - 2 + 2 * marked, limit)
+            assert ids[one.first : one.last + 1] == ([end, *phrase, end] if marked else phrase)
+            inner = ids[1 : one.first] + phrase + ids[one.last + 1 : -1]
+            at = bounds[0] - (one.first - 1)
+            assert inner == whole.ids[at : at + len(inner)] and [ids[0], ids[-1]] == [whole.ids[0], end]
+            before, after = one.first - 1, len(ids) - 2 - one.last
+            assert abs(before - after) < 2 or at == 1 or at + len(inner) == len(whole.ids) - 1
+            assert one.subwords.starts == sorted(one.subwords.starts) and len(one.subwords.ends) == len(ids)
+            moved += at > 1
+    assert moved > 3
+
+
+def test_training_with_marked_phrases(xpr: Xpr, tmp_path: Path) -> None:
+    call(*xpr.training(tmp_path / "run", 1, "--mark-phrases"))
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    encoder, plain = XprEncoder.load(checkpoint), XprEncoder.load(xpr.checkpoint)
+    assert encoder.marked and not plain.marked
+    lexicon, found = Lexicon(xpr.lexicon / "valid"), {}
+    for marked in (True, False):
+        encoder.marked = marked
+        system = _xpr_types(encoder, None)
+        found[marked] = system.encode(lexicon, [0, 2], False), system.fingerprint
+    (one, digest), (other, other_digest) = found[True], found[False]
+    layer = encoder.layer
+    assert digest != other_digest and torch.equal(one[layer, 0][0], other[layer, 0][0])  # alone, it has no marks
+    assert not torch.allclose(one[layer, 2][0], other[layer, 2][0], atol=1e-3)
+    words = [
+        "build phrases",
+        xpr.texts[0],
+        "--encoder",
+        checkpoint,
+        "--segmentation",
+        "all",
+        "--output",
+        tmp_path / "store",
+    ]
+    refused(call(*words, check=False), "checkpoint_last.pt was trained with --mark-phrases, .*: give an encoder that")
 
 
 def reference_loss(queries, candidates, scale, own, others):
@@ -268,8 +326,10 @@ def test_type_means_are_those_of_the_first_sentences(xpr: Xpr, monkeypatch: pyte
     for number in range(0, len(types), 5):
         vectors = []
         for text, start, end in (types.example(number, i) for i in range(types.counts[number])):
-            subwords = tokenizer.encode(text).cut(60)
+            subwords = tokenizer.encode(text)
             if (bounds := subword_bounds(subwords, start, end)) is not None:
+                subwords, before = subwords.around(*bounds, 60)
+                bounds = bounds[0] - before, bounds[1] - before
                 with torch.no_grad():
                     vectors.append(encode(torch.tensor([subwords.ids]), torch.tensor([[0, *bounds]]))[:, 0])
         for row, count in ((1, 1), (2, 3), (3, 50)):
