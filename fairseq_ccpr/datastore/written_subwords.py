@@ -188,8 +188,8 @@ def _dtype(subwords: DecoderSubwords) -> str:
 
 @contextlib.contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Wait until no other process holds a lock."""
+    """Wait until no other process or thread holds a lock."""
     with path.open("wb") as stream:
         with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
-            fcntl.lockf(stream, fcntl.LOCK_EX)
+            fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -96,7 +96,7 @@ FACTORIES = [
     "IVF32,SQfp16",
     "PCA8,IVF16,Flat",
     "auto",
-    "HNSW16_PQ8,Refine(keys)",
+    "PQ8,Refine(keys)",
 ]
 
 
