@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
+from fairseq_ccpr.building.string_hashes import write_string_hashes
 from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
 from fairseq_ccpr.datastore.learnt_records import OWN_SENTENCE
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source
@@ -93,6 +94,7 @@ def write_phrases(
     write_lines(part / SENTENCES, part / f"{OFFSETS}.npy", _texts(datastore, sentences))
     size, of_learnt = _write_entries(datastore, store, sentences, part, progress)
     _write_sources(datastore, sentences, part)
+    write_string_hashes(part, len(sentences.learnt))
     section = _describe(datastore, sentences, size, of_learnt)
     totals = {"phrases": size, "sentences": section.sentences, "too_long": _too_long(datastore)}
     write_json(part / TOTALS, totals)
@@ -159,7 +161,7 @@ def _describe(datastore: PhraseDatastore, sentences: CompactedSentences, size: i
     corpus = fingerprint.of_strings([*texts, *sentences.added])
     learnt = Source(before.name, corpus, of_learnt, int(sentences.learnt.sum()), 1.0)
     section = describe_corpora(datastore.section, [*sources, learnt])
-    return replace(section, size=size, sentences=len(sentences.learnt), files={}, index_recall=None)
+    return replace(section, size=size, sentences=len(sentences.learnt), files={}, index_recall=None, hashes=True)
 
 
 def _too_long(datastore: PhraseDatastore) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
+from fairseq_ccpr.building.string_hashes import write_string_hashes
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SOURCES, SPANS, TOTALS, PhraseDatastore
 from fairseq_ccpr.storage.arrays import GrowingArray
@@ -61,8 +62,9 @@ def merge_phrases(
     shutil.rmtree(scratch)
     totals = {"phrases": size, "sentences": sentences, "too_long": sum(source.too_long for source in kept)}
     write_json(part / TOTALS, totals)
+    write_string_hashes(part, sentences)
     section = describe_corpora(ordered[0].store.section, kept)
-    return replace(section, size=size, sentences=sentences, ancestors=[])
+    return replace(section, size=size, sentences=sentences, ancestors=[], hashes=True)
 
 
 def _members(ordered: list[Opened[PhraseDatastore]], kept: list[Source], scratch: Path) -> np.ndarray:

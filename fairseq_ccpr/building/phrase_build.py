@@ -13,11 +13,12 @@ from fairseq_ccpr.building.part import PHRASES, Part
 from fairseq_ccpr.building.phrase_chunks import CHUNKS, PhraseChunks
 from fairseq_ccpr.building.phrase_keys import PhraseKeys, StoreKeys
 from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
+from fairseq_ccpr.building.string_hashes import write_string_hashes
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.building.type_merge import merge_types
 from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
 from fairseq_ccpr.datastore.manifest import PhraseSection
-from fairseq_ccpr.datastore.phrase import TOTALS
+from fairseq_ccpr.datastore.phrase import HASHES, TOTALS
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
@@ -154,7 +155,10 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
             raise
     report = None
     if processes.first:
-        too_long = _totals(part.folder)["too_long"]
+        totals = _totals(part.folder)
+        too_long = totals["too_long"]
+        if not (part.folder / f"{HASHES}.npy").exists():  # older datastores have none
+            write_string_hashes(part.folder, totals["sentences"])
         part.publish(section := build.section())
         report = PhraseBuildReport(section, too_long, chunks.lines, chunks.encoded, chunks.seconds)
     processes.barrier()  # torchrun ends soon after a process does
@@ -218,7 +222,7 @@ class _Build:
         return PhraseSection(
             totals["phrases"], self.encoder.dimension, totals["sentences"], identity["segmentation"],
             str(self.settings.encoder.resolve()), identity["fingerprints"], self.plan_index(totals["phrases"]),
-            share=identity["share"], pooled=self.pooled, shard=identity["shard"], store=self.keys.address,
+            share=identity["share"], pooled=self.pooled, shard=identity["shard"], store=self.keys.address, hashes=True,
         )  # fmt: skip
 
 

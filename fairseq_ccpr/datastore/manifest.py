@@ -14,7 +14,7 @@ from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_check
 from fairseq_ccpr.version import __version__
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
-# 7 token parts that what was learnt has moved into, 8 phrase parts likewise
+# 7 token parts that what was learnt has moved into, 8 phrase parts likewise, and hashes of their strings
 FORMAT_VERSION = 8
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE = "token", "phrase"  # the folders of the parts
@@ -101,6 +101,7 @@ class PhraseSection:
     shard: list[int] | None = None  # its number, of how many, and sentences of a chunk
     sources: list[Source] = field(default_factory=list)  # of several texts that were merged
     store: StoreAddress | None = None  # where the keys are, if in a database
+    hashes: bool = False  # whether the strings' hashes are in a file, as in datastores built before they were not
     ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
 
     @property

@@ -23,7 +23,7 @@ from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.text_lines import TextLines
 
-KEYS, SPANS, OFFSETS = "keys", "spans", "sentence-offsets"
+KEYS, SPANS, OFFSETS, HASHES = "keys", "spans", "sentence-offsets", "string-hashes"
 SENTENCES = "sentences.txt"  # UTF-8, one a line
 TOTALS = "totals.json"  # what was counted when it was built
 SOURCES = "sources"  # where several texts were merged
@@ -34,7 +34,8 @@ def part_files(section: PhraseSection) -> list[str]:
     """Return the names of all files of a phrase part, as its manifest lists them."""
     keys = [f"{KEYS}.npy"] if section.store is None else []
     sources = [f"{SOURCES}.npy"] if section.sources else []
-    return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *sources, *section.index.files]
+    hashes = [f"{HASHES}.npy"] if section.hashes else []
+    return [*keys, f"{SPANS}.npy", f"{OFFSETS}.npy", SENTENCES, TOTALS, *hashes, *sources, *section.index.files]
 
 
 class PhraseDatastore:
@@ -43,6 +44,7 @@ class PhraseDatastore:
     Attributes:
         keys: fp16 [N, o]; None where a database has them.
         spans: int32 [N, 3]: sentence, start, end in characters.
+        hashes: uint64 [N], of the strings; None in datastores that have none yet.
 
     Raises:
         DatastoreError: missing, unfinished, damaged, or without a phrase part.
@@ -61,6 +63,7 @@ class PhraseDatastore:
         shape = (section.size, section.dimension)
         self.keys = open_array(folder / f"{KEYS}.npy", shape, "float16") if section.store is None else None
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
+        self.hashes = open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
         self._sentences = TextLines(folder / SENTENCES, folder / f"{OFFSETS}.npy", section.sentences)
 
     @property
@@ -81,6 +84,8 @@ class PhraseDatastore:
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
         """Hash the strings of entries, int64 [n] -> uint64 [n]."""
+        if self.hashes is not None:
+            return self.hashes[entries]
         return hash_strings(self.spans[entries], self._sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
@@ -128,6 +133,7 @@ class PhraseDatastore:
         smaller = copy(self)
         smaller.section = replace(self.section, size=size, index=IndexDescription("exact", "ip"))
         smaller.keys, smaller.spans = self.keys[entries], self.spans[entries]
+        smaller.hashes = None if self.hashes is None else self.hashes[entries]
         return smaller
 
     def check_encoder(self, fingerprint: str) -> None:
@@ -167,6 +173,10 @@ class PhraseDatastore:
                 faults.append(f"phrase spans: sentences that are not there in {rows}")
             elif (first < 0).any() or (first >= end).any() or (end >= lengths[sentence]).any():
                 faults.append(f"phrase spans: places outside their sentences in {rows}")
+            elif self.hashes is not None:
+                spans = self.spans[start : start + block_rows]
+                if not np.array_equal(hash_strings(spans, self._sentences), self.hashes[start : start + block_rows]):
+                    faults.append(f"phrase hashes: other than those of the strings in {rows}")
         return faults
 
 

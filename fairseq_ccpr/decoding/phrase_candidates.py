@@ -2,122 +2,22 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.datastore.written_subwords import open_or_write
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
-from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, PhraseTable
+from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
+from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens, merged
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
-
-
-class PlacedPhrases(Protocol):
-    """Phrases with their places in sentences: a datastore's, or those that were learnt beside it."""
-
-    @property
-    def spans(self) -> np.ndarray:
-        """int32 [N, 3]: sentence, start and end in characters."""
-        ...
-
-    def sentence(self, number: int) -> str:
-        """Return the sentence that a span names."""
-        ...
-
-
-class TokenIds(NamedTuple):
-    """R phrases as token ids, as the decoder would generate them, and what follows each in its sentence."""
-
-    tokens: np.ndarray  # int32 [R, L], NO_TOKEN after the last
-    lengths: np.ndarray  # int64 [R], of the phrase
-    extents: np.ndarray  # int64 [R], with what follows it
-    hashes: np.ndarray  # int64 [R], of the tokens; 0 where there are none, since the decoder cannot generate the phrase
-
-
-class TokenisationCache:
-    """Cut entries out of their own sentences' subwords, once each.
-
-    A phrase has no token ids where its border falls inside a subword, or where it is longer than MAX_SUBWORDS. Memory grows
-    with the entries that were looked up, some 120 bytes each. Threads may share it.
-
-    Args:
-        phrases: whose entries they are.
-        subwords: of the translation model.
-        reach: subwords that are kept of what follows a phrase in its sentence.
-    """
-
-    def __init__(self, phrases: PlacedPhrases, subwords: DecoderSubwords, reach: int) -> None:
-        self.phrases, self.subwords, self.reach = phrases, subwords, reach
-        self._lock = Lock()
-        self._entries = np.empty(0, np.int64)  # those known, in order
-        self._rows = np.empty(0, np.int64)  # of each, in the arrays below
-        self._hashes = array("q")
-        self._lengths = array("q")  # of each phrase
-        self._tokens = array("i", [NO_TOKEN])  # of all rows, one after another
-        self._bounds = array("q", [1])  # where the tokens of each row begin, and at last where those of the last end
-
-    def __call__(self, entries: np.ndarray) -> TokenIds:
-        """Look up the phrases of entries, int64 [R].
-
-        Raises:
-            ConfigurationError: see `DecoderSubwords.split`.
-        """
-        with self._lock:  # numpy views of an array keep it from growing
-            return self._look_up(entries)
-
-    def _look_up(self, entries: np.ndarray) -> TokenIds:
-        wanted, which = np.unique(entries, return_inverse=True)
-        positions = np.searchsorted(self._entries, wanted)
-        known = np.append(self._entries, -1)[positions] == wanted
-        if not known.all():
-            self._add(wanted[~known])
-        rows = self._rows[np.searchsorted(self._entries, wanted)[which]]
-        bounds = np.frombuffer(self._bounds, np.int64)
-        extents = bounds[rows + 1] - bounds[rows]
-        columns = np.arange(int(extents.max(initial=1)))
-        at = (bounds[rows][:, None] + columns) * (columns < extents[:, None])  # 0 after the end
-        lengths, hashes = (
-            np.frombuffer(part, np.int64)[rows] if len(rows) else np.empty(0, np.int64)
-            for part in (self._lengths, self._hashes)
-        )
-        return TokenIds(np.frombuffer(self._tokens, np.int32)[at], lengths, extents, hashes)
-
-    def _add(self, entries: np.ndarray) -> None:
-        """Tokenise entries that are not known, int64 [n] in order."""
-        first = len(self._hashes)
-        for number, start, end in self.phrases.spans[entries].tolist():
-            pieces = self.subwords.split(self.phrases.sentence(number))
-            ids = self.subwords.slice(pieces, start, end) or []
-            tokens = tuple(ids) if len(ids) <= MAX_SUBWORDS else ()
-            self._hashes.append(hash(tokens) if tokens else 0)
-            self._lengths.append(len(tokens))
-            self._tokens.extend(tokens)
-            if tokens:
-                self._tokens.extend(self.subwords.following(pieces, end, min(self.reach, MAX_SUBWORDS - len(tokens))))
-            self._bounds.append(len(self._tokens))
-        known, rows = np.concatenate([self._entries, entries]), np.arange(first, len(self._hashes))
-        order = known.argsort(kind="stable")
-        self._entries, self._rows = known[order], np.concatenate([self._rows, rows])[order]
-
-
-def merged(first: np.ndarray, one: TokenIds, two: TokenIds) -> TokenIds:
-    """Merge two lists of phrases: bool [R] says which of them are of the first list; each stays in its order."""
-    width = max(one.tokens.shape[1], two.tokens.shape[1])
-    tokens = np.full((len(first), width), NO_TOKEN, np.int32)
-    others = [np.empty(len(first), np.int64) for _ in TokenIds._fields[1:]]
-    for rows, part in ((first, one), (~first, two)):
-        tokens[rows, : part.tokens.shape[1]] = part.tokens
-        for column, numbers in zip(others, part[1:]):
-            column[rows] = numbers
-    return TokenIds(tokens, *others)
 
 
 class Candidates(NamedTuple):
@@ -146,7 +46,7 @@ class SentencePhrases:
 
 
 class PhraseCandidates:
-    """Retrieve for source sentences, and tokenise what was retrieved as the decoder would; see `TokenisationCache`.
+    """Retrieve for source sentences, and tokenise what was retrieved as the decoder would; see `phrase_tokens`.
 
     A phrase without token ids is left out. Of equal token ids for the same source phrase the most similar stands for all.
 
@@ -167,9 +67,7 @@ class PhraseCandidates:
         self.retriever, self.make_subwords, self.source_dictionary = retriever, make_subwords, source_dictionary
         self.reach = reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
-        self._of_learnt: tuple[LearntPhrases, TokenisationCache] | None = (
-            None  # of what was learnt when it last changed
-        )
+        self._of_learnt: tuple[LearntPhrases, Tokenise] | None = None  # of what was learnt when it last changed
 
     @cached_property
     def subwords(self) -> DecoderSubwords:
@@ -177,14 +75,18 @@ class PhraseCandidates:
         return self.make_subwords()
 
     @cached_property
-    def _tokenise_own(self) -> TokenisationCache:
-        return TokenisationCache(self.retriever.datastore, self.subwords, self.reach)
+    def _tokenise_own(self) -> Tokenise:
+        datastore, model = self.retriever.datastore, self.subwords.model
+        written = open_or_write(datastore, self.subwords, model) if model is not None else None
+        if written is not None:
+            return WrittenTokens(written, self.reach)
+        return SplitTokens(datastore, self.subwords, self.reach)
 
-    def _tokenise_learnt(self, learnt: LearntPhrases) -> TokenisationCache:
+    def _tokenise_learnt(self, learnt: LearntPhrases) -> Tokenise:
         """Return a cache that ends with what it is of, whose entries have other numbers when something was forgotten."""
         known = self._of_learnt
         if known is None or known[0] is not learnt:
-            known = self._of_learnt = learnt, TokenisationCache(learnt, self.subwords, self.reach)
+            known = self._of_learnt = learnt, SplitTokens(learnt, self.subwords, self.reach)
         return known[1]
 
     def _tokenise(self, entries: np.ndarray, learnt: LearntPhrases | None) -> TokenIds:
@@ -275,7 +177,12 @@ class RememberedCandidates(PhraseCandidates):
     def __init__(self, candidates: PhraseCandidates) -> None:
         given = candidates
         super().__init__(given.retriever, lambda: given.subwords, given.source_dictionary, given.reach)
+        self._given = given
         self._known: dict[bytes, list[SentencePhrases]] = {}
+
+    @cached_property
+    def _tokenise_own(self) -> Tokenise:
+        return self._given._tokenise_own
 
     def start(self, src_tokens: Tensor, learnt: LearntPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""

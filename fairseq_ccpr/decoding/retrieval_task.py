@@ -51,6 +51,7 @@ from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.text.encoder_options import digest_options
 from fairseq_ccpr.text.glossary import Glossary
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class RetrievalTask(FairseqTask):
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
+        self.splitting: dict[str, str | None] = {name: digest_options(None) for name in ("tokenizer", "bpe")}  # digests
 
     def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None]:
         """Read what was tuned for the datastore: settings by the prefix of their options, and trust."""
@@ -193,12 +195,12 @@ class RetrievalTask(FairseqTask):
 
     def build_tokenizer(self, args: Any) -> Any:
         """Build the tokenizer of `--tokenizer`, and keep it: phrases are made of text."""
-        self.tokenizer = super().build_tokenizer(args)
+        self.tokenizer, self.splitting["tokenizer"] = super().build_tokenizer(args), digest_options(args)
         return self.tokenizer
 
     def build_bpe(self, args: Any) -> Any:
         """Build the subword model of `--bpe`, and keep it: phrases are made of text."""
-        self.bpe = super().build_bpe(args)
+        self.bpe, self.splitting["bpe"] = super().build_bpe(args), digest_options(args)
         return self.bpe
 
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
@@ -280,7 +282,9 @@ class RetrievalTask(FairseqTask):
 
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
-        return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary, self.tags.symbols)
+        digests = [digest for digest in self.splitting.values() if digest is not None]
+        model = fingerprint.of_strings(digests) if len(digests) == len(self.splitting) else None
+        return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary, self.tags.symbols, model)
 
 
 def _unknown_settings(tuned: Mapping[str, Mapping[str, Any]]) -> list[str]:

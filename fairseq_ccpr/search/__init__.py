@@ -17,11 +17,13 @@ from fairseq_ccpr.search.exact import EXACT, ExactIndex
 from fairseq_ccpr.search.faiss_index import DiskIndex, FaissIndex
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, read_address
+from fairseq_ccpr.search.rescored_index import RESCORED, RescoredIndex
 from fairseq_ccpr.search.torch_ivf import TORCH_IVF, TorchIvfIndex
 
 __all__ = [
     "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "TORCH_IVF", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
-    "IndexDescription", "RemoteKeys", "StoreAddress", "TorchIvfIndex", "build_index", "open_index", "read_address",
+    "IndexDescription", "RemoteKeys", "RescoredIndex", "StoreAddress", "TorchIvfIndex", "build_index", "open_index",
+    "read_address",
 ]  # fmt: skip
 
 BACKENDS: dict[str, type[Index]] = {
@@ -29,6 +31,7 @@ BACKENDS: dict[str, type[Index]] = {
     TORCH_IVF: TorchIvfIndex,
     DISK: DiskIndex,
     MILVUS: MilvusIndex,
+    RESCORED: RescoredIndex,
     "faiss": FaissIndex,
 }
 

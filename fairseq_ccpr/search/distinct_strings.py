@@ -11,6 +11,7 @@ from torch import Tensor
 from fairseq_ccpr.device import to_host
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH
 
+DEEPEST = 1024  # neighbours of a phrase that are asked for at most: more of them are nearly always the same few strings
 NONE_GONE = np.empty(0, np.int64)
 
 
@@ -46,7 +47,7 @@ def nearest_distinct(
 
     1. Search for the `PHRASE_DEPTH` best entries of each vector, whatever k: fewer strings are then the head of more.
     2. Leave out those that score as the last does, of which there may be more, and deduplicate the strings of the rest.
-    3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find.
+    3. Search twice as deep for the vectors that have fewer than k strings, while there is more to find, down to `DEEPEST`.
 
     Entries that only a deeper search of an approximate index finds come after the earlier ones, better or not.
 
@@ -57,9 +58,9 @@ def nearest_distinct(
         gone: int64 [m], entries that are as if they were not there.
     """
     best = NearestEntries(np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf))
-    rows, depth = np.arange(len(vectors)), PHRASE_DEPTH
+    rows, depth, deepest = np.arange(len(vectors)), PHRASE_DEPTH, min(index.deepest, DEEPEST)
     while len(rows):
-        scores, entries = _by_score(*index.search(vectors[rows], min(depth, index.deepest)))  # [R, depth]
+        scores, entries = _by_score(*index.search(vectors[rows], min(depth, deepest)))  # [R, depth]
         last = scores[:, -1] if depth < index.deepest else np.full(len(rows), -np.inf)
         taken = (scores > last[:, None]) & (scores >= min_similarity)
         taken &= ~np.isin(entries, gone)
@@ -72,7 +73,7 @@ def nearest_distinct(
         valid = np.take_along_axis(kept, order, 1)
         best.entries[rows] = np.where(valid, np.take_along_axis(entries, order, 1), -1)
         best.scores[rows] = np.where(valid, np.take_along_axis(scores, order, 1), -np.inf)
-        rows = rows[(last > -np.inf) & (last >= min_similarity) & ~valid.all(axis=1)]
+        rows = rows[(last > -np.inf) & (last >= min_similarity) & ~valid.all(axis=1)] if depth < deepest else rows[:0]
         depth *= 2
     return best
 
@@ -83,7 +84,11 @@ def unique_mask(numbers: np.ndarray, valid: np.ndarray) -> np.ndarray:
     >>> unique_mask(np.array([[7, 7, 8, 7]]), np.array([[False, True, True, True]]))
     array([[False,  True,  True, False]])
     """
-    order = np.lexsort((~valid, numbers), axis=1)  # stable: of equal ones the valid ones first, in their order
+    if (valid & (numbers == 0)).any():
+        order = np.lexsort((~valid, numbers), axis=1)  # stable: of equal ones the valid ones first, in their order
+    else:  # 0 then stands for those that are not valid
+        numbers = np.where(valid, numbers, numbers.dtype.type(0))
+        order = numbers.argsort(axis=1, kind="stable")
     ordered = np.take_along_axis(numbers, order, 1)
     changes = np.ones(numbers.shape, bool)
     changes[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -96,5 +101,9 @@ def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Sort what a search found, [Q, k] each: the best first, of equal scores the lowest id; on the CPU."""
     scores, ids = to_host([scores, ids])
     of_scores, of_ids = scores.double().numpy(), ids.numpy()
-    order = np.lexsort((of_ids, -of_scores), axis=1)
-    return np.take_along_axis(of_scores, order, 1), np.take_along_axis(of_ids, order, 1)
+    falling = (of_scores[:, 1:] < of_scores[:, :-1]) | (of_ids[:, 1:] < 0)
+    if len(rows := (~falling.all(axis=1)).nonzero()[0]):  # an index gives the best first, but equal ones in any order
+        order = np.lexsort((of_ids[rows], -of_scores[rows]), axis=1)
+        for part in (of_scores, of_ids):
+            part[rows] = np.take_along_axis(part[rows], order, 1)
+    return of_scores, of_ids

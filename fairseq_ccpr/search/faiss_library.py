@@ -91,16 +91,16 @@ def make_index(dimension: int, factory: str, metric: str) -> Any:
 
 
 def automatic_factory(size: int, dimension: int) -> str:
-    """Choose inverted lists of 4-bit codes that registers scan, the best few scored again from fp16 keys.
+    """Choose inverted lists of 4-bit codes that registers scan, the best few scored again from the fp16 keys.
 
     There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are narrow.
 
     >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
-    ('IVF1024,PQ128x4fs,Refine(SQfp16)', 'IVF1024,PQ128x4fs,Refine(SQfp16)')
+    ('IVF1024,PQ128x4fs,Refine(keys)', 'IVF1024,PQ128x4fs,Refine(keys)')
     """
     lists = list_count(size)
     codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
-    return f"IVF{lists},PQ{codes}x4fs,Refine(SQfp16)"
+    return f"IVF{lists},PQ{codes}x4fs,Refine(keys)"
 
 
 def disk_factory(size: int) -> str:

@@ -8,6 +8,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import BACKENDS
 from fairseq_ccpr.search.base import EXACT_UP_TO, METRICS, Effort, Index, IndexDescription, IndexRequest, StoreAddress
 from fairseq_ccpr.search.faiss_library import automatic_factory
+from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
 TOKEN_EFFORT = Effort()
 # Once a sentence more inverted lists can be searched than at each step; and where 64 neighbours are asked for anyway, two
@@ -51,9 +52,14 @@ def plan_index(
 
 
 def _backend_of(request: IndexRequest) -> type[Index]:
-    """Return the database's backend, or the one whose name `--index` begins with; FAISS takes all else as a factory."""
+    """Return the database's backend, or the one whose name `--index` begins with; FAISS takes all else as a factory.
+
+    A factory string that ends in `SUFFIX` is of `RescoredIndex`.
+    """
     if request.store is not None:
         return BACKENDS[request.store.backend]
+    if request.choice.endswith(SUFFIX):
+        return BACKENDS[RESCORED]
     return next((BACKENDS[name] for name in BACKENDS if request.choice.startswith(name)), BACKENDS["faiss"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -32,27 +32,38 @@ def digest_number(string: str) -> int:
 
 
 def first_of_equals(strings: Iterable[str], folder: Path) -> np.ndarray:
-    """Find for each string the first one that is equal; memory holds the digests of a 256th of them at a time.
+    """Find for each string the first one that is equal, see `first_of_equal_numbers`.
 
     Strings of the same digest count as equal: of 100 million different ones, two are taken for one with a chance of .0003.
+    """
+    return first_of_equal_numbers(_digested(strings), folder)
+
+
+def _digested(strings: Iterable[str]) -> Iterator[np.ndarray]:
+    remaining = iter(strings)
+    while block := list(islice(remaining, BLOCK)):
+        yield np.frombuffer(b"".join(digest(string) for string in block), np.uint64)
+
+
+def first_of_equal_numbers(blocks: Iterable[np.ndarray], folder: Path) -> np.ndarray:
+    """Find for each number the first one that is equal; memory holds a 256th of them at a time.
 
     Args:
-        strings: N of them, read once.
+        blocks: N numbers, uint64 [n] each, as good as random in their lowest bits; read once.
         folder: for the result, `first.npy`, and temporary files.
 
     Returns:
-        int64 [N], the number of that string, memory-mapped; may be written to.
+        int64 [N], where that one is, memory-mapped; may be written to.
     """
     spilled, first = folder / "buckets", folder / "first.npy"
     shutil.rmtree(spilled, ignore_errors=True)  # left by a run that was killed
     spilled.mkdir()
-    count, strings = 0, iter(strings)
+    count = 0
     numbers = GrowingArray(first, (), "int64")
-    while block := list(islice(strings, BLOCK)):
-        digests = np.frombuffer(b"".join(digest(string) for string in block), np.uint64)
+    for block in blocks:
         numbers.append(np.arange(count, count + len(block)))
-        rows = np.stack([digests, np.arange(count, count + len(block), dtype=np.uint64)], axis=1)
-        buckets = digests % BUCKETS
+        rows = np.stack([block, np.arange(count, count + len(block), dtype=np.uint64)], axis=1)
+        buckets = block % BUCKETS
         for bucket in np.unique(buckets).tolist():
             with (spilled / str(bucket)).open("ab") as stream:
                 stream.write(rows[buckets == bucket].tobytes())

@@ -6,7 +6,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +19,6 @@ from fairseq_ccpr.text.sentencepiece_pair import for_target
 from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
 from fairseq_ccpr.text.words import SPACE, kinds_of
 
-SENTENCES = 1 << 15  # in the tokenisation cache, about 1.5 kB each
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
 ENOUGH_KNOWN = (
@@ -56,9 +54,9 @@ class Pieces:
     beyond the text, so that they are no part of a phrase.
     """
 
-    ids: Sequence[int]
-    starts: Sequence[int]
-    ends: Sequence[int]
+    ids: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 class DecoderSubwords:
@@ -69,6 +67,7 @@ class DecoderSubwords:
         bpe: of `task.build_bpe`: SentencePiece, subword-nmt or fastBPE; or None where the model knows words.
         dictionary: of the target language.
         tags: symbols that name a language, and are no text.
+        model: digest of all that tokenizer and BPE were made from; None where it is not known.
 
     Attributes:
         pieces: how many pieces the sentences split so far have.
@@ -78,22 +77,56 @@ class DecoderSubwords:
         ConfigurationError: `bpe` is of another kind, or not of the kind that made the dictionary's symbols.
     """
 
-    def __init__(self, tokenizer: Any, bpe: Any, dictionary: Dictionary, tags: Collection[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        bpe: Any,
+        dictionary: Dictionary,
+        tags: Collection[str] = frozenset(),
+        model: str | None = None,
+    ) -> None:
+        self.model = model
         self.tokenizer, self.bpe, self.dictionary = _for_target_text(tokenizer), bpe, dictionary
         self.tags = frozenset(tags)
         self.mark = _mark_of_bpe(bpe)
         self.pieces = self.unknown = 0
         self._source_dictionary: Dictionary | None = None
-        self._split_once = lru_cache(SENTENCES)(self._split)
         self._check_mark(dictionary, "the target text cannot be split into the model's subwords", _examples(dictionary))
 
     def split(self, text: str) -> Pieces:
-        """Tokenise a sentence of the target language as fairseq does; recent ones are cached.
+        """Tokenise a sentence of the target language as fairseq does.
 
         Raises:
             ConfigurationError: more than `MAX_UNKNOWN` of the pieces so far are unknown.
         """
-        return self._split_once(text)
+        pieces = self.split_unchecked(text)
+        self.pieces += len(pieces.ids)
+        self.unknown += pieces.ids.count(self.dictionary.unk())
+        self.check_known(self.pieces, self.unknown)
+        return pieces
+
+    def split_unchecked(self, text: str) -> Pieces:
+        """Do the same, however many pieces are unknown, and count none."""
+        index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
+        placed = self._place(text)
+        symbols, starts, ends = zip(*placed) if placed else ((), (), ())
+        found = (index.get(symbol, unknown) for symbol in symbols)
+        ids = tuple(number if number >= first else unknown for number in found)  # a word "</s>" is no marker
+        return Pieces(ids, tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
+
+    @staticmethod
+    def check_known(pieces: int, unknown: int) -> None:
+        """Refuse subwords of which the dictionary lacks too many.
+
+        Raises:
+            ConfigurationError: says how many, and what to do.
+        """
+        if pieces >= ENOUGH_PIECES and unknown > MAX_UNKNOWN * pieces:
+            raise ConfigurationError(
+                f"{unknown / pieces:.0%} of the pieces of retrieved sentences are not in the target dictionary: "
+                "the subword model of --bpe does not match it; give the --sentencepiece-model or --bpe-codes, and the "
+                "--tokenizer, of the model's training data"
+            )
 
     def slice(self, pieces: Pieces, start: int, end: int) -> list[int] | None:
         """Return the token ids with which the decoder emits text[start:end], whole words, in its sentence.
@@ -143,22 +176,6 @@ class DecoderSubwords:
             self._source_dictionary = source_dictionary
         text = self.bpe.decode(text) if self.bpe is not None else text
         return self.tokenizer.decode(text) if self.tokenizer is not None else text
-
-    def _split(self, text: str) -> Pieces:
-        index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
-        placed = self._place(text)
-        symbols, starts, ends = zip(*placed) if placed else ((), (), ())
-        found = (index.get(symbol, unknown) for symbol in symbols)
-        ids = [number if number >= first else unknown for number in found]  # a word "</s>" is no marker
-        self.pieces += len(ids)
-        self.unknown += ids.count(unknown)
-        if self.pieces >= ENOUGH_PIECES and self.unknown > MAX_UNKNOWN * self.pieces:
-            raise ConfigurationError(
-                f"{self.unknown / self.pieces:.0%} of the pieces of retrieved sentences are not in the target dictionary: "
-                "the subword model of --bpe does not match it; give the --sentencepiece-model or --bpe-codes, and the "
-                "--tokenizer, of the model's training data"
-            )
-        return Pieces(tuple(ids), tuple(accumulate(starts, max)), tuple(accumulate(ends, max)))
 
     def _place(self, text: str) -> list[Placed]:
         """Return the symbols of a text, with the characters each stands for."""

@@ -10,12 +10,17 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.building import type_merge
+from fairseq_ccpr.building.type_merge import mean_of_types, number_types
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
+from fairseq_ccpr.storage.equal_strings import first_of_equal_numbers
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.words import word_spans
@@ -145,3 +150,19 @@ def test_the_recipe(xpr: Xpr, tmp_path: Path) -> None:
     trained = XprEncoder.load(tmp_path / "out" / "checkpoints" / "checkpoint_best.pt")
     kept = XprEncoder.load(tmp_path / "out" / "phrase-encoder" / "xpr.pt")
     assert kept.dimension == 8 and kept.fingerprint() == trained.fingerprint() and kept.trained_on == ["de-en"]
+
+
+def test_means_of_types_against_a_loop(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Numbered by first coming, and added up over blocks, which memory need not hold together."""
+    strings = rng.integers(0, 30, 500)
+    means = rng.normal(size=(500, 6)).astype(np.float16)
+    hashes = rng.integers(0, 2**63, 30).astype(np.uint64)[strings]
+    firsts = first_of_equal_numbers(iter(np.array_split(hashes, 9)), tmp_path)
+    assert firsts.tolist() == [strings.tolist().index(string) for string in strings]
+    with patch.object(type_merge, "BLOCK", 7):
+        types, count = number_types(firsts, tmp_path / "types.npy")
+        found = np.concatenate([*mean_of_types(means, types, count, tmp_path)])
+    order = [*dict.fromkeys(strings.tolist())]
+    assert types.tolist() == [order.index(string) for string in strings] and count == len(order)
+    wanted = np.stack([means[strings == string].astype(np.float32).mean(axis=0) for string in order])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,15 @@ from fairseq_ccpr.datastore.learnt_records import NewPair
 from fairseq_ccpr.datastore.pair_phrases import PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases, PhraseSegment, entries_of
-from fairseq_ccpr.decoding.phrase_candidates import TokenisationCache, merged
 from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
+from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, merged
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.growing import GrowingKeys
 from fairseq_ccpr.search.joined import JoinedIndex
+from fairseq_ccpr.text.decoder_subwords import Pieces
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, write_lines
 from tests.killing import new_pair, store_at
@@ -165,22 +167,19 @@ def test_token_ids_of_both_are_those_of_one(divided: Divided, folder: Path) -> N
     class Words:
         """Subwords that are words, with the numbers that their letters give."""
 
-        def split(self, text: str) -> list[tuple[int, int]]:
+        dictionary = SimpleNamespace(unk=lambda: -1)
+
+        def split(self, text: str) -> Pieces:
             starts = [at for at in range(len(text)) if text[at] != " " and (not at or text[at - 1] == " ")]
-            return [(at, (text + " ").index(" ", at)) for at in starts]
-
-        def slice(self, pieces: list[tuple[int, int]], start: int, end: int) -> list[int]:
-            return [10 * a + b for a, b in pieces if start <= a < end]
-
-        def following(self, pieces: list[tuple[int, int]], end: int, most: int) -> list[int]:
-            return [10 * a + b for a, b in pieces if a >= end][:most]
+            ends = [(text + " ").index(" ", at) for at in starts]
+            return Pieces(tuple(10 * a + b for a, b in zip(starts, ends)), tuple(starts), tuple(ends))
 
     words: Any = Words()
     own, whole = PhraseDatastore(folder), PhraseDatastore(divided.whole)
     store = store_at(folder)
     store.learn(divided.rest)
     learnt = beside(folder, store)
-    one, two, both = (TokenisationCache(part, words, 3) for part in (own, learnt, whole))
+    one, two, both = (SplitTokens(part, words, 3) for part in (own, learnt, whole))
     for size in (0, 1, 300):
         entries = np.random.randint(whole.section.size, size=size)
         mine = learnt.own(entries)

@@ -179,6 +179,30 @@ def test_breaking_down_a_translation_gives_the_scores_of_beam_search(several: Se
     assert len(held_out.targets) == int(sample["ntokens"]) - 4 * task.tags.forced
 
 
+def test_given_targets_are_no_beams_however_many_sentences_there_are(several: Several) -> None:
+    """The cross-attention of BART's models takes as many rows as the beam is wide for one sentence, if it is let."""
+    cfg = configure(several.words(*several.retrieving(0.5), "--beam", 2), several.data_bin)
+    task, models = load(cfg)
+    ensemble = task.build_generator(models, cfg.generation).model
+
+    def forced(sentences: int) -> dict[int, torch.Tensor]:
+        """log p_NMT of the tokens of each sentence, of so many in a batch."""
+        found = {}
+        for sample in task.get_batch_iterator(task.dataset("test"), max_sentences=sentences).next_epoch_itr(
+            shuffle=False
+        ):
+            targets = sample["target"]
+            scores = ensemble.force_decode(sample).log_probs.gather(2, targets.unsqueeze(2)).squeeze(2)
+            for number, row, target in zip(sample["id"].tolist(), scores, targets):
+                found[number] = row[target != task.target_dictionary.pad()]
+        return found
+
+    alone = forced(1)
+    for together in (2, 4, COUNT):  # multiples of the beam
+        for number, scores in forced(together).items():
+            torch.testing.assert_close(scores, alone[number], rtol=1e-4, atol=1e-4)
+
+
 def test_raw_text_is_translated_as_by_fairseq_and_without_tags(several: Several, tmp_path: Path) -> None:
     texts = [source for source, _ in list(read_pairs(several.data_bin.parent / "rows.tsv"))[:6]]
     named = {"device": "cpu", "knn_lambda": 0.9, "knn_k": 2, "knn_temperature": 0.1, "max_len_b": 40, "beam": 2}

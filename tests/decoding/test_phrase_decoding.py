@@ -85,7 +85,8 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
         entries = np.concatenate(found)[:, None]
         return lambda: RetrievedEntries(spans, np.ones(len(spans), np.float32), entries, np.ones(entries.shape))
 
-    with patch.object(PhraseRetriever, "start", start):
+    unwritten = patch("fairseq_ccpr.decoding.phrase_candidates.open_or_write", return_value=None)
+    with patch.object(PhraseRetriever, "start", start), unwritten:
         yield
 
 

@@ -23,6 +23,18 @@ def test_entries_of_a_datastore_have_the_hashes_of_their_strings(phrase_store: P
     hashes = datastore.string_hashes(entries)
     assert len({*zip(strings, hashes.tolist())}) == len({*strings}) == len({*hashes.tolist()})
     assert len(datastore.string_hashes(entries[:0])) == 0
+    assert datastore.hashes is not None  # as they were written when it was built
+    datastore.hashes = None  # as of datastores built before
+    assert np.array_equal(datastore.string_hashes(entries), hashes)
+
+
+def test_search_has_a_bottom() -> None:
+    """Where the nearest thousand have one string, it is not looked for others among all keys."""
+    keys = torch.arange(3000, 0, -1).float()[:, None]
+    strings, index = ["often"] * 2000 + ["rare"] * 1000, ExactIndex(keys, "ip")
+    assert nearest(index, strings, torch.ones(1, 1), 2, 0.0) == [[(0, 3000.0)]]
+    with patch("fairseq_ccpr.search.distinct_strings.DEEPEST", 3000):
+        assert nearest(index, strings, torch.ones(1, 1), 2, 0.0) == [[(0, 3000.0), (2000, 1000.0)]]
 
 
 @settings(max_examples=200, deadline=None)

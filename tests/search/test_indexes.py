@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, faiss_build, tiled
+from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, faiss_build, open_index, tiled
 from fairseq_ccpr.search.faiss_library import inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from tests.vectors import brute_force, clustered
@@ -86,7 +88,16 @@ def test_index_that_cannot_be_written_leaves_nothing() -> None:
         build_index(clustered(10, 8), plan_index("Flat", "l2", "", 10, 8), Path("/nowhere/index"), lambda _: None)
 
 
-FACTORIES = ["Flat", "IVF32,Flat", "IVF32,PQ16x4", "HNSW16", "IVF32,SQfp16", "PCA8,IVF16,Flat", "auto"]
+FACTORIES = [
+    "Flat",
+    "IVF32,Flat",
+    "IVF32,PQ16x4",
+    "HNSW16",
+    "IVF32,SQfp16",
+    "PCA8,IVF16,Flat",
+    "auto",
+    "PQ8,Refine(keys)",
+]
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
@@ -98,7 +109,7 @@ def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path) -> 
     added = []
     build_index(keys, description, tmp_path / "index", added.append)
     assert sum(added) == len(keys)
-    index = FaissIndex.read_file(tmp_path / "index", metric, description.parameters)
+    index = open_index(replace(description, file="index"), keys, tmp_path)
     scores, ids = index.search(queries, 8)
     wanted = brute_force(keys, queries, 8, metric)
     assert index.size == len(keys) and scores.dtype == torch.float32 and ids.dtype == torch.int64
@@ -115,6 +126,27 @@ def test_faiss_pads_what_it_does_not_find(tmp_path) -> None:
     build_index(keys, plan_index("Flat", "l2", "", 10, 8), tmp_path / "index", lambda _: None)
     scores, ids = FaissIndex.read_file(tmp_path / "index", "l2", "").search(torch.zeros(2, 8), 16)
     assert (ids[:, 10:] == -1).all() and torch.isinf(scores[:, 10:]).all() and (ids[:, :10] >= 0).all()
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_keys_that_score_again_need_not_be_in_the_index_twice(metric, tmp_path) -> None:
+    """What FAISS's own copy of the keys finds, in a file that is smaller by the keys."""
+    keys = clustered(25_000, 32)
+    queries = torch.from_numpy(clustered(40, 32, seed=1)).float()
+    found, sizes = [], []
+    for kept in ("SQfp16", "keys"):
+        description = plan_index(f"IVF128,PQ32x4fs,Refine({kept})", metric, "", *keys.shape)
+        build_index(keys, description, path := tmp_path / description.file, lambda _: None)
+        found.append(open_index(description, keys, tmp_path))
+        sizes.append(path.stat().st_size)
+    assert isinstance(found[0], FaissIndex) and isinstance(found[1], RescoredIndex)
+    assert sizes[0] - sizes[1] >= keys.nbytes and sizes[1] < 30 * len(keys) + 4 * 128 * 32 + 10_000
+    gc.collect()  # what FAISS looks at must be kept alive
+    for k in (1, 8, 64):
+        (scores, ids), (of_keys, others) = (index.search(queries, k) for index in found)
+        assert torch.equal(scores, of_keys) and torch.equal(ids, others)
+    _, ids = found[1].search(queries, 30_000)
+    assert [len({*row} - {-1}) for row in ids.tolist()] == (ids >= 0).sum(dim=1).tolist()
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF32,PQ32x4fs,Refine(SQfp16)", "IVF32,SQ8"])
@@ -157,6 +189,7 @@ def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch) ->
         ("exact", "l2", "nprobe=3", "exact search has none"),
         ("exact", "cosine", "", "--metric is 'cosine'"),
         ("IVF4,PQ7", "l2", "", "IVF4,PQ7"),
+        ("IVF4,PQ16x4fs,Refine(keys)", "l2", "nprobes=3", "nprobes=3"),
     ],
 )
 def test_impossible_indexes_are_refused(choice, metric, parameters, sentence) -> None:
@@ -178,4 +211,4 @@ def test_automatic_index_is_exact_where_that_is_fastest() -> None:
     assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
     for odd in (7, 129, 200):  # the codes must share the width out evenly
         plan_index("auto", "ip", "", 10**6, odd)
-    assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ16x4fs,Refine(SQfp16)"
+    assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ16x4fs,Refine(keys)"

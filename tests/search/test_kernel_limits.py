@@ -76,15 +76,13 @@ def test_search_fits_into_shared_memory(capability: int, dimension: int) -> None
     for split in (False, True):
         for queries in HYPOTHESES:
             sizes = kernels().maxima_sizes(dimension, queries, True, split, device)
-            kernel = compiled(kernels()._maxima_kernel, capability, tuple(sizes.items()))
             tiling = Tiling(sizes["QUERIES"], sizes["CHUNK"], sizes["STAGES"], sizes["num_warps"])
             bound = shared_bytes(tiling, dimension <= HELD, split, device.major)
-            assert kernel.metadata.shared <= bound <= device.shared, (queries, split)
-            assert ("wgmma" in kernel.asm["ptx"]) == (capability == 90)  # tensor cores, and the newest there are
-            assert "mma" in kernel.asm["ptx"]
-    sizes = kernels().maxima_sizes(dimension, 240, True, True, device)
-    kernel = compiled(list_kernels()._lists_kernel, capability, tuple(sizes.items()))
-    assert kernel.metadata.shared <= device.shared
+            for function in (kernels()._maxima_kernel, list_kernels()._lists_kernel):
+                kernel = compiled(function, capability, tuple(sizes.items()))
+                assert kernel.metadata.shared <= bound <= device.shared, (function, queries, split)
+                assert ("wgmma" in kernel.asm["ptx"]) == (capability == 90)  # tensor cores, and the newest there are
+                assert "mma" in kernel.asm["ptx"]
     kernel = compiled(kernels()._scores_kernel, capability, tuple(kernels().scores_sizes(dimension, True).items()))
     assert kernel.metadata.shared <= 49_152  # what any GPU gives without being asked
 

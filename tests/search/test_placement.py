@@ -49,7 +49,9 @@ def test_what_a_gpu_had_built_opens_on_a_cpu(choice, tmp_path, monkeypatch) -> N
     assert index.search(queries, 3)[1][:, 0].tolist() == ExactIndex(KEYS, "l2").search(queries, 3)[1][:, 0].tolist()
 
 
-@pytest.mark.parametrize("choice", ["IVF32,PQ16x4fs,Refine(SQfp16)", "HNSW16", "disk:IVF16,SQ8"])
+@pytest.mark.parametrize(
+    "choice", ["IVF32,PQ16x4fs,Refine(keys)", "IVF32,PQ16x4fs,Refine(SQfp16)", "HNSW16", "disk:IVF16,SQ8"]
+)
 def test_exact_search_stands_in_for_what_faiss_has_for_the_cpu(choice, tmp_path, monkeypatch, log) -> None:
     index = opened(choice, tmp_path, ELSEWHERE, ROOM, monkeypatch)
     assert isinstance(index, ExactIndex) and index.stands_in and index.keys.device == ELSEWHERE
@@ -100,7 +102,7 @@ def test_signature_names_what_is_searched(world: World, tmp_path, monkeypatch) -
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU")
-@pytest.mark.parametrize("index", ["exact", "torch-ivf32", "IVF16,Flat", "IVF16,PQ16x4fs,Refine(SQfp16)"])
+@pytest.mark.parametrize("index", ["exact", "torch-ivf32", "IVF16,Flat", "IVF16,PQ16x4fs,Refine(keys)"])
 def test_datastore_of_either_kind_is_searched_on_a_gpu(index, world: World, tmp_path) -> None:
     build(world, store := tmp_path / "store", "--index", index)
     datastore = TokenDatastore(store)

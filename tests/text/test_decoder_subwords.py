@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import gc
 import io
 import itertools
 import random
-import weakref
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +28,7 @@ from hypothesis import strategies as st
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedEntries
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.decoder_subwords import ENOUGH_PIECES, MOSES, SENTENCES, DecoderSubwords, Pieces
+from fairseq_ccpr.text.decoder_subwords import ENOUGH_PIECES, MOSES, DecoderSubwords, Pieces
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import SPACE, kinds_of, word_spans
 from tests.helpers import DEMO
@@ -447,20 +445,6 @@ def test_bpe_whose_pieces_cannot_be_placed_is_refused() -> None:
         ConfigurationError, match="the subwords of Characters: the model needs to have --bpe sentencepiece"
     ):
         DecoderSubwords(None, Characters(), dictionary_of("abc"))
-
-
-def test_sentences_are_remembered_but_not_for_ever() -> None:
-    subwords = DecoderSubwords(None, None, dictionary_of(["say"]))
-    first = subwords.split("say 1")
-    assert subwords.split("say 1") is first and subwords.pieces == 2
-    for number in range(SENTENCES):
-        subwords.dictionary.add_symbol(str(number))
-        subwords.split(f"say {number} say")
-    assert subwords.split("say 1") is not first
-    alive = weakref.ref(subwords)
-    del subwords
-    gc.collect()
-    assert alive() is None
 
 
 def test_options_as_fairseq_reads_them() -> None:

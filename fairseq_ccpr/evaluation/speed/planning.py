@@ -18,6 +18,7 @@ from fairseq_ccpr.search import DISK, TORCH_IVF
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
 from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists, list_count, make_index
 from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, index_bytes, plan_index
+from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
 SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
 LEAST_BYTES = 1 << 26
@@ -86,7 +87,7 @@ def needs(
 
     def lists(choice: str, place: str) -> Need:
         planned = plan_index(choice, metric, "", size, d, effort=effort)
-        index = make_index(d, planned.factory, metric)
+        index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
         if (ivf := inverted_lists(index)) is None:
             raise ConfigurationError(f"--index {choice} has no inverted lists, and nothing else can be planned for")
         probed = int(dict(word.split("=") for word in planned.parameters.split(","))["nprobe"])
@@ -94,8 +95,9 @@ def needs(
         entry = ivf.code_size + 8
         again = index.refine_index.sa_code_size() if hasattr(index, "refine_index") else 0  # for the best few
         whole = size * (entry + again) + coarse
+        mapped = keys if planned.backend == RESCORED else 0  # from which candidates are scored again
         read = queries * probed / ivf.nlist * size * entry + coarse
-        held = {"host": (whole, 0), "devices": (0, whole + values), "disk": (coarse, 0)}[place]
+        held = {"host": (whole + mapped, 0), "devices": (0, whole + values), "disk": (coarse, 0)}[place]
         if place == "disk":
             read = min(read - coarse, size * entry)  # a list that several queries want is read once
         limits = speeds.get(place.removesuffix("s"))

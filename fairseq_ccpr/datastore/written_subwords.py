@@ -1,0 +1,195 @@
+"""The phrases of a datastore in the subwords of a translation model: derived from it once, mapped from disk ever after.
+
+A folder `subwords-XXXXXXXX` beside the parts has, named by a digest of what it was made from,
+
+    tokens.npy       uint16 or int32 [T]   the ids of all sentences' subwords, sentence after sentence
+    first.npy        int64 [N]             of each phrase its first subword
+    counts.npy       uint8 [N, 2]          how many subwords it has, 0 where the decoder cannot write it, and how many follow
+    subwords.json                          what it was made from, size and checksum of each file
+
+It can be deleted at any time: it is made again when it is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq_ccpr.datastore.phrase import SENTENCES as TEXT
+from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
+from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
+from fairseq_ccpr.storage.atomic import scratch_directory
+from fairseq_ccpr.storage.files import check_sizes, describe_files, read_checked_json, write_checked_json
+from fairseq_ccpr.storage.fingerprint import of_strings
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
+
+FORMAT_VERSION = 1  # 1 more whenever phrases are cut otherwise
+TOKENS, FIRST, COUNTS = "tokens", "first", "counts"
+DESCRIPTION = "subwords.json"
+LOCK = "subwords.lock"  # held by who is making them
+BLOCK = 1 << 12  # sentences, or phrases of about as many, at a time
+SPANS_FILE = f"{SPANS}.npy"
+MOST = 255  # subwords that are counted; a longer phrase is none that a decoder follows
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WrittenSubwords:
+    """The phrases of a datastore as subwords, memory-mapped."""
+
+    tokens: np.ndarray  # uint16 or int32 [T]
+    first: np.ndarray  # int64 [N]
+    counts: np.ndarray  # uint8 [N, 2]
+
+    def cuts(self, entries: np.ndarray) -> Cuts:
+        """Tell where the phrases of entries, int64 [R], are among `tokens`."""
+        return Cuts(self.first[entries], *self.counts[entries].T.astype(np.int64))
+
+
+def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: str) -> WrittenSubwords | None:
+    """Map the phrases of a datastore as subwords, which are made now if that was never done.
+
+    Args:
+        subwords: of the translation model.
+        model: digest of its subword model and tokenizer.
+
+    Returns:
+        None where they are not there and cannot be written, after a line in the log.
+
+    Raises:
+        ConfigurationError: more than `MAX_UNKNOWN` of the subwords are unknown.
+    """
+    made_from = of_strings([of_store(datastore), model, of_strings(subwords.dictionary.symbols)])
+    folder = datastore.directory / f"subwords-{made_from[:8]}"
+    try:
+        if (written := _open(folder, made_from, datastore, subwords)) is None:
+            with _only_one(datastore.directory / LOCK):
+                written = _open(folder, made_from, datastore, subwords)  # another process may have made it
+                if written is None:
+                    _write(folder, made_from, datastore, subwords)
+                    written = _open(folder, made_from, datastore, subwords)
+        return written
+    except (OSError, DatastoreError) as error:
+        logger.info("phrases are made subwords as they are retrieved, since %s cannot be written: %s", folder, error)
+        return None
+
+
+def of_store(datastore: PhraseDatastore) -> str:
+    """Digest what the phrases of a datastore are, and how they are cut."""
+    section = datastore.section
+    digests = [section.files[path]["sha256"] for path in sorted(section.files) if Path(path).name in (SPANS_FILE, TEXT)]
+    return of_strings([str(FORMAT_VERSION), str(section.size), *digests])
+
+
+def _open(
+    folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords
+) -> WrittenSubwords | None:
+    """Map what is in a folder; None where nothing is, or something else, or what is damaged."""
+    if not (folder / DESCRIPTION).exists():
+        return None
+    try:
+        described = read_checked_json(folder / DESCRIPTION)
+        if described["made_from"] != made_from:
+            return None
+        check_sizes(folder, described["files"])
+        size = datastore.section.size
+        return WrittenSubwords(
+            open_array(folder / f"{TOKENS}.npy", (described["tokens"],), _dtype(subwords)),
+            open_array(folder / f"{FIRST}.npy", (size,), "int64"),
+            open_array(folder / f"{COUNTS}.npy", (size, 2), "uint8"),
+        )
+    except (DatastoreError, ValueError, KeyError) as error:
+        logger.warning("%s is damaged and is made again: %s", folder, error)
+        return None
+
+
+def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
+    """Make the folder; what was made of other phrases, which the datastore had before, goes."""
+    section, store = datastore.section, of_store(datastore)
+    logger.info("writing the phrases of %s in the subwords of the model, once: %s", datastore.directory, folder)
+    with scratch_directory(folder) as partial:
+        count, unknown = _split_sentences(partial, datastore, subwords)
+        subwords.check_known(count, unknown)
+        check_space(partial, section.size * 10)
+        _cut_entries(partial, datastore, subwords)
+        names = [f"{name}.npy" for name in (TOKENS, FIRST, COUNTS)]
+        for path in partial.iterdir():
+            if path.name not in names:
+                path.unlink()
+        described = {"made_from": made_from, "store": store, "tokens": count, "unknown": unknown}
+        write_checked_json(partial / DESCRIPTION, {**described, "files": describe_files(partial, names)})
+        shutil.rmtree(folder, ignore_errors=True)  # damaged
+        partial.rename(folder)
+    for other in datastore.directory.glob(f"subwords-*/{DESCRIPTION}"):
+        with contextlib.suppress(ValueError):
+            if read_checked_json(other).get("store") != store:
+                shutil.rmtree(other.parent, ignore_errors=True)
+
+
+def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> tuple[int, int]:
+    """Write the subwords of all sentences; returns how many there are, and how many are unknown."""
+    count = datastore.section.sentences
+    arrays = {name: GrowingArray(partial / f"{name}.npy", (), "int32") for name in ("starts", "ends")}
+    arrays["ids"] = GrowingArray(partial / f"{TOKENS}.npy", (), _dtype(subwords))
+    bounds = GrowingArray(partial / "bounds.npy", (), "int64")
+    bounds.append(np.zeros(1))
+    total = unknown = 0
+    with tqdm(desc="subwords", total=count, unit="sentence", unit_scale=True, disable=None) as bar:
+        for start in range(0, count, BLOCK):
+            numbers = range(start, min(start + BLOCK, count))
+            split = SplitSentences.of([as_rows(subwords.split_unchecked(datastore.sentence(i))) for i in numbers])
+            for name, array in arrays.items():
+                array.append(getattr(split, name))
+            bounds.append(split.bounds[1:] + total)
+            total += len(split.ids)
+            unknown += int((split.ids == subwords.dictionary.unk()).sum())
+            bar.update(len(numbers))
+    for array in (*arrays.values(), bounds):
+        array.close()
+    return total, unknown
+
+
+def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
+    """Write where each phrase is among the subwords of its sentence."""
+    bounds, *parts = (
+        np.load(partial / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        for name in ("bounds", TOKENS, "starts", "ends")
+    )
+    first = GrowingArray(partial / f"{FIRST}.npy", (), "int64")
+    counts = GrowingArray(partial / f"{COUNTS}.npy", (2,), "uint8")
+    for start in range(0, datastore.section.size, BLOCK):
+        spans = datastore.spans[start : start + BLOCK].astype(np.int64)
+        numbers, spans[:, 0] = np.unique(spans[:, 0], return_inverse=True)
+        extents = bounds[numbers + 1] - bounds[numbers]
+        own = np.concatenate([[0], np.cumsum(extents)])
+        rows = np.repeat(bounds[numbers] - own[:-1], extents) + np.arange(own[-1])
+        cuts = cut_phrases(spans, SplitSentences(*(part[rows] for part in parts), own), subwords.dictionary.unk())
+        kept = np.where(cuts.lengths <= MOST, cuts.lengths, 0)
+        first.append(np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept)
+        counts.append(np.stack([kept, np.minimum(cuts.following, MOST)], axis=1))
+    first.close()
+    counts.close()
+
+
+def _dtype(subwords: DecoderSubwords) -> str:
+    return "uint16" if len(subwords.dictionary) <= 1 << 16 else "int32"
+
+
+@contextlib.contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Wait until no other process or thread holds a lock."""
+    with path.open("wb") as stream:
+        with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
