@@ -3,8 +3,8 @@
 python scripts/marian_speed.py FOLDER [--text FILE] [--beam 5] [--tokens N]
 
 FOLDER is a model of Hugging Face on disk, such as OPUS-MT's; if it does not exist, a random one of that size is made there,
-which ends its sentences after some 25 tokens. All compute in fp32. With OMP_NUM_THREADS=1 the time is the processor's, which other
-programs change little. Needs transformers; CTranslate2 is left out where it is not installed (pip install ctranslate2).
+which ends its sentences after some 25 tokens. All compute in fp32. With OMP_NUM_THREADS=1 the time is the processor's, which
+other programs change little. Needs transformers; CTranslate2 is left out where it is not installed (pip install ctranslate2).
 """
 
 from __future__ import annotations

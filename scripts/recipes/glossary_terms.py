@@ -107,7 +107,10 @@ def in_text(variants: list[str], text: str) -> list[str]:
 
 
 def constrained(system: Translator, rows: Rows, wanted: Wanted) -> list[str]:
-    """Translate with fairseq's constraints: of each occurrence the first variant that the reference has."""
+    """Translate with fairseq's constraints: of each occurrence the first variant that the reference has.
+
+    Where fairseq fails on a batch, its sentences are translated one by one, and one that fails alone without constraints.
+    """
     task: Any = system.task
     dictionary = task.target_dictionary
     generation = copy.deepcopy(system.cfg.generation)
@@ -120,11 +123,22 @@ def constrained(system: Translator, rows: Rows, wanted: Wanted) -> list[str]:
     texts = [""] * len(rows)
     for sample in batches_of([encode(source, task) for source, _ in rows], system.cfg, task):
         places = sample["id"].tolist()
-        packed = pack_constraints([terms[place] for place in places])
         with torch.no_grad():
-            found = task.inference_step(generator, system.models, sample, constraints=packed)
-        for place, hypotheses in zip(places, found):
-            texts[place] = Translation.of(rows[place][0], hypotheses[:1], system).text
+            try:
+                packed = pack_constraints([terms[place] for place in places])
+                found = task.inference_step(generator, system.models, sample, constraints=packed)
+            except (
+                AssertionError
+            ):  # fairseq gives up where a sentence is at its greatest length and terms are still open
+                found = None
+        if found is None and len(places) > 1:
+            again = [constrained(system, [rows[place]], [wanted[place]])[0] for place in places]
+        elif found is None:
+            again = [one.text for one in system.translate([rows[places[0]][0]])]
+        else:
+            again = [Translation.of(rows[at][0], of[:1], system).text for at, of in zip(places, found)]
+        for place, text in zip(places, again):
+            texts[place] = text
     return texts
 
 
