@@ -40,7 +40,8 @@ def read(page: str) -> dict[str, Any]:
     [{'section': 'S', 'columns': ['a', 'b'], 'rows': [['x', '1'], ['', '2']]}]
     """
     found: dict[str, Any] = {"title": "", "tables": [], "signatures": {}}
-    section, fence, table = "", "", None
+    section, fence = "", ""
+    table: dict[str, Any] | None = None
     for line in page.splitlines():
         if line.startswith("```"):
             fence = "" if fence else line[3:] or "text"
