@@ -21,12 +21,12 @@ from fairseq_ccpr.mining.fragments import WINDOW, fragments
 from fairseq_ccpr.mining.grid import Grid
 from fairseq_ccpr.mining.labelled import LabelledText, read_labelled
 from fairseq_ccpr.mining.logistic import LogisticMethod
-from fairseq_ccpr.mining.margin import MaxMethod
 from fairseq_ccpr.mining.method import MiningMethod
 from fairseq_ccpr.mining.miner import Miner, Tuning, read_sentences
 from fairseq_ccpr.mining.pknn import ENTROPIES, OVER_SENTENCES
 from fairseq_ccpr.mining.rfr import RfrMethod
 from fairseq_ccpr.mining.tuned_settings import METHODS, TunedSettings
+from fairseq_ccpr.mining.two_way import TwoWayMethod
 from fairseq_ccpr.models.pretrained.sentence_encoders import (
     E5,
     MUSE,
@@ -45,11 +45,14 @@ logger = logging.getLogger(__name__)
 HELP = f"""\
 For each sentence of one text, find its translation in another, or none. --method is one of
 
-  max       margin ratio: similarity relative to that of the neighbourhoods; highest first, each sentence in one pair
+  logistic  regression of margin, votes, MaxSim and lengths, learned from --tune; finds most
+  two-way   votes of fragments of {WINDOW} words, from source to target and back; finds most without labels
+  max       margin ratio: similarity relative to that of the neighbourhoods; fastest
   margin    margin ratio; each source takes its best target, even if others take it as well
-  two-way   votes of fragments of {WINDOW} words, from source to target and back; highest first, each sentence in one pair
-  logistic  regression of margin, votes, MaxSim and lengths, learned from --tune; highest first, each sentence in one pair
   rfr       RFR as published: votes of fragments, from source to target; slowest, and finds least
+
+The first three take the highest scores first, each sentence in one pair. The default is {LogisticMethod.name} with --tune, and
+{TwoWayMethod.name} without.
 
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --output pairs.tsv
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
@@ -89,7 +92,8 @@ class Options:
     tune: Optional[Path] = option(None, "labelled pairs to choose the settings by", metavar="TSV")
     method: Optional[str] = option(
         None,
-        f"how pairs are found ({MaxMethod.name}), see above; with --settings alone these say",
+        f"how pairs are found ({LogisticMethod.name} with --tune, or {TwoWayMethod.name}), see above; with --settings alone "
+        "these say",
         choices=tuple(METHODS),
     )
     entropy_over: Optional[str] = option(
@@ -200,8 +204,8 @@ def _check(options: Options) -> None:
         )
     if options.entropy_over and options.method != RfrMethod.name:
         raise ConfigurationError(
-            f"--entropy-over {options.entropy_over} is of {RfrMethod.name}, and --method is "
-            f"{options.method or MaxMethod.name}: give --method {RfrMethod.name}, or leave it out"
+            f"--entropy-over {options.entropy_over} is of {RfrMethod.name}, and --method is {_method_name(options)}: give "
+            f"--method {RfrMethod.name}, or leave it out"
         )
 
 
@@ -218,7 +222,12 @@ def _write(miner: Miner, path: Path) -> int:
 
 def _untuned(options: Options) -> MiningMethod:
     given = {"entropy_over": options.entropy_over} if options.entropy_over else {}
-    return METHODS[options.method or MaxMethod.name](**given)
+    return METHODS[_method_name(options)](**given)
+
+
+def _method_name(options: Options) -> str:
+    """Name what finds most: with labels, and without."""
+    return options.method or (LogisticMethod.name if options.tune else TwoWayMethod.name)
 
 
 def _describe_tuning(path: Path, labelled: LabelledText, miner: Miner, tuning: Tuning) -> dict[str, Any]:

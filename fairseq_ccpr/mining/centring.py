@@ -6,7 +6,7 @@ import numpy as np
 
 from fairseq_ccpr.mining.neighbours import SentenceKeys
 
-LEAST = 100  # vectors that a mean is made of: of fewer it would be that of the subject, or of one sentence
+LEAST = 300  # vectors that a mean is made of: of fewer it would be that of the subject, or of one sentence
 BLOCK = 4096  # vectors at a time
 DECIMALS = 9
 

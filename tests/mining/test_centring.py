@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fairseq_ccpr.mining import centring
 from fairseq_ccpr.mining.centring import Centre, centred
@@ -16,6 +17,11 @@ from fairseq_ccpr.mining.miner import Miner
 from fairseq_ccpr.mining.neighbours import SentenceKeys
 from fairseq_ccpr.mining.trial import Trial
 from tests.mining.toy_text import ToyEncoder, random_pairs
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: Any) -> None:
+    monkeypatch.setattr(centring, "LEAST", 100)
 
 
 def plain(vectors: np.ndarray, mean: np.ndarray) -> np.ndarray:

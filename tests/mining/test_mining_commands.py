@@ -107,7 +107,7 @@ def test_a_warning_where_hardly_anything_pairs(made: Path, tmp_path: Path, caplo
     targets = set((made / "en.txt").read_text(encoding="utf-8").splitlines())
     alone = [source for source, target in list(read_pairs(made / "pairs.tsv"))[90:190] if target not in targets]
     others = write_lines(tmp_path / "others.txt", *alone)
-    words = ["--encoder", made / "vectors", "--output", tmp_path / "mined.tsv", "--quiet"]
+    words = ["--encoder", made / "vectors", "--output", tmp_path / "mined.tsv", "--quiet", "--method", "max"]
     call("mine", "--source", made / "de.txt", "--target", made / "en.txt", *words)
     assert "estimated poorly" not in caplog.text
     call("mine", "--source", others, "--target", made / "en.txt", *words)
@@ -129,8 +129,10 @@ def test_a_warning_where_nothing_can_be_rejected(made: Path, tmp_path: Path, cap
 
 
 def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World) -> None:
+    plain = ["mine", "--source", made / "de.txt", "--target", made / "en.txt", "--encoder", made / "vectors", "--quiet"]
+    assert "method:two-way|" in call(*plain, "--output", tmp_path / "mined.tsv").stdout  # unless told
     shown = call(*command(made, tmp_path, "--tune", made / "gold.tsv")).stdout
-    assert "method:max|" in shown  # unless told
+    assert "method:logistic|" in shown
     words = ["--train", tmp_path / "mined.tsv", "-s", "de", "-t", "en", "--sentencepiece-model", world.spm]
     call("prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "bin")
     assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
@@ -142,22 +144,22 @@ def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World)
 def test_an_experiment_mines(tmp_path: Path) -> None:
     path = ROOT / "scripts" / "experiments" / "mined.yaml"
     plan = Plan(read_config(path), path.parent, tmp_path)
-    data = plan.data("mined").needs[0]
+    data = plan.data("logistic").needs[0]
     mining = data.needs[0]
     assert mining.words[0] == "mine" and {"--tune", "--encoder"} <= set(mining.words)
     assert str(mining.outputs[0]) in data.words and "--train" in data.words
     assert {key for key, _ in mining.inputs} == {
-        f"domains.mined.text.mine.{name}" for name in ("source", "target", "tune")
+        f"domains.logistic.text.mine.{name}" for name in ("source", "target", "tune")
     }
-    unlabelled = plan.data("unlabelled").needs[0].needs[0]
+    unlabelled = plan.data("two-way").needs[0].needs[0]
     assert not {"--tune", "--settings"} & {*unlabelled.words} and len(unlabelled.outputs) == 1
     text = path.read_text(encoding="utf-8")
     both = tmp_path / "both.yaml"
     both.write_text(text.replace("      mine: {", "      train: a.tsv\n      mine: {"), encoding="utf-8")
     refused(
-        call("experiment run", both, "--dry-run", check=False), "domains.mined.text needs train or mine, and not both"
+        call("experiment run", both, "--dry-run", check=False), "domains.two-way.text needs train or mine, and not both"
     )
-    both.write_text(text.replace("--method margin", "--settings a.json"), encoding="utf-8")
+    both.write_text(text.replace("--method max", "--settings a.json"), encoding="utf-8")
     refused(call("experiment run", both, "--dry-run", check=False), "mine.options has --settings")
 
 
@@ -285,7 +287,9 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     refused(call(*words, "--tune", empty, check=False), "empty.txt has no pair")
     both = "--method", "margin", "--entropy-over", "neighbours"
     for given in (both, both[2:]):
-        refused(call(*words, *given, check=False), "--entropy-over neighbours is of rfr, and --method is (margin|max)")
+        refused(
+            call(*words, *given, check=False), "--entropy-over neighbours is of rfr, and --method is (margin|logistic)"
+        )
     refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the directory")
     refused(call(*words, "--index", "Hexagon", check=False), "FAISS cannot make an index 'Hexagon'")
     refused(call(*words, "--output", tmp_path / "no" / "x.tsv", check=False), "--output .*x.tsv: there is no folder")
