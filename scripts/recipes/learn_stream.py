@@ -68,7 +68,7 @@ def main() -> None:
         shown = {"signature": signature, "scores": {name: asdict(one) for name, one in scores.items()},
                  "recall": words_found, "seconds to learn": seconds, "translations": texts}  # fmt: skip
         (results / "stream.json").write_text(json.dumps(shown, ensure_ascii=False, indent=1), encoding="utf-8")
-        draw(texts, references, results / "stream.png", f"{Path(pairs).name}: {signature}")
+        draw(texts, references, results / "stream.png", Path(pairs).name)
 
 
 def translate(
@@ -132,7 +132,7 @@ def draw(texts: dict[str, list[str]], references: list[str], path: Path, title: 
             curve = [score(texts[name][:point], references[:point]).bleu for point in points]
             axes.plot(points, curve, label=name, color=COLOURS(number))
         axes.set(xlabel="sentences so far", ylabel="BLEU of them")
-        axes.set_title(title, fontsize=6, wrap=True)
+        axes.set_title(title, fontsize=8)
 
 
 if __name__ == "__main__":
