@@ -58,6 +58,7 @@ def main() -> None:
         ]
         print(f"{len(terms):,} terms, {sum(map(len, wanted)):,} occurrences in {len(rows):,} sentences")
         plain, helped = Translator(model, device="cpu"), Translator(model, glossary=path, device="cpu")
+        signature = helped.signature
     systems: dict[str, Translate] = {
         "model alone": lambda some, _: [one.text for one in plain.translate([source for source, _ in some])],
         "--glossary": lambda some, _: [one.text for one in helped.translate([source for source, _ in some])],
@@ -76,7 +77,7 @@ def main() -> None:
     table = [["", "terms in the output", "BLEU", "sentences/s of processor time"]]
     table += [row(name, texts[name], rows, wanted, seconds[name]) for name in systems]
     print(markdown_table(table))
-    print(helped.signature)
+    print(signature)
 
 
 def drawn(rows: Rows, training: Path) -> Rows:
