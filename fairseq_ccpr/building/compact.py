@@ -41,6 +41,7 @@ from fairseq_ccpr.datastore.token import (
     TokenDatastore,
     array_shapes,
 )
+from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import DISK, IndexDescription
@@ -274,12 +275,17 @@ def _plan(
 
 
 def remove_others(directory: Path, manifest: Manifest) -> None:
-    """Remove parts and journals that what was learnt has moved out of, and those that a run left that was killed."""
+    """Remove parts and journals that what was learnt has moved out of, and those that a run left that was killed.
+
+    What is written of phrases in a model's subwords goes with them: it has the tokens of sentences that were forgotten.
+    """
     for name, section in ((TOKEN, manifest.token), (PHRASE, manifest.phrase)):
         for path in directory.glob(f"{name}*") if section is not None else ():
             found = re.fullmatch(rf"{name}(?:-(\d+))?", path.name)
             if section is not None and found and int(found[1] or 0) != section.generation:
                 rmtree(path)
+    if manifest.phrase is not None:
+        remove_stale(PhraseDatastore(directory))
     for path in (directory / LEARNT).glob("*.journal"):
         if manifest.token is not None and path != journal_path(directory, manifest.token.generation):
             path.unlink()

@@ -131,10 +131,23 @@ def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: D
         write_checked_json(partial / DESCRIPTION, {**described, "files": describe_files(partial, names)})
         shutil.rmtree(folder, ignore_errors=True)  # damaged
         partial.rename(folder)
-    for other in datastore.directory.glob(f"subwords-*/{DESCRIPTION}"):
-        with contextlib.suppress(ValueError):
-            if read_checked_json(other).get("store") != store:
-                shutil.rmtree(other.parent, ignore_errors=True)
+    remove_stale(datastore)
+
+
+def remove_stale(datastore: PhraseDatastore) -> None:
+    """Remove what was made of phrases that the datastore does not have any more, and what was never completed."""
+    store = of_store(datastore)
+    for folder in datastore.directory.glob("subwords-*"):
+        if folder.is_dir() and _store_of(folder) != store:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _store_of(folder: Path) -> object:
+    """Return what the phrases in a folder were made from; None where it is not complete."""
+    try:
+        return read_checked_json(folder / DESCRIPTION).get("store")
+    except (OSError, ValueError):
+        return None
 
 
 def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> tuple[int, int]:

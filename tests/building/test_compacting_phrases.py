@@ -59,7 +59,9 @@ def test_compacted_is_what_a_build_from_all_text_is(
     translator.forget(5)
     translator.close()
     before = outcome(store, sentences)
+    assert list(store.glob("subwords-*/"))  # made by decoding, of the phrases before
     assert "4 pairs moved into it, 1 that were forgotten left it" in compacted(store)
+    assert not list(store.glob("subwords-*/"))
     assert outcome(store, sentences) == before
 
     text = write_lines(tmp_path / "all.txt", *mono.read_text(encoding="utf-8").splitlines(), *targets[:4])
