@@ -56,7 +56,9 @@ class RescoredIndex(FaissIndex):
         own = faiss.IndexScalarQuantizer(codes.d, faiss.ScalarQuantizer.QT_fp16, codes.metric_type)
         if hasattr(faiss, "MaybeOwnedVectorUInt8"):
             array = np.require(keys, np.float16, ["C"])
-            own.codes = faiss.MaybeOwnedVectorUInt8.create_view(array.ctypes.data, array.nbytes, None)
+            codes_of_keys = faiss.swig_ptr(array.reshape(-1).view(np.uint8))
+            nobody = own.codes.owner  # whom the view would keep alive: Python does
+            own.codes = faiss.MaybeOwnedVectorUInt8.create_view(codes_of_keys, array.nbytes, nobody)
             own.ntotal = len(array)
         else:  # FAISS before 1.11 has no keys but its own
             array = np.asarray(keys, np.float32)
