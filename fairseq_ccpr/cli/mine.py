@@ -45,22 +45,14 @@ logger = logging.getLogger(__name__)
 HELP = f"""\
 For each sentence of one text, find its translation in another, or none. --method is one of
 
-<<<<<<< HEAD
-  max       margin ratio: similarity relative to that of the neighbourhoods; highest first, each sentence in one pair
+  logistic  regression of margin, votes, MaxSim and lengths, learned from --tune; finds most
+  two-way   votes of fragments of {WINDOW} words, from source to target and back; needs no labels
+  max       margin ratio: similarity relative to that of the neighbourhoods; fastest
   margin    margin ratio; each source takes its best target, even if others take it as well
-  two-way   votes of fragments of {WINDOW} words, from source to target and back; highest first, each sentence in one pair
-  logistic  regression of margin, votes, MaxSim and lengths, learned from --tune; highest first, each sentence in one pair
   rfr       RFR as published: votes of fragments, from source to target; slowest, and finds least
-=======
-  logistic  margin, votes of fragments, MaxSim and lengths, weighted by what --tune's pairs say; finds most
-  two-way   votes of fragments of {WINDOW} words, from source to target and back, among candidates; without labels
-  max       margin ratio: how much nearer two sentences are than their neighbourhoods; the quickest
-  margin    margin ratio, but each source takes its best target, whatever others take
-  rfr       RFR as published: votes of fragments, from source to target; takes longest, and finds least
->>>>>>> 1c4a5d8 (Mining takes what finds most: the logistic with labels, two-way votes without)
 
-The first three match the surest pairs first, each sentence once. Without --method it is {LogisticMethod.name} with --tune,
-and {TwoWayMethod.name} without.
+The first three accept the highest scores first, and each sentence in one pair. The default is {LogisticMethod.name} with
+--tune, and {TwoWayMethod.name} without.
 
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --output pairs.tsv
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
