@@ -46,13 +46,13 @@ HELP = f"""\
 For each sentence of one text, find its translation in another, or none. --method is one of
 
   logistic  regression of margin, votes, MaxSim and lengths, learned from --tune; finds most
-  two-way   votes of fragments of {WINDOW} words, from source to target and back; finds most without labels
+  two-way   votes of fragments of {WINDOW} words, from source to target and back; needs no labels
   max       margin ratio: similarity relative to that of the neighbourhoods; fastest
   margin    margin ratio; each source takes its best target, even if others take it as well
   rfr       RFR as published: votes of fragments, from source to target; slowest, and finds least
 
-The first three take the highest scores first, each sentence in one pair. The default is {LogisticMethod.name} with --tune, and
-{TwoWayMethod.name} without.
+The first three accept the highest scores first, and each sentence in one pair. The default is {LogisticMethod.name} with
+--tune, and {TwoWayMethod.name} without.
 
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --output pairs.tsv
   fairseq-ccpr mine --source web.de --target web.en --encoder {MUSE} --tune some.tsv --settings mine.json --output pairs.tsv
