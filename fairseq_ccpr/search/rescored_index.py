@@ -55,7 +55,7 @@ class RescoredIndex(FaissIndex):
             return cls(codes, description.metric, path.stat().st_size)  # which `open_index` refuses
         own = faiss.IndexScalarQuantizer(codes.d, faiss.ScalarQuantizer.QT_fp16, codes.metric_type)
         if hasattr(faiss, "MaybeOwnedVectorUInt8"):
-            array = np.require(keys, np.float16, ["C"])
+            array = np.ascontiguousarray(keys, np.float16)  # the same memory
             codes_of_keys = faiss.swig_ptr(array.reshape(-1).view(np.uint8))
             nobody = own.codes.owner  # whom the view would keep alive: Python does
             own.codes = faiss.MaybeOwnedVectorUInt8.create_view(codes_of_keys, array.nbytes, nobody)
