@@ -21,6 +21,8 @@ COPY = ",Refine(SQfp16)"
 class RescoredIndex(FaissIndex):
     """FAISS's own `Refine(SQfp16)`, but its fp16 keys are those of the datastore, mapped from their file."""
 
+    parts: tuple[object, ...] = ()
+
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
         """Take a factory string that ends in `SUFFIX`, and parameters in FAISS's notation, or those that give good recall."""
@@ -68,8 +70,6 @@ class RescoredIndex(FaissIndex):
         opened = cls(index, description.metric, path.stat().st_size)
         opened.parts = (codes, own, array)  # which FAISS does not keep alive
         return opened
-
-    parts: tuple[object, ...] = ()
 
 
 def of_codes(description: IndexDescription) -> IndexDescription:
