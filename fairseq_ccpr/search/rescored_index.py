@@ -21,6 +21,8 @@ COPY = ",Refine(SQfp16)"
 class RescoredIndex(FaissIndex):
     """FAISS's own `Refine(SQfp16)`, but its fp16 keys are those of the datastore, mapped from their file."""
 
+    parts: tuple[object, ...] = ()
+
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
         """Take a factory string that ends in `SUFFIX`, and parameters in FAISS's notation, or those that give good recall."""
@@ -55,7 +57,7 @@ class RescoredIndex(FaissIndex):
             return cls(codes, description.metric, path.stat().st_size)  # which `open_index` refuses
         own = faiss.IndexScalarQuantizer(codes.d, faiss.ScalarQuantizer.QT_fp16, codes.metric_type)
         if hasattr(faiss, "MaybeOwnedVectorUInt8"):
-            array = np.require(keys, np.float16, ["C"])
+            array = np.ascontiguousarray(keys, np.float16)  # the same memory
             codes_of_keys = faiss.swig_ptr(array.reshape(-1).view(np.uint8))
             nobody = own.codes.owner  # whom the view would keep alive: Python does
             own.codes = faiss.MaybeOwnedVectorUInt8.create_view(codes_of_keys, array.nbytes, nobody)
@@ -68,8 +70,6 @@ class RescoredIndex(FaissIndex):
         opened = cls(index, description.metric, path.stat().st_size)
         opened.parts = (codes, own, array)  # which FAISS does not keep alive
         return opened
-
-    parts: tuple[object, ...] = ()
 
 
 def of_codes(description: IndexDescription) -> IndexDescription:
