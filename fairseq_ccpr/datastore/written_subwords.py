@@ -187,7 +187,8 @@ def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSub
         extents = bounds[numbers + 1] - bounds[numbers]
         own = np.concatenate([[0], np.cumsum(extents)])
         rows = np.repeat(bounds[numbers] - own[:-1], extents) + np.arange(own[-1])
-        cuts = cut_phrases(spans, SplitSentences(*(part[rows] for part in parts), own), subwords.dictionary.unk())
+        ids, starts, ends = (part[rows] for part in parts)
+        cuts = cut_phrases(spans, SplitSentences(ids, starts, ends, own), subwords.dictionary.unk())
         kept = np.where(cuts.lengths <= MOST, cuts.lengths, 0)
         first.append(np.where(kept > 0, rows[np.minimum(cuts.first, len(rows) - 1)], 0) if len(rows) else kept)
         counts.append(np.stack([kept, np.minimum(cuts.following, MOST)], axis=1))

@@ -16,6 +16,7 @@ from fairseq.search import BeamSearch, DiverseBeamSearch
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
+from fairseq_ccpr.datastore.encoder_options import digest_options
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
@@ -51,7 +52,6 @@ from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
-from fairseq_ccpr.text.encoder_options import digest_options
 from fairseq_ccpr.text.glossary import Glossary
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,9 +55,9 @@ def compare(baseline: Sequence[Outcome], system: Sequence[Outcome]) -> Differenc
     names = np.concatenate([outcome.sources for outcome in baseline])
     _, places = np.unique(names, return_inverse=True)
     both = np.concatenate([np.concatenate([o.counts() for o in tests]) for tests in (baseline, system)], axis=1)
-    sums = [np.bincount(places, column) for column in both.T]
+    sums = [np.bincount(places, column) for column in both.T]  # right, given, gold of the baseline, then of the system
+    value = float(partial(_difference, axis=-1)(*sums))
     if len(sums[0]) < 2:
-        value = float(_difference(*sums, axis=-1))
         return Difference(value, value, value, 1.0)
     drawn = bootstrap(
         sums, _difference, paired=True, vectorized=True, n_resamples=RESAMPLES, batch=BATCH, method="percentile",
@@ -65,7 +66,8 @@ def compare(baseline: Sequence[Outcome], system: Sequence[Outcome]) -> Differenc
     differences = drawn.bootstrap_distribution
     beyond = min((differences <= 0).sum(), (differences >= 0).sum())
     p = min(1.0, 2 * (float(beyond) + 1) / (len(differences) + 1))
-    return Difference(float(_difference(*sums, axis=-1)), *map(float, drawn.confidence_interval), p)
+    low, high = drawn.confidence_interval
+    return Difference(value, float(low), float(high), p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

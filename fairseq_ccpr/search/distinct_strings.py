@@ -102,7 +102,7 @@ def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
     scores, ids = to_host([scores, ids])
     of_scores, of_ids = scores.double().numpy(), ids.numpy()
     falling = (of_scores[:, 1:] < of_scores[:, :-1]) | (of_ids[:, 1:] < 0)
-    if len(rows := (~falling.all(axis=1)).nonzero()[0]):  # an index gives the best first, but equal ones in any order
+    if len(rows := np.flatnonzero(~falling.all(axis=1))):  # an index gives the best first, but equal ones in any order
         order = np.lexsort((of_ids[rows], -of_scores[rows]), axis=1)
         for part in (of_scores, of_ids):
             part[rows] = np.take_along_axis(part[rows], order, 1)

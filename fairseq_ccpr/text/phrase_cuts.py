@@ -22,7 +22,8 @@ class SplitSentences(NamedTuple):
     def of(cls, pieces: Sequence[np.ndarray]) -> SplitSentences:
         """Join sentences, each as `as_rows` gives it."""
         joined = np.concatenate([np.empty((3, 0), np.int32), *pieces], axis=1)
-        return cls(*joined, np.cumsum([0, *[one.shape[1] for one in pieces]]))
+        ids, starts, ends = joined
+        return cls(ids, starts, ends, np.cumsum([0, *[one.shape[1] for one in pieces]]))
 
 
 class Cuts(NamedTuple):
