@@ -2,7 +2,7 @@
 
 python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNT ...]
 
-The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, together,
+The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, 256 at a time,
 up to each of PAIRS_LEARNT (100 1000 10000); with as many the last 24 are translated, in turns with nothing learnt, and in the
 end once more when the datastore is compacted.
 """
@@ -28,6 +28,7 @@ from fairseq_ccpr.storage.journal import JournalWriter
 from fairseq_ccpr.text.pairs import read_pairs
 
 TIMED, TRANSLATED, REPEATS = 100, 24, 3
+TOGETHER = 256  # pairs
 
 
 def main() -> None:
@@ -49,9 +50,8 @@ def main() -> None:
         print(markdown_table(table), flush=True)
         table = [["pairs", "entries", "sentences/s", "without", "speed"]]
         for size in sizes:
-            done = len(translator.memory())
-            if size > done:
-                translator.learn_all(rows[done:size])
+            for start in range(len(translator.memory()), size, TOGETHER):
+                translator.learn_all(rows[start : min(size, start + TOGETHER)])
             table.append(compare(f"{size:,}", translator, plain, sentences))
         translator.close()
         start = time.perf_counter()
