@@ -83,13 +83,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def _difference(
-    right: np.ndarray, given: np.ndarray, gold: np.ndarray, other_right: np.ndarray, other_given: np.ndarray,
-    _: np.ndarray, axis: int,
-) -> np.ndarray:  # fmt: skip
-    """Subtract the F1 of the first counts from that of the others."""
-    wanted = gold.sum(axis)
+def _difference(*counts: np.ndarray, axis: int) -> np.ndarray:
+    """Subtract the F1 of the first three counts from that of the others: right, given and wanted of each."""
     one, other = (
-        2 * r.sum(axis) / np.maximum(g.sum(axis) + wanted, 1) for r, g in ((right, given), (other_right, other_given))
+        2 * right.sum(axis) / np.maximum(given.sum(axis) + wanted.sum(axis), 1)
+        for right, given, wanted in (counts[:3], counts[3:])
     )
     return other - one
