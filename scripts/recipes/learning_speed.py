@@ -2,9 +2,9 @@
 
 python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNT ...]
 
-The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, 256 at a time,
-up to each of PAIRS_LEARNT (100 1000 10000); with as many the last 24 are translated, in turns with nothing learnt, and in the
-end once more when the datastore is compacted.
+The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, 256 at a
+time, up to each of PAIRS_LEARNT (100 1000 10000). With as many the last 24 are translated, in turns with nothing learnt, and
+in the end once more when the datastore is compacted.
 """
 
 import shutil
