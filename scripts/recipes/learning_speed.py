@@ -4,7 +4,7 @@ python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNT ...]
 
 The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, 256 at a
 time, up to each of PAIRS_LEARNT (100 1000 10000). With as many the last 24 are translated, in turns with nothing learnt, and
-at the end once more when the datastore is compacted.
+in the end once more when the datastore is compacted.
 """
 
 import shutil
@@ -50,8 +50,8 @@ def main() -> None:
         print(markdown_table(table), flush=True)
         table = [["pairs", "entries", "sentences/s", "without", "speed"]]
         for size in sizes:
-            for first in range(len(translator.memory()), size, TOGETHER):
-                translator.learn_all(rows[first : min(size, first + TOGETHER)])
+            for start in range(len(translator.memory()), size, TOGETHER):
+                translator.learn_all(rows[start : min(size, start + TOGETHER)])
             table.append(compare(f"{size:,}", translator, plain, sentences))
         translator.close()
         start = time.perf_counter()
