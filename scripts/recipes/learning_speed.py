@@ -50,8 +50,8 @@ def main() -> None:
         print(markdown_table(table), flush=True)
         table = [["pairs", "entries", "sentences/s", "without", "speed"]]
         for size in sizes:
-            for start in range(len(translator.memory()), size, TOGETHER):
-                translator.learn_all(rows[start : min(size, start + TOGETHER)])
+            for first in range(len(translator.memory()), size, TOGETHER):
+                translator.learn_all(rows[first : min(size, first + TOGETHER)])
             table.append(compare(f"{size:,}", translator, plain, sentences))
         translator.close()
         start = time.perf_counter()
