@@ -21,7 +21,6 @@ from fairseq_ccpr.device import to_device, to_host
 MAX_SUBWORDS = 48  # of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
 NO_TOKEN = -1
 SENTENCE = 2**32  # more than any token
-LEAST_RATIO = -12.0  # of the log probability of a token to that of the likeliest: less is as impossible
 # How far a phrase is after a hypothesis: its state. By the subwords that match:
 BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase
 FOLLOWED_AFTER = (1, 2, 3, 4, 6, 9)  # so many at least, the phrase's last among them: its sentence continues
@@ -103,9 +102,7 @@ class Proposals(NamedTuple):
     values: Tensor  # int64, the token
     slots: Tensor  # int64, of the token among the distinct ones of the sentence
     states: Tensor  # int64, of STATES
-    ratios: Tensor  # fp32, log of p_NMT of the token to that of the likeliest, at least LEAST_RATIO
     covered: Tensor  # fp32, 1 where a phrase of the same source phrase was written in full
-    best: Tensor  # fp32 [H], log p_NMT of the likeliest token
 
     def continuation(self, votes: Tensor, distinct: int) -> Continuation:
         """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z.
@@ -172,12 +169,8 @@ class PhraseState:
         """
         return torch.frexp((self.matched & followed).double()).exponent.long()  # the number of binary digits
 
-    def proposals(self, log_probs: Tensor) -> Proposals:
-        """Collect what each phrase proposes next, and what the model says of it.
-
-        Args:
-            log_probs: fp32 [H, V], log p_NMT.
-        """
+    def proposals(self) -> Proposals:
+        """Collect what each phrase proposes next."""
         table = self.table
         queries, prefix, end, followed = table.phrases.index_select(0, self.rows).unbind(dim=2)  # [H, A] each
         length = self.prefixes(followed)
@@ -187,9 +180,7 @@ class PhraseState:
         values, slots = following.view(*length.shape, 2).unbind(dim=2)
         kinds = (length >= prefix).long() + (length >= end)
         states = table.state_of.index_select(0, (kinds * (MAX_SUBWORDS + 1) + length).view(-1)).view(length.shape)
-        best = log_probs.amax(dim=1)
-        ratios = (log_probs.gather(1, values) - best.unsqueeze(1)).clamp_min(LEAST_RATIO)
-        return Proposals(values, slots, states, ratios, self.covered.gather(1, queries).float(), best)
+        return Proposals(values, slots, states, self.covered.gather(1, queries).float())
 
 
 def _states() -> Tensor:

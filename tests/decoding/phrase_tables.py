@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
+from fairseq_ccpr.decoding.interpolation import Beside, Vote
+from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseState, PhraseTable
+from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.decoding.token_memory import DistributionView
 
 MARK = 1  # stands for one without a letter
 
@@ -37,6 +41,16 @@ def make_table(batch: list[list[Found]]) -> PhraseTable:
             lengths[row, lane], queries[row, lane], scores[row, lane] = len(found.phrase), found.query, found.score
             begun[row, lane] = begun_after(found.phrase)
     return PhraseTable.of(tokens, lengths, begun, queries, scores)
+
+
+def judge(
+    votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, tokens: Vote | None = None
+) -> Tensor:
+    """What each phrase gives to the token it proposes, beside a model, fp32 [H, V], and what a token memory says."""
+    proposals = state.proposals()
+    consent = Consent.to(proposals, DistributionView(log_probs, proposals.values), Beside.of(tokens, log_probs))
+    given: Tensor = votes(proposals, consent, votes.of_phrases(table)[state.rows])
+    return given
 
 
 def begun_after(phrase: list[int]) -> int:

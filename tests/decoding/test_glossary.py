@@ -19,6 +19,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
 from fairseq_ccpr.text.pairs import read_pairs
+from tests.decoding.phrase_tables import judge
 from tests.helpers import call, equal, refused, write_lines
 from tests.small_models import World, subword_options
 
@@ -98,7 +99,7 @@ def test_votes_are_those_of_the_formula() -> None:
     ):  # fmt: skip
         if written is not None:
             state.advance(torch.tensor([written]))
-        found = votes(state.proposals(log_probs), votes.of_phrases(table))
+        found = judge(votes, table, state, log_probs)
         torch.testing.assert_close(found[0], formula(*wanted))
 
 

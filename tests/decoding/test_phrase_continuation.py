@@ -14,14 +14,13 @@ from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, 
 from fairseq_ccpr.decoding.phrase_continuation import (
     BEGUN_AFTER,
     FOLLOWED_AFTER,
-    LEAST_RATIO,
     MAX_SUBWORDS,
     STATES,
     WRITTEN,
     PhraseState,
 )
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
-from tests.decoding.phrase_tables import MARK, Found, begun_after, make_table
+from fairseq_ccpr.decoding.phrase_votes import LEAST_RATIO, PhraseVotes
+from tests.decoding.phrase_tables import MARK, Found, begun_after, judge, make_table
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
 SPECIAL = 0  # a token that no phrase has, and that none may ask for
@@ -92,7 +91,6 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.
     votes = PhraseVotes().requires_grad_(False)
     for weights in votes.parameters():
         weights.add_(torch.randn_like(weights))
-    of_phrases = votes.of_phrases(table)
     state = PhraseState(table, torch.arange(len(batch)).repeat_interleave(2))
     written: list[tuple[int, list[int]]] = [(row, []) for row in range(len(batch)) for _ in range(2)]
     for step in range(8):
@@ -105,8 +103,7 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
         lengths = state.prefixes(table.phrases[state.rows, :, 3])
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
-        proposals = state.proposals(log_probs)
-        each = votes(proposals, of_phrases[state.rows])
+        proposals, each = state.proposals(), judge(votes, table, state, log_probs)
         merged = proposals.continuation(each, table.most_distinct)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
@@ -160,7 +157,7 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     proposed = []
     for token in (2, 3, 4, 5):
         state.advance(torch.tensor([token]))
-        proposed.append(state.proposals(torch.zeros(1, VOCABULARY).log_softmax(dim=1)).values[0].tolist())
+        proposed.append(state.proposals().values[0].tolist())
     assert proposed == [[3, 5], [4, 5], [5, 5], [6, 6]]
     assert state.covered[0].tolist() == [1, 0]
 
@@ -197,8 +194,8 @@ def test_lanes_that_are_empty_say_nothing() -> None:
     table = make_table([[], [Found([1, 2], 0, 0.5, [])]])
     votes = PhraseVotes().requires_grad_(False)
     state = PhraseState(table, torch.tensor([0, 1]))
-    proposals = state.proposals(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
-    found = proposals.continuation(votes(proposals, votes.of_phrases(table)), table.most_distinct)
+    each = judge(votes, table, state, torch.zeros(2, VOCABULARY).log_softmax(dim=1))
+    found = state.proposals().continuation(each, table.most_distinct)
     assert found.mass[0] == 0 and 0 < found.mass[1] < 1
     assert found.log_probs[0].tolist() == [-math.inf]
 
@@ -212,15 +209,14 @@ def test_the_model_keeps_what_no_phrase_is_worth() -> None:
         state = PhraseState(table, torch.tensor([0]))
         state.advance(torch.tensor([2]))
         log_probs = torch.tensor([[0.1, 0.1, 0.1, 1e-4, 0.6, 0.0499, 0.025, 0.025]]).log()
-        masses.append(float(votes(state.proposals(log_probs), votes.of_phrases(table)).sum()))
+        masses.append(float(judge(votes, table, state, log_probs).sum()))
     assert masses[1] < 0.2 * masses[0] < 0.2
 
 
 def test_votes_are_a_softmax_however_large_the_similarities() -> None:
     votes = PhraseVotes()
     table = make_table([[Found([2, 3], 0, 60.0, []), Found([4, 3], 1, 59.0, [])]])
-    proposals = PhraseState(table, torch.tensor([0])).proposals(torch.zeros(1, VOCABULARY).log_softmax(dim=1))
-    each = votes(proposals, votes.of_phrases(table))
+    each = judge(votes, table, PhraseState(table, torch.tensor([0])), torch.zeros(1, VOCABULARY).log_softmax(dim=1))
     assert each.sum().item() == pytest.approx(1) and each[0, 0] > 10 * each[0, 1]
     each[0, 1].backward()
     assert votes.similarity.grad is not None and votes.similarity.grad.abs().sum() > 0
