@@ -24,6 +24,7 @@ from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
 
 logger = logging.getLogger(__name__)
 
+VALID_PHRASES = 8  # of a sentence pair, so that encoders trained on more or fewer are asked the same
 INDEX_TOKENS = 8000  # in a batch that only encodes
 
 
@@ -36,7 +37,7 @@ class PhraseContrastConfig(PhraseTaskConfig):
         metadata={"help": "folders of fairseq-ccpr extract, separated by ':', whose train and valid parts are mixed"},
     )
     phrases_per_sentence: int = field(
-        default=8, metadata={"help": "phrase pairs drawn from a sentence pair each epoch"}
+        default=8, metadata={"help": "phrase pairs drawn from a sentence pair for training, each epoch"}
     )
     different_context_fraction: float = field(
         default=0.0,
@@ -65,8 +66,10 @@ class PhraseContrastTask(PhraseTask):
         )
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """Load a split. Validation has translations in their own sentences, for CPR too."""
-        options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
+        """Load a split. Validation is the same however phrases are drawn for training."""
+        options = self.options
+        if split != "train":  # translations in their own sentences, for CPR too
+            options = replace(options, different_context_fraction=0.0, phrases_per_sentence=VALID_PHRASES)
         pairs = self.open_folders(split, PhrasePairs)
         sets = [PhraseContrastDataset(folder, self.tokenizer, options) for folder in pairs]
         if left_out := sum(one.left_out for one in sets):
