@@ -1,8 +1,8 @@
 """How much each retrieved phrase counts: a softmax over what phrases propose and what there is without them.
 
 After a hypothesis, phrase a proposes one token v_a. With p the model, or model and token memory as the settings weigh them,
-v* its likeliest token, s_a the phrase's similarity, q the source phrase it was retrieved for and i its state (`STATES`: it may
-begin, has begun, or is written and its sentence continues),
+v* its likeliest token, s_a the phrase's similarity, q the source phrase it was retrieved for and i its state (`STATES`: it
+may begin, has begun, or is written and its sentence continues),
 
     u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p(v_a) / p(v*)) + d [i = may begin, q is covered]
     u_0 = n0 + n1 p(v*)
@@ -77,7 +77,9 @@ class PhraseVotes(nn.Module):
         Args:
             of_phrases: fp32 [N, A], of `of_phrases`, a row for each hypothesis.
         """
-        by_state = torch.stack([self.state, self.consent], dim=1).index_select(0, proposals.states.view(-1))
+        barred = self.state.new_tensor([[float("-inf"), 0.0]])
+        weights = torch.cat([torch.stack([self.state, self.consent], dim=1), barred])
+        by_state = weights.index_select(0, proposals.states.view(-1))
         offset, wanted = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
         scores = of_phrases + offset + wanted * consent.ratios
         scores = scores + self.covered * proposals.covered * (proposals.states == 0)
