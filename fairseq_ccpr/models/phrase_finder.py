@@ -118,7 +118,9 @@ class PhraseFinder:
         """All that decides which spans are phrases and what their vectors are, beside the encoder."""
         of = self.segmentation
         kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
-        return f"{kind}>{of.threshold}<={of.max_words}words" + (",bf16" if self.encoder.context.bf16 else "")
+        learnt = f",edges:{self.encoder.edges}" if of.kind == LEARNED else ""
+        bf16 = ",bf16" if self.encoder.context.bf16 else ""
+        return f"{kind}>{of.threshold}<={of.max_words}words{learnt}{bf16}"
 
     @torch.inference_mode()
     def find(self, texts: list[str]) -> FoundPhrases:

@@ -303,12 +303,11 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
     candidates, seen, elsewhere = ensemble.phrases.candidates, 0, 0
-    subwords, cuts = candidates.subwords, []
+    subwords = candidates.subwords
     samples = [sample["net_input"]["src_tokens"] for sample in batches(cfg, task, models)]
     sources = [subwords.recover(task.source_dictionary, row) for sample in samples for row in sample]
     cut = subwords.slice
-    with patch.object(subwords, "slice", lambda *where: cuts.append(where) or cut(*where)):
-        found = [one for sample in samples for one in candidates.start(sample)()]
+    found = [one for sample in samples for one in candidates.start(sample)()]
     for sentence, source in zip(found, sources, strict=True):
         wanted = []
         for number, query in enumerate(sentence.queries):
@@ -336,10 +335,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
         assert [*zip(made, of.queries.tolist(), of.ranks.tolist())] == [one[:3] for one in wanted]
         assert of.scores.tolist() == pytest.approx([score for *_, score in wanted])
     entries = {phrase.entry for sentence in found for query in sentence.queries for phrase in query.retrieved}
-    assert (
-        len(entries) <= len(cuts) <= 1.2 * len(entries) < seen / 2
-    )  # each once, and some as they are written elsewhere
-    assert elsewhere
+    assert 0 < elsewhere < len(entries) < seen / 2
 
 
 def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]) -> None:

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, project_ends
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.phrases.pair_filters import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.training.ccpr_criterion import CcprConfig, CcprCriterion
@@ -193,6 +195,21 @@ def test_training_learns_to_find_translations(ccpr: Ccpr) -> None:
     assert accuracy(model, dataset) == pytest.approx(best, abs=0.1 * best)  # training is in bf16
     temperatures = re.findall(r"valid' subset .*?\| temperature ([0-9.]+)", ccpr.log)
     assert len(set(temperatures)) > 1
+
+
+def test_a_checkpoint_keeps_the_rule_of_its_phrases_and_an_older_one_is_named(ccpr: Ccpr, tmp_path: Path) -> None:
+    settings = PhrasePairs(ccpr.phrases / "train").manifest.settings
+    shutil.copytree(ccpr.checkpoint.parent, tmp_path / "old")
+    old = tmp_path / "old" / ccpr.checkpoint.name
+    state = torch.load(old, weights_only=False)
+    del state["task_state"]["edges"]
+    torch.save(state, old)
+    for checkpoint, wanted in ((ccpr.checkpoint, edge_rule(settings)), (old, "own")):
+        encoder = PhraseEncoder.load(checkpoint)
+        assert encoder.edges == wanted
+        assert PhraseFinder(encoder, Segmentation()).description == f"learned>0.7<=7words,edges:{wanted}"
+        assert "edges" not in PhraseFinder(encoder, Segmentation("all")).description
+    assert edge_rule(settings) != "own"
 
 
 @torch.no_grad()
