@@ -113,8 +113,9 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     tokens = torch.tensor([[[*term, *[-1] * (3 - len(term))] for term in of] for of in terms], dtype=torch.int32)
     lengths = (tokens >= 0).sum(dim=2)
     table = PhraseTable.of(
-        tokens, lengths, torch.ones_like(lengths), torch.tensor([queries] * sentences), torch.ones(lengths.shape)
-    )
+        tokens, lengths, torch.ones_like(lengths), torch.tensor([queries] * sentences), torch.ones(lengths.shape),
+        WordBorders(*NOWHERE),
+    )  # fmt: skip
     votes, rows = GlossaryVotes(), torch.tensor(rng.integers(0, sentences, hypotheses))
     memory = GlossaryMemory(None, PhraseSettings(), votes, torch.device("cpu"), end_token=2)  # type: ignore[arg-type]
     growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))
