@@ -22,7 +22,7 @@ class Opened(Generic[Store]):
     Args:
         name: of its corpus, where it has but one.
         store: the token or the phrase part.
-        too_long: sentences of that corpus without phrases.
+        too_long: sentences of that corpus that are longer than the phrase encoder reads.
     """
 
     def __init__(self, name: str, store: Store, too_long: int = 0) -> None:

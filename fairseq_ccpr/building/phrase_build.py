@@ -103,7 +103,7 @@ class PhraseBuildReport:
     """What a build did, or what is known of a datastore that was finished."""
 
     section: PhraseSection
-    too_long: int  # sentences that the encoder cannot take
+    too_long: int  # sentences longer than the encoder reads, read in windows
     lines: TextCounts  # of this run; zeros if the datastore was finished
     encoded: int = 0  # sentences whose phrases this run has found, not an earlier one
     seconds: float = 0.0  # of encoding

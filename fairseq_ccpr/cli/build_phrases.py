@@ -49,7 +49,7 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     if lines.empty or lines.repeated:
         print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
     if report.too_long:
-        print(f"{report.too_long:,} sentences longer than the encoder takes have no phrases")
+        print(f"{report.too_long:,} sentences longer than the encoder reads were read in windows")
     return 0
 
 

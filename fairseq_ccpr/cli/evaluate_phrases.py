@@ -15,7 +15,13 @@ from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import score_system
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
-from fairseq_ccpr.evaluation.accuracy.phrase_report import PhraseReport, accuracy_table, report, same_string_table
+from fairseq_ccpr.evaluation.accuracy.phrase_report import (
+    PhraseReport,
+    accuracy_table,
+    length_table,
+    report,
+    same_string_table,
+)
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import PhraseSystem, load_system
 from fairseq_ccpr.extras import installing
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
@@ -43,7 +49,7 @@ must be found.
 Each cell of the table has two numbers: how often the gold entry itself comes first, and how often any entry with its string
 does. Ties count as errors; "tied" shows how often the gold entry shared the first place. Below the average of the sets are
 its 95% interval and p, the probability of a difference to the first system as large between equal systems (paired
-bootstrap).
+bootstrap). A second table has the same by the length of the phrases; its last row is all those of several words.
 
 For phrases of a dictionary, which have no sentence of their own, see fairseq-ccpr evaluate types.
 
@@ -124,6 +130,8 @@ def _signature(
 def _print(done: PhraseReport, signature: str) -> None:
     print("acc@1 by entry / by string, per cent\n")
     print(markdown_table(accuracy_table(done)) + "\n")
+    print("the same by the words of the phrase or its translation, whichever has more, all sets together\n")
+    print(markdown_table(length_table(done)) + "\n")
     if done.same_string:
         print("acc@1 by entry, average of the sets, with other occurrences of the same string in the index\n")
         print(markdown_table(same_string_table(done)) + "\n")

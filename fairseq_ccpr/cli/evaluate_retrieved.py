@@ -140,7 +140,7 @@ def _print(done: RetrievedReport, signature: str) -> None:
         print(f"{done.skipped:,} lines with an empty side were left out")
     for count, what in ((done.too_long, "sentences"), (done.references_too_long, "references")):
         if count:
-            print(f"{count:,} {what} longer than the encoder takes have no phrases")
+            print(f"{count:,} {what} longer than the encoder reads were read in windows")
     print(signature)
     for store in done.stores:
         print(f"{store['store']} {store['signature']}")

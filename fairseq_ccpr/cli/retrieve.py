@@ -79,7 +79,7 @@ def retrieve(options: Options, waiting: StoreSettings, read_phrases: ReadPhrases
             else:
                 print(as_prompt(sentence, queries, source_language, target_language))
     if retriever.too_long:
-        print(f"{retriever.too_long:,} sentences longer than the encoder takes have no phrases", file=sys.stderr)
+        print(f"{retriever.too_long:,} sentences longer than the encoder reads were read in windows", file=sys.stderr)
     retriever.check_found("the input")
     return 0
 

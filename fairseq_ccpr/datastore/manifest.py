@@ -33,7 +33,7 @@ class Source:
     sentences: int
     share: float  # fraction of its sentences that was drawn
     subsets: dict[str, int] = field(default_factory=dict)  # of tokens
-    too_long: int = 0  # sentences without phrases
+    too_long: int = 0  # sentences longer than the phrase encoder reads
 
 
 @dataclass

@@ -17,11 +17,12 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
-from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
+from fairseq_ccpr.decoding.interpolation import Beside, Vote, interpolate_, limit_weights, merge_equal
 from fairseq_ccpr.decoding.memory import Batch, Memory, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
+from fairseq_ccpr.decoding.phrase_votes import Consent
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.trust import Step, Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence
@@ -44,7 +45,7 @@ class EncodedBatch(list[Any]):
         self,
         outputs: list[Any],
         tokens: Batch | None,
-        phrases: Batch | None,
+        phrases: PhraseBatch | None,
         glossary: GlossaryBatch | None = None,
         hypotheses: int | None = None,
     ) -> None:
@@ -62,7 +63,7 @@ class Forced:
     neighbours: Neighbours | None = None  # [N, k]
     token_vote: Vote | None = None  # [N, k]
     phrases: PhraseBatch | None = None
-    proposals: tuple[Proposals, Tensor] | None = None  # [N, A], and the sentence of each token
+    proposals: tuple[Proposals, Consent, Tensor] | None = None  # [N, A] each, and the sentence of each token
     phrase_vote: Vote | None = None  # [N, A]
     votes: list[Vote] = field(
         default_factory=list
@@ -165,7 +166,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
         1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon as the model
            of its datastore knows the queries: a GPU searches while the models project to the vocabulary;
-        2. each memory votes;
+        2. each memory votes, phrases after tokens: they ask for the consent of both;
         3. interpolate, and then with what the glossary wants.
         """
         batches = encoder_outs.tokens, encoder_outs.phrases
@@ -180,8 +181,11 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         log_probs = log_probs.float()
         written = tokens[:, self.forced :]
-        votes = [batch.vote(written, log_probs) if batch is not None else None for batch in batches]
-        log_probs = self.mix(log_probs, self.decided(log_probs, *votes))
+        token_vote = encoder_outs.tokens.vote(written, log_probs) if encoder_outs.tokens is not None else None
+        phrase_vote = None
+        if encoder_outs.phrases is not None:
+            phrase_vote = encoder_outs.phrases.vote(written, log_probs, Beside.of(token_vote, log_probs))
+        log_probs = self.mix(log_probs, self.decided(log_probs, token_vote, phrase_vote))
         if encoder_outs.glossary is not None:
             log_probs = encoder_outs.glossary.apply(written, log_probs)
         return log_probs, attention
@@ -240,10 +244,11 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             forced.token_vote = tokens.vote(forced.neighbours, retrieved, model, course)
         if phrases is not None:
             forced.phrases = phrases.start(sample["net_input"]["src_tokens"])()
-            forced.proposals = self.force_proposals(forced.phrases, sample, log_probs)
-            forced.phrase_vote = forced.phrases.weigh(
-                *forced.proposals, DistributionView(of_real, forced.proposals[0].values)
-            )
+            proposals, sentences = self.force_proposals(forced.phrases, sample)
+            view = DistributionView(of_real, proposals.values)
+            consent = Consent.to(proposals, view, Beside.of(forced.token_vote, of_real))
+            forced.proposals = proposals, consent, sentences
+            forced.phrase_vote = forced.phrases.weigh(*forced.proposals, view)
         forced.votes = self.decided(of_real, forced.token_vote, forced.phrase_vote)
         return forced
 
@@ -253,15 +258,11 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         real[:, : self.forced] = False
         return real
 
-    def force_proposals(
-        self, phrases: PhraseBatch, sample: dict[str, Any], log_probs: Tensor
-    ) -> tuple[Proposals, Tensor]:
+    def force_proposals(self, phrases: PhraseBatch, sample: dict[str, Any]) -> tuple[Proposals, Tensor]:
         """Collect what phrases propose at the real tokens of given targets; see `PhraseBatch.force_proposals`."""
         after = slice(self.forced, None)
         return phrases.force_proposals(
-            sample["net_input"]["prev_output_tokens"][:, after],
-            log_probs[:, after],
-            self.real_tokens(sample["target"])[:, after],
+            sample["net_input"]["prev_output_tokens"][:, after], self.real_tokens(sample["target"])[:, after]
         )
 
     def force_decode_models(

@@ -24,7 +24,7 @@ from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
@@ -50,9 +50,9 @@ class GlossaryVotes(PhraseVotes):
         for weights in (self.similarity, self.covered, self.model):
             nn.init.zeros_(weights)
 
-    def forward(self, proposals: Proposals, of_phrases: Tensor) -> Tensor:
+    def forward(self, proposals: Proposals, consent: Consent, of_phrases: Tensor) -> Tensor:
         """Compute the votes, fp32 [N, A]; see `PhraseVotes`."""
-        return super().forward(proposals, of_phrases.masked_fill(proposals.covered > 0, float("-inf")))
+        return super().forward(proposals, consent, of_phrases.masked_fill(proposals.covered > 0, float("-inf")))
 
 
 class GlossaryCosts:

@@ -16,8 +16,9 @@ from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens, merged
+from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
 from fairseq_ccpr.search.distinct_strings import unique_mask
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, after_sign
 
 
 class Candidates(NamedTuple):
@@ -29,6 +30,21 @@ class Candidates(NamedTuple):
     queries: np.ndarray  # int64 [C], the query of the sentence it was retrieved for
     ranks: np.ndarray  # int64 [C], which of that query's `retrieved` it is
     scores: np.ndarray  # fp32 [C]
+
+    def with_variants(self, rows: np.ndarray, written: list[tuple[list[int], list[int]]]) -> Candidates:
+        """Add other ways to write some of them, int64 [n] in order, each after its own: token ids, and what follows."""
+        if not written:
+            return self
+        lengths, extents = np.array([(len(ids), len(ids) + len(following)) for ids, following in written]).T
+        width = max(self.tokens.shape[1], int(extents.max()))
+        tokens = np.full((len(self.tokens) + len(rows), width), NO_TOKEN, np.int32)
+        tokens[: len(self.tokens), : self.tokens.shape[1]] = self.tokens
+        tokens[len(self.tokens) :][np.arange(width) < extents[:, None]] = [
+            token for ids, following in written for token in ids + following
+        ]
+        others = lengths, extents, self.queries[rows], self.ranks[rows], self.scores[rows]
+        order = np.concatenate([np.arange(len(self.tokens)), rows]).argsort(kind="stable")
+        return Candidates(tokens[order], *(np.concatenate(both)[order] for both in zip(self[1:], others)))
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,7 @@ class SentencePhrases:
 class PhraseCandidates:
     """Retrieve for source sentences, and tokenise what was retrieved as the decoder would; see `phrase_tokens`.
 
+    A phrase may be two candidates, see `PhraseVariants`.
     A phrase without token ids is left out. Of equal token ids for the same source phrase the most similar stands for all.
 
     Args:
@@ -82,6 +99,10 @@ class PhraseCandidates:
             return WrittenTokens(written, self.reach)
         return SplitTokens(datastore, self.subwords, self.reach)
 
+    @cached_property
+    def _variants(self) -> PhraseVariants:
+        return PhraseVariants(self.subwords, self.reach)
+
     def _tokenise_learnt(self, learnt: LearntPhrases) -> Tokenise:
         """Return a cache that ends with what it is of, whose entries have other numbers when something was forgotten."""
         known = self._of_learnt
@@ -115,7 +136,7 @@ class PhraseCandidates:
     ) -> list[SentencePhrases]:
         read = cache(lambda: self.retriever.read(texts, retrieved, learnt))
         first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
-        candidates = self._candidates(retrieved, learnt)
+        candidates = self._with_variants(self._candidates(retrieved, learnt), texts, retrieved, learnt)
         bounds = np.searchsorted(candidates.queries, first)
         found = []
         for number in range(len(texts)):
@@ -134,6 +155,21 @@ class PhraseCandidates:
         queries, ranks = unique.nonzero()
         scores = retrieved.scores[unique].astype(np.float32)
         return Candidates(ids.tokens[rows], ids.lengths[rows], ids.extents[rows], queries, ranks, scores)
+
+    def _with_variants(
+        self, candidates: Candidates, texts: list[str], retrieved: RetrievedEntries, learnt: LearntPhrases | None
+    ) -> Candidates:
+        """Add the variants of candidates, each after what it is a variant of."""
+        if not len(candidates.tokens):
+            return candidates
+        place = self.retriever.datastore.phrase if learnt is None else learnt.phrase
+        signs = np.array([after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()])
+        rows = self._variants.needed(candidates.tokens[:, 0], signs[candidates.queries]).nonzero()[0]
+        entries = retrieved.entries[candidates.queries[rows], candidates.ranks[rows]]
+        each = zip(entries.tolist(), candidates.tokens[rows].tolist(), candidates.lengths[rows].tolist())
+        written = [self._variants(place(entry)[1:], tuple(tokens[:length])) for entry, tokens, length in each]
+        found = np.array([bool(ids) for ids, _ in written], bool)
+        return candidates.with_variants(rows[found], [one for one in written if one[0]])
 
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
         """Lay a batch out as tensors on the CPU."""
@@ -158,8 +194,9 @@ class PhraseCandidates:
             return torch.from_numpy(placed)
 
         return PhraseTable.of(
-            by_slot(tokens, NO_TOKEN), by_slot(lengths), by_slot(prefixes), by_slot(queries), by_slot(scores)
-        )
+            by_slot(tokens, NO_TOKEN), by_slot(lengths), by_slot(prefixes), by_slot(queries), by_slot(scores),
+            self.subwords.borders,
+        )  # fmt: skip
 
     @cached_property
     def _has_letter(self) -> np.ndarray:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.device import to_device, to_host
+from fairseq_ccpr.text.decoder_subwords import WordBorders
 
 MAX_SUBWORDS = 48  # of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
 NO_TOKEN = -1
+CANNOT_BEGIN = 3  # a kind of phrase, see `_states`
 SENTENCE = 2**32  # more than any token
-LEAST_RATIO = -12.0  # of the log probability of a token to that of the likeliest: less is as impossible
 # How far a phrase is after a hypothesis: its state. By the subwords that match:
 BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase
 FOLLOWED_AFTER = (1, 2, 3, 4, 6, 9)  # so many at least, the phrase's last among them: its sentence continues
@@ -29,6 +30,7 @@ STATES = (
     "may begin", *(f"begun: {n} or more" for n in BEGUN_AFTER), *(f"written: {n} or more" for n in FOLLOWED_AFTER)
 )  # fmt: skip
 WRITTEN = 1 + len(BEGUN_AFTER)  # the first state of a phrase that is written in full
+BARRED = len(STATES)  # the state of a phrase that may not begin, since a word is not finished; it proposes nothing
 
 
 @dataclass(frozen=True)
@@ -41,40 +43,48 @@ class PhraseTable:
     # What follows the first subwords of a phrase, int32 [B, A, L, 2]: the token, and its slot among the distinct tokens of
     # the sentence, from 1, up to D. 0 after the end.
     following: Tensor
-    # Of each phrase, int64 [B, A, 4]: `queries`; the length of the prefix that begins it; its own length; the prefixes that
-    # something follows, as bits.
+    # Of each phrase, int64 [B, A, 5]: `queries`; the length of the prefix that begins it; its own length; the prefixes that
+    # something follows, as bits; 1 where its first subword goes on with a word that is not finished.
     phrases: Tensor
     # All N subwords, sorted by sentence * SENTENCE + token, and a last one that equals none: int64 [N + 1]; and of each its
-    # phrase, 2^m of the m-th subword, whether the phrase ends there, and the source phrase: int64 [N + 1, 4].
+    # phrase, 2^m of the m-th subword, whether the phrase ends there, the source phrase, and 1 where it begins a phrase and
+    # goes on with a word that is not finished: int64 [N + 1, 5].
     subwords: Tensor
     at_subword: Tensor
     state_of: Tensor  # int64, by kind and number of matching subwords; see `_states`
+    unfinished: Tensor  # bool [V], of each token, whether a word may go on after it
     most_equal: int  # R, of the subwords of a sentence
     most_distinct: int  # D, of a sentence
     most_queries: int  # Q
 
     @classmethod
-    def of(cls, tokens: Tensor, lengths: Tensor, prefixes: Tensor, queries: Tensor, scores: Tensor) -> PhraseTable:
+    def of(
+        cls, tokens: Tensor, lengths: Tensor, prefixes: Tensor, queries: Tensor, scores: Tensor, borders: WordBorders
+    ) -> PhraseTable:
         """Make a table on the CPU, of tensors described above and these.
 
         Args:
             tokens: int32 [B, A, L], above 0, which is a special one; NO_TOKEN after the end of what follows the phrase.
             prefixes: int64 [B, A], subwords up to and with the first that has a letter or digit: then a phrase has begun.
+            borders: of the target dictionary.
         """
         positions = (tokens != NO_TOKEN).nonzero()  # [N, 3]: sentence, phrase, subword of it
         codes, order = (positions[:, 0] * SENTENCE + tokens[positions.unbind(dim=1)]).sort(stable=True)
         sentences, phrases, subword = positions[order].T.contiguous()
         slots = _number_distinct(codes, sentences)
         ends = subword + 1 == lengths[sentences, phrases]
-        at_subword = torch.stack([phrases, 1 << subword, ends, queries[sentences, phrases]], dim=1)
+        unfinished, going_on = map(torch.from_numpy, borders)
+        inside = going_on[tokens[:, :, 0].clamp_min(0)] & (lengths > 0)
+        begins_inside = inside[sentences, phrases] & (subword == 0)
+        at_subword = torch.stack([phrases, 1 << subword, ends, queries[sentences, phrases], begins_inside], dim=1)
         following = tokens.new_zeros(*tokens.shape, 2)
         following[sentences, phrases, subword] = torch.stack([tokens[sentences, phrases, subword], slots], dim=1)
         extents = (tokens != NO_TOKEN).sum(dim=2)
         followed = (1 << (extents - 1).clamp_min(0)) - 1
         return cls(
-            lengths, queries, scores, following, torch.stack([queries, prefixes, lengths, followed], dim=2),
+            lengths, queries, scores, following, torch.stack([queries, prefixes, lengths, followed, inside], dim=2),
             torch.cat([codes, codes.new_tensor([len(tokens) * SENTENCE])]),
-            torch.cat([at_subword, at_subword.new_zeros(1, 4)]), _states(),
+            torch.cat([at_subword, at_subword.new_zeros(1, 5)]), _states(), unfinished,
             max(codes.unique_consecutive(return_counts=True)[1].tolist(), default=1),
             int(slots.max()) if len(slots) else 0,
             1 + (int(queries.max()) if queries.numel() else 0),
@@ -102,10 +112,8 @@ class Proposals(NamedTuple):
 
     values: Tensor  # int64, the token
     slots: Tensor  # int64, of the token among the distinct ones of the sentence
-    states: Tensor  # int64, of STATES
-    ratios: Tensor  # fp32, log of p_NMT of the token to that of the likeliest, at least LEAST_RATIO
+    states: Tensor  # int64, of STATES, or BARRED
     covered: Tensor  # fp32, 1 where a phrase of the same source phrase was written in full
-    best: Tensor  # fp32 [H], log p_NMT of the likeliest token
 
     def continuation(self, votes: Tensor, distinct: int) -> Continuation:
         """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z.
@@ -133,27 +141,32 @@ class PhraseState:
         self.table, self.rows = table, rows
         self.matched = rows.new_zeros(len(rows), table.lengths.size(1))  # bit m: the last m + 1 tokens begin the phrase
         self.covered = rows.new_zeros(len(rows), table.most_queries)  # 1: one of its phrases was written in full
+        self.unfinished = rows.new_zeros(len(rows), dtype=torch.bool)  # whether the last token's word may go on
 
     def reorder(self, order: Tensor) -> PhraseState:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
         other = copy.copy(self)
-        other.rows, other.matched, other.covered = (
-            part.index_select(0, order) for part in (self.rows, self.matched, self.covered)
+        other.rows, other.matched, other.covered, other.unfinished = (
+            part.index_select(0, order) for part in (self.rows, self.matched, self.covered, self.unfinished)
         )
         return other
 
     def advance(self, tokens: Tensor) -> None:
         """Follow the token that each hypothesis, int64 [H], has generated.
 
-        All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet).
+        All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet). No
+        phrase begins inside a word.
         """
         table = self.table
         code = (self.rows * SENTENCE + tokens).unsqueeze(1)  # [H, 1]
         equal = torch.searchsorted(table.subwords, code) + torch.arange(table.most_equal, device=code.device)
         equal.clamp_max_(len(table.subwords) - 1)  # [H, R]
         flat = equal.view(-1)
-        phrases, bits, ends, queries = table.at_subword.index_select(0, flat).view(*equal.shape, -1).unbind(dim=2)
-        bits = bits.masked_fill(table.subwords.index_select(0, flat).view(equal.shape) != code, 0)
+        at_subword = table.at_subword.index_select(0, flat).view(*equal.shape, -1)
+        phrases, bits, ends, queries, begins_inside = at_subword.unbind(dim=2)
+        differs = table.subwords.index_select(0, flat).view(equal.shape) != code
+        bits = bits.masked_fill(differs | (begins_inside.bool() & self.unfinished.unsqueeze(1)), 0)
+        self.unfinished = table.unfinished.index_select(0, tokens)
         matches_here = torch.zeros_like(self.matched).scatter_add(1, phrases, bits)  # [H, A]
         self.matched = ((self.matched << 1) | 1) & matches_here
         written = ends * (self.matched.gather(1, phrases) & bits != 0)
@@ -172,34 +185,32 @@ class PhraseState:
         """
         return torch.frexp((self.matched & followed).double()).exponent.long()  # the number of binary digits
 
-    def proposals(self, log_probs: Tensor) -> Proposals:
-        """Collect what each phrase proposes next, and what the model says of it.
-
-        Args:
-            log_probs: fp32 [H, V], log p_NMT.
-        """
+    def proposals(self) -> Proposals:
+        """Collect what each phrase proposes next."""
         table = self.table
-        queries, prefix, end, followed = table.phrases.index_select(0, self.rows).unbind(dim=2)  # [H, A] each
+        queries, prefix, end, followed, inside = table.phrases.index_select(0, self.rows).unbind(dim=2)  # [H, A] each
         length = self.prefixes(followed)
         phrases, longest = table.following.shape[1:3]
         rows = self.rows.unsqueeze(1) * phrases + torch.arange(phrases, device=length.device)  # of all sentences
         following = table.following.view(-1, 2).index_select(0, (rows * longest + length).view(-1)).long()
         values, slots = following.view(*length.shape, 2).unbind(dim=2)
         kinds = (length >= prefix).long() + (length >= end)
+        kinds = torch.where((length == 0) & self.unfinished.unsqueeze(1) & inside.bool(), CANNOT_BEGIN, kinds)
         states = table.state_of.index_select(0, (kinds * (MAX_SUBWORDS + 1) + length).view(-1)).view(length.shape)
-        best = log_probs.amax(dim=1)
-        ratios = (log_probs.gather(1, values) - best.unsqueeze(1)).clamp_min(LEAST_RATIO)
-        return Proposals(values, slots, states, ratios, self.covered.gather(1, queries).float(), best)
+        return Proposals(values, slots, states, self.covered.gather(1, queries).float())
 
 
 def _states() -> Tensor:
-    """Tabulate the state, int64, by kind (0: before its first letter, 1: begun, 2: written in full) and matching subwords."""
+    """Tabulate the state, int64, by kind and matching subwords.
+
+    Kinds are 0: before its first letter, 1: begun, 2: written in full, and CANNOT_BEGIN.
+    """
     lengths = torch.arange(MAX_SUBWORDS + 1)
     begun, written = (
         first - 1 + torch.searchsorted(torch.tensor(bounds), lengths.clamp_min(1), right=True)
         for first, bounds in ((1, BEGUN_AFTER), (WRITTEN, FOLLOWED_AFTER))
     )
-    return torch.cat([torch.zeros_like(lengths), begun, written])
+    return torch.cat([torch.zeros_like(lengths), begun, written, torch.full_like(lengths, BARRED)])
 
 
 def _number_distinct(ordered: Tensor, sentences: Tensor) -> Tensor:

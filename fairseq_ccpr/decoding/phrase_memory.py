@@ -14,14 +14,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.interpolation import Beside, Vote
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.decoding.trust_features import PhraseEvidence
 from fairseq_ccpr.settings import signed
@@ -125,19 +125,23 @@ class PhraseBatch:
         return replace(self, state=self.state.reorder(order))
 
     @phase(PHRASES, whole=True)
-    def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
-        """Vote for the next token of each hypothesis."""
+    def vote(self, tokens: Tensor, log_probs: Tensor, beside: Beside | None = None) -> Vote:
+        """Vote for the next token of each hypothesis.
+
+        Args:
+            beside: what the token memory says, where there is one.
+        """
         if tokens.size(1) > 1:
             self.state.advance(tokens[:, -1])
-        proposals = self.state.proposals(log_probs)
-        return self.weigh(proposals, self.state.rows, DistributionView(log_probs, proposals.values))
+        proposals = self.state.proposals()
+        model = DistributionView(log_probs, proposals.values)
+        return self.weigh(proposals, Consent.to(proposals, model, beside), self.state.rows, model)
 
-    def force_proposals(self, previous: Tensor, log_probs: Tensor, real: Tensor) -> tuple[Proposals, Tensor]:
+    def force_proposals(self, previous: Tensor, real: Tensor) -> tuple[Proposals, Tensor]:
         """Collect the proposals at N tokens of given targets, and the sentences int64 [N] they are of.
 
         Args:
             previous: int64 [B, T], the decoder's input: y_<t, with the end of the sentence in front.
-            log_probs: fp32 [B, T, V].
             real: bool [B, T], which positions are wanted.
         """
         state = PhraseState(self.table, torch.arange(len(previous), device=previous.device))
@@ -145,17 +149,17 @@ class PhraseBatch:
         for position in range(previous.size(1)):
             if position:
                 state.advance(previous[:, position])
-            steps.append(state.proposals(log_probs[:, position]))
+            steps.append(state.proposals())
         return Proposals(*(torch.stack(parts, dim=1)[real] for parts in zip(*steps))), real.nonzero()[:, 0]
 
-    def weigh(self, proposals: Proposals, sentences: Tensor, model: ModelView) -> Vote:
+    def weigh(self, proposals: Proposals, consent: Consent, sentences: Tensor, model: ModelView) -> Vote:
         """Vote at N tokens.
 
         Args:
             sentences: int64 [N], which one of the batch each is of.
             model: what it says of the proposals' tokens.
         """
-        votes = self.votes(proposals, sentences)
+        votes = self.votes(proposals, consent, sentences)
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
         if self.memory.trusted:
@@ -171,9 +175,9 @@ class PhraseBatch:
         """Return the same phrases as another memory weighs them."""
         return replace(self, of_phrases=memory.votes.of_phrases(self.table), memory=memory)
 
-    def votes(self, proposals: Proposals, sentences: Tensor) -> Tensor:
+    def votes(self, proposals: Proposals, consent: Consent, sentences: Tensor) -> Tensor:
         """Compute what each candidate phrase gave to the token it proposed, fp32 [N, A]."""
-        votes: Tensor = self.memory.votes(proposals, self.of_phrases.index_select(0, sentences))
+        votes: Tensor = self.memory.votes(proposals, consent, self.of_phrases.index_select(0, sentences))
         return votes
 
 

@@ -77,7 +77,7 @@ class PhraseRetriever:
         waiting: how long a remote index may take, and what is done when it does not answer.
 
     Attributes:
-        too_long: sentences so far that the encoder cannot take, which have no phrases.
+        too_long: sentences so far that are longer than the encoder reads, and were read in windows.
         phrases: those so far that were queried.
         retrieved: strings so far that were found for them.
         skipped: sentences so far without phrases because the remote index did not answer.

@@ -1,10 +1,11 @@
-"""How much each retrieved phrase counts: a softmax over what phrases propose and the model itself.
+"""How much each retrieved phrase counts: a softmax over what phrases propose and what there is without them.
 
-After a hypothesis, phrase a proposes one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its
-state (`STATES`: it may begin, has begun, or is written and its sentence continues) and v* the model's likeliest token,
+After a hypothesis, phrase a proposes one token v_a. With p the model, or model and token memory as the settings weigh them,
+v* its likeliest token, s_a the phrase's similarity, q the source phrase it was retrieved for and i its state (`STATES`: it
+may begin, has begun, or is written and its sentence continues),
 
-    u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + d [i = may begin, q is covered]
-    u_0 = n0 + n1 p_NMT(v*)
+    u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p(v_a) / p(v*)) + d [i = may begin, q is covered]
+    u_0 = n0 + n1 p(v*)
     P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
 
 P(a) is the vote of a, the rest is the model's. A source phrase is covered once one of its phrases was written in full.
@@ -12,11 +13,37 @@ P(a) is the vote of a, the rest is the model's. A source phrase is covered once 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
+from fairseq_ccpr.decoding.interpolation import Beside
+from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.phrase_continuation import STATES, PhraseTable, Proposals
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
+
+LEAST_RATIO = -12.0  # of the log probability of a token to that of the likeliest: less is as impossible
+
+
+class Consent(NamedTuple):
+    """What the model, and the token memory where there is one, say of the tokens that phrases propose at N tokens."""
+
+    ratios: Tensor  # fp32 [N, A], log of p of the token to that of the likeliest, at least LEAST_RATIO
+    best: Tensor  # fp32 [N], log p of the likeliest token
+
+    @classmethod
+    def to(cls, proposals: Proposals, model: ModelView, tokens: Beside | None) -> Consent:
+        """Judge proposals.
+
+        Args:
+            model: what it says of the proposals' tokens.
+            tokens: what the token memory says.
+        """
+        said, best = model.neighbours, model.best
+        if tokens is not None:
+            said, best = tokens.mixed(proposals.values, said, best)
+        return cls((said - best.unsqueeze(1)).clamp_min(LEAST_RATIO), best)
 
 
 class PhraseVotes(nn.Module):
@@ -44,17 +71,19 @@ class PhraseVotes(nn.Module):
         weighed = self.similarity[0] * scores + self.similarity[1] * (scores - best.gather(1, table.queries))
         return weighed.masked_fill(absent, float("-inf"))
 
-    def forward(self, proposals: Proposals, of_phrases: Tensor) -> Tensor:
+    def forward(self, proposals: Proposals, consent: Consent, of_phrases: Tensor) -> Tensor:
         """Compute P, fp32 [N, A].
 
         Args:
             of_phrases: fp32 [N, A], of `of_phrases`, a row for each hypothesis.
         """
-        by_state = torch.stack([self.state, self.consent], dim=1).index_select(0, proposals.states.view(-1))
-        offset, consent = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
-        scores = of_phrases + offset + consent * proposals.ratios
+        barred = self.state.new_tensor([[float("-inf"), 0.0]])
+        weights = torch.cat([torch.stack([self.state, self.consent], dim=1), barred])
+        by_state = weights.index_select(0, proposals.states.view(-1))
+        offset, wanted = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
+        scores = of_phrases + offset + wanted * consent.ratios
         scores = scores + self.covered * proposals.covered * (proposals.states == 0)
-        of_model = self.model[0] + self.model[1] * proposals.best.exp()
+        of_model = self.model[0] + self.model[1] * consent.best.exp()
         return torch.cat([of_model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
 
     def digest(self) -> str:

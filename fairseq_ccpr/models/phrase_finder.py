@@ -13,6 +13,7 @@ from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.models.text_windows import Window, whole, windows
 from fairseq_ccpr.models.xpr_encoder import span_means
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.pairs import read_lines
@@ -81,7 +82,7 @@ class FoundPhrases:
     spans: np.ndarray  # int32 [P, 3]: text, start, end in characters
     probabilities: Tensor  # fp32 [P], of being a phrase
     vectors: Tensor  # fp32 [P, o], on the encoder's device
-    too_long: int  # texts that the encoder cannot take, and that have no phrases here
+    too_long: int  # texts longer than the encoder reads, which it read in windows
 
 
 class PhraseFinder:
@@ -117,27 +118,40 @@ class PhraseFinder:
         """All that decides which spans are phrases and what their vectors are, beside the encoder."""
         of = self.segmentation
         kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
-        return f"{kind}>{of.threshold}<={of.max_words}words" + (",bf16" if self.encoder.context.bf16 else "")
+        learnt = f",edges:{self.encoder.edges}" if of.kind == LEARNED else ""
+        bf16 = ",bf16" if self.encoder.context.bf16 else ""
+        return f"{kind}>{of.threshold}<={of.max_words}words{learnt}{bf16}"
 
     @torch.inference_mode()
     def find(self, texts: list[str]) -> FoundPhrases:
         """Find the phrases of texts."""
-        encoded = [self.tokenizer.encode(text) for text in texts]
-        limit = self.encoder.context.max_positions + 2
-        fitting = [number for number, subwords in enumerate(encoded) if len(subwords.ids) <= limit]
+        limit, encode = self.encoder.context.max_positions, self.tokenizer.encode
+        wholes = [encode(text) for text in texts]
+        of_texts = [windows(one, encode, limit) if one.count > limit else [whole(one)] for one in wholes]
+        parts = [part for of_text in of_texts for part in of_text]
+        encoded = [part.subwords for part in parts]
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width, device=self._device)]
-        for batch in batches_of_like_length(fitting, encoded):
+        for batch in batches_of_like_length(list(range(len(parts))), encoded):
             places, batch_probabilities, batch_vectors = self._find_in_batch([encoded[number] for number in batch])
             places[:, 0] = np.array(batch)[places[:, 0]]
             spans.append(places)
             probabilities.append(batch_probabilities)
             vectors.append(batch_vectors)
         found = np.concatenate(spans)
-        order = torch.from_numpy(found[:, 0].argsort(kind="stable"))
-        [there] = to_device([order], self._device)
-        too_long = len(texts) - len(fitting)
+        order = found[:, 0].argsort(kind="stable")
+        too_long = sum(one.count > limit for one in wholes)
+        if too_long:
+            order = order[self._placed(found, parts)[order]]
+        found[:, 0] = np.repeat(np.arange(len(texts)), list(map(len, of_texts)))[found[:, 0]]
+        [there] = to_device([torch.from_numpy(order)], self._device)
         return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[there], too_long)
+
+    def _placed(self, found: np.ndarray, parts: list[Window]) -> np.ndarray:
+        """Move spans of windows, int32 [P, 3], to their places in the text; tells which of them are found there, bool [P]."""
+        offsets, begins, ends = np.array([(part.offset, part.begin, part.end) for part in parts])[found[:, 0]].T
+        found[:, 1:] += offsets[:, None].astype(found.dtype)
+        return (begins <= found[:, 1]) & (found[:, 1] < ends)
 
     def _find_in_batch(self, batch: list[Subwords]) -> tuple[np.ndarray, Tensor, Tensor]:
         """Return spans with the text's place in the batch, probabilities, and vectors, which stay on the encoder's device.

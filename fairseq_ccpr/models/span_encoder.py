@@ -18,6 +18,7 @@ from fairseq_ccpr.text.tokenizers import load_tokenizer
 E = TypeVar("E", bound="SpanEncoder")
 CONTEXT = "context.transformer."  # where a phrase encoder has its Transformer
 MOMENTUM = "momentum."  # and what only its training needs
+UNTOLD_EDGES = "own"  # the rule of phrases' edges of checkpoints that do not name theirs; see `pair_filters.edge_rule`
 
 
 class SpanEncoder(BaseFairseqModel):
@@ -29,6 +30,7 @@ class SpanEncoder(BaseFairseqModel):
         dimension: o, width of a phrase vector.
         trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
         marked: whether it was trained with phrases that are marked in their sentences.
+        edges: by which rule words were barred from the edges of the phrases that it has learnt; of a loaded CCPR encoder.
     """
 
     context: ContextEncoder
@@ -36,6 +38,7 @@ class SpanEncoder(BaseFairseqModel):
     dimension: int
     trained_on: list[str]
     marked: bool = False
+    edges: str = UNTOLD_EDGES
 
     def states(self, tokens: Tensor) -> Tensor:
         """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""
@@ -110,6 +113,7 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         model = kind.restore(context, weights, settings)
         model.trained_on = list(state["task_state"].get("trained_on", []))
         model.marked = bool(state["task_state"].get("marked", False))
+        model.edges = str(state["task_state"].get("edges", UNTOLD_EDGES))
     except pickle.UnpicklingError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:

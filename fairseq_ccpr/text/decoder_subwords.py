@@ -6,9 +6,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
@@ -17,7 +19,7 @@ from torch import Tensor
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
-from fairseq_ccpr.text.words import SPACE, kinds_of
+from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
 
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's
 ENOUGH_PIECES = 1000  # before that fraction says anything: one line in another script may have a dozen
@@ -25,6 +27,7 @@ ENOUGH_KNOWN = (
     0.5  # fraction of a dictionary that its own SentencePiece model has at least; the rest are rare characters
 )
 RARE = 0.001  # fraction of a dictionary's symbols below which a mark in them is chance
+SIGN = '"'  # for any that words may stand after
 SEPARATOR = "@@"  # how subword-nmt and fastBPE mark a piece inside a word
 UNKNOWN = "⁇"  # an unknown piece in recovered text, as SentencePiece writes it; no letter, so no word of a phrase
 # What Moses writes for a character, and for a hyphen within a word.
@@ -57,6 +60,18 @@ class Pieces:
     ids: tuple[int, ...]
     starts: tuple[int, ...]
     ends: tuple[int, ...]
+
+
+def after_sign(text: str, start: int) -> bool:
+    """Tell whether a sign stands right before text[start:], such as an opening quote or bracket."""
+    return start > 0 and kinds_of(text[start - 1]) in SIGNS
+
+
+class WordBorders(NamedTuple):
+    """What the V symbols of a dictionary are to the words that they stand next to."""
+
+    unfinished: np.ndarray  # bool [V], whether a word may go on after it
+    going_on: np.ndarray  # bool [V], whether it goes on with a word that is not finished
 
 
 class DecoderSubwords:
@@ -92,6 +107,29 @@ class DecoderSubwords:
         self.pieces = self.unknown = 0
         self._source_dictionary: Dictionary | None = None
         self._check_mark(dictionary, "the target text cannot be split into the model's subwords", _examples(dictionary))
+
+    @property
+    def marks_beginnings(self) -> bool:
+        """Whether the first piece of a word tells that a space is before it, and is another elsewhere."""
+        return self.mark == BLANK
+
+    @cached_property
+    def borders(self) -> WordBorders:
+        """Where words may begin: not between letters, unless a piece says that its word begins or ends there."""
+        symbols = self.dictionary.symbols
+        if not self.mark:
+            return WordBorders(*np.zeros((2, len(symbols)), bool))
+        in_words = LETTER + MARK
+        open_ended = (
+            symbols if self.mark == BLANK else [s.removesuffix(self.mark) * s.endswith(self.mark) for s in symbols]
+        )
+        ends, begins = (
+            kinds_of("".join(one[at] if one else " " for one in some)) for some, at in ((open_ended, -1), (symbols, 0))
+        )
+        found = WordBorders(*(np.array([kind in in_words for kind in kinds]) for kinds in (ends, begins)))
+        for markers in found:
+            markers[: self.dictionary.nspecial] = False
+        return found
 
     def split(self, text: str) -> Pieces:
         """Tokenise a sentence of the target language as fairseq does.
@@ -150,16 +188,23 @@ class DecoderSubwords:
         unknown = self.dictionary.unk()
         return ids[: ids.index(unknown)] if unknown in ids else ids
 
+    def written(self, text: str, start: int, end: int, most: int) -> tuple[list[int], list[int]]:
+        """Return the token ids of text[start:end], whole words, and up to `most` of what follows in its sentence.
+
+        Returns:
+            Two empty lists where the decoder cannot generate it, see `slice`.
+        """
+        pieces = self.split(text)
+        ids = self.slice(pieces, start, end) or []
+        return ids, self.following(pieces, end, most) if ids else []
+
     def growing(self) -> list[bool]:
         """Tell of each symbol of the dictionary whether it grows the word before it, where that could have ended.
 
         Only SentencePiece leaves open whether a word has ended; in scripts without spaces nothing grows.
         """
-        special = self.dictionary.nspecial
-        letters = [
-            number >= special and kinds_of(s)[:1] in ("w", "m") for number, s in enumerate(self.dictionary.symbols)
-        ]
-        return [self.mark == BLANK and letter for letter in letters]
+        growing: list[bool] = (self.borders.going_on & self.marks_beginnings).tolist()
+        return growing
 
     def recover(self, source_dictionary: Dictionary, ids: Tensor) -> str:
         """Recover the text of a source sentence from its ids [L]; padding and markers are left out.

@@ -33,6 +33,11 @@ class Subwords:
     starts: list[int]
     ends: list[int]
 
+    @property
+    def count(self) -> int:
+        """How many there are, without the markers."""
+        return len(self.ids) - 2
+
     def cut(self, limit: int) -> Subwords:
         """Keep the first `limit` subwords and the markers: for texts longer than `ContextEncoder.max_positions`."""
         if len(self.ids) <= limit + 2:

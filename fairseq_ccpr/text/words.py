@@ -53,7 +53,7 @@ def _within(code: int, blocks: list[tuple[int, int]]) -> bool:
 _KINDS = _Kinds()
 # A letter to the last letter before a space or a character of its own; a character; a sign. Marks go with what they follow.
 _WORD = re.compile("[wm](?:[wpm]*w)?m*|cm*|[pi]m*")
-_SIGNS = PUNCTUATION + SEPARATOR
+SIGNS = PUNCTUATION + SEPARATOR
 _LETTERS = re.compile("[wc]")
 
 
@@ -90,9 +90,9 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for match in _WORD.finditer(kinds):
         start, end = match.span()
-        if kinds[start] in _SIGNS and spans and spans[-1][1] == start:
+        if kinds[start] in SIGNS and spans and spans[-1][1] == start:
             before = spans[-1][0]
-            if kinds[before] in _SIGNS and text[before:start].endswith(text[start:end]):
+            if kinds[before] in SIGNS and text[before:start].endswith(text[start:end]):
                 start, _ = spans.pop()
         spans.append((start, end))
     return spans

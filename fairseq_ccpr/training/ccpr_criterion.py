@@ -32,7 +32,9 @@ class CcprConfig(FairseqDataclass):
 class CcprCriterion(FairseqCriterion):
     """L = L_{x->y} + L_{y->x} + beta L_seg, equation 7 of the CCPR paper, a sum over phrase pairs.
 
-    Candidates are the phrases of all processes. The mean of L_seg is over the spans that K phrase pairs want, so that
+    Candidates are the phrases of all processes, less other right translations: those whose pair is, on either side, the very
+    phrase that the right one's is. Word alignment gives a phrase several translations where a word beside them is linked to
+    none. The mean of L_seg is over the spans that K phrase pairs want, so that
     the sum over processes is that of one process with the whole batch.
     """
 
@@ -48,8 +50,11 @@ class CcprCriterion(FairseqCriterion):
         vectors = [all_gather_rows(side_vectors) for side_vectors, _ in outputs]
         strings, contexts = ([all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
         alignment = segmentation = vectors[0].new_zeros(())
+        of_source, of_target = (
+            equal_candidates(*of_side, self.cfg.mask_equal_strings) for of_side in zip(strings, contexts)
+        )
+        excluded = of_source | of_target
         for one, other in ((0, 1), (1, 0)):
-            excluded = equal_candidates(strings[other], contexts[other], self.cfg.mask_equal_strings)
             alignment = alignment + alignment_losses(vectors[one], vectors[other], scale, excluded).sum()
             are_phrases = torch.arange(len(outputs[one][1]), device=excluded.device) < count
             segmentation = segmentation + segmentation_losses(outputs[one][1], are_phrases).sum()

@@ -14,6 +14,8 @@ from omegaconf import MISSING
 
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.span_encoder import UNTOLD_EDGES
+from fairseq_ccpr.phrases.pair_filters import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
@@ -24,6 +26,7 @@ from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
 
 logger = logging.getLogger(__name__)
 
+VALID_PHRASES = 8  # of a sentence pair, so that encoders trained on more or fewer are asked the same
 INDEX_TOKENS = 8000  # in a batch that only encodes
 
 
@@ -36,7 +39,7 @@ class PhraseContrastConfig(PhraseTaskConfig):
         metadata={"help": "folders of fairseq-ccpr extract, separated by ':', whose train and valid parts are mixed"},
     )
     phrases_per_sentence: int = field(
-        default=8, metadata={"help": "phrase pairs drawn from a sentence pair each epoch"}
+        default=8, metadata={"help": "phrase pairs drawn from a sentence pair for training, each epoch"}
     )
     different_context_fraction: float = field(
         default=0.0,
@@ -60,14 +63,19 @@ class PhraseContrastTask(PhraseTask):
             )
         if cfg.phrases_per_sentence < 1:
             raise ConfigurationError(f"--phrases-per-sentence is {cfg.phrases_per_sentence}: give at least 1")
+        self.edges = UNTOLD_EDGES
         self.options = ContrastOptions(
             cfg.phrases_per_sentence, cfg.different_context_fraction, cfg.max_subwords, cfg.seed
         )
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """Load a split. Validation has translations in their own sentences, for CPR too."""
-        options = self.options if split == "train" else replace(self.options, different_context_fraction=0.0)
-        pairs = self.open_folders(split, PhrasePairs)
+        """Load a split. Validation is the same however phrases are drawn for training."""
+        options = self.options
+        if split != "train":  # translations in their own sentences, for CPR too
+            options = replace(options, different_context_fraction=0.0, phrases_per_sentence=VALID_PHRASES)
+        pairs = list(self.open_folders(split, PhrasePairs))
+        if split == "train":
+            self.edges = "+".join(sorted({edge_rule(folder.manifest.settings) for folder in pairs}))
         sets = [PhraseContrastDataset(folder, self.tokenizer, options) for folder in pairs]
         if left_out := sum(one.left_out for one in sets):
             logger.info(
@@ -76,6 +84,10 @@ class PhraseContrastTask(PhraseTask):
         if not sum(map(len, sets)):
             raise ConfigurationError(f"{self.cfg.data} has no phrase pair in its {split} part to work with")
         self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return for a checkpoint the settings of the context encoder, and the rule of what it has learnt to be phrases."""
+        return super().state_dict() | {"edges": self.edges}
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         """Index the target phrases of the valid part."""

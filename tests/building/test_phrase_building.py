@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import lzma
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
+from fairseq_ccpr.models.text_windows import windows
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused
@@ -67,7 +70,43 @@ def test_store_holds_the_phrases_of_each_sentence_once(
         first = [strings.index(found[row][1]) for row in rows]
         np.testing.assert_allclose(made.keys[rows], phrases.vectors[first].numpy(), atol=2e-3)
         assert (phrases.probabilities > 0.5).all()
-    assert not (made.spans[:, 0] == 90).any()  # too long
+    assert (made.spans[:, 0] == 90).sum() > 1  # longer than the encoder reads
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_texts_longer_than_the_encoder_reads_are_read_in_windows(encoder: PhraseEncoder, seed: int) -> None:
+    """Every span of up to three words is found once, in order, with the vector that its window gives it."""
+    rng = random.Random(seed)
+    words = ["the Lord", "house", "(of", "Israel),", "and", "water;", "unto", "generations"]
+    text = " ".join(rng.choices(words, k=rng.randint(300, 700)))
+    encode, limit = encoder.context.tokenizer.encode, encoder.context.max_positions
+    finder = PhraseFinder(encoder, Segmentation("all", max_words=3))
+    found = finder.find(["the house", text, ""])
+    assert found.too_long == 1 and encode(text).count > 2 * limit
+    wanted = candidate_spans(encode(text), 1, 3)[:, :2].tolist()
+    assert [span for number, *span in found.spans.tolist() if number == 1] == wanted
+    assert found.spans[found.spans[:, 0] == 0].tolist() == finder.find(["the house"]).spans.tolist()
+    parts = windows(encode(text), encode, limit)
+    assert all(limit / 2 < part.subwords.count <= limit for part in parts[:-1])
+    for row in rng.sample(range(len(found.spans)), 20):
+        number, start, end = found.spans[row].tolist()
+        if number == 1:
+            part = next(part for part in parts if part.begin <= start < part.end)
+            inside = finder.find([part.subwords.text])
+            at = inside.spans.tolist().index([0, start - part.offset, end - part.offset])
+            torch.testing.assert_close(found.vectors[row], inside.vectors[at], atol=1e-4, rtol=1e-3)
+            left, right = start - part.offset, part.offset + len(part.subwords.text) - end
+            assert (left > 20 or not part.offset) and (right > 20 or part is parts[-1])  # characters around it
+
+
+def test_a_word_longer_than_the_encoder_reads_is_no_phrase(encoder: PhraseEncoder) -> None:
+    giant = "".join(random.Random(1).choices("abcdefghijklmnop", k=3000))
+    found = PhraseFinder(encoder, Segmentation("all", max_words=2)).find([f"the Lord {giant} and water", giant])
+    text = f"the Lord {giant} and water"
+    assert [text[a:b] for number, a, b in found.spans.tolist()] == [
+        "the", "the Lord", "Lord", "and", "and water", "water",
+    ]  # fmt: skip
+    assert found.too_long == 2 and not found.spans[:, 0].any()
 
 
 def test_share_of_a_text(ccpr: Ccpr, repeated_text: Path, sharded_store: Path, tmp_path: Path) -> None:

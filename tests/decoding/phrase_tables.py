@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
+from fairseq_ccpr.decoding.interpolation import Beside, Vote
+from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseState, PhraseTable
+from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.decoding.token_memory import DistributionView
+from fairseq_ccpr.text.decoder_subwords import WordBorders
 
 MARK = 1  # stands for one without a letter
 
@@ -24,8 +30,11 @@ class Found(NamedTuple):
         return self.phrase + self.after
 
 
-def make_table(batch: list[list[Found]]) -> PhraseTable:
-    """The phrases of each sentence."""
+NOWHERE = np.zeros((2, 64), bool)  # no word is unfinished after a token, and no token goes on with one
+
+
+def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> PhraseTable:
+    """The phrases of each sentence, with the borders of words, bool [2, V]."""
     size, most = len(batch), max(1, *map(len, batch))
     longest = max([len(found.tokens) for sentence in batch for found in sentence], default=1)
     tokens = torch.full((size, most, longest), NO_TOKEN, dtype=torch.int32)
@@ -36,7 +45,17 @@ def make_table(batch: list[list[Found]]) -> PhraseTable:
             tokens[row, lane, : len(found.tokens)] = torch.tensor(found.tokens)
             lengths[row, lane], queries[row, lane], scores[row, lane] = len(found.phrase), found.query, found.score
             begun[row, lane] = begun_after(found.phrase)
-    return PhraseTable.of(tokens, lengths, begun, queries, scores)
+    return PhraseTable.of(tokens, lengths, begun, queries, scores, WordBorders(*borders))
+
+
+def judge(
+    votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, tokens: Vote | None = None
+) -> Tensor:
+    """What each phrase gives to the token it proposes, beside a model, fp32 [H, V], and what a token memory says."""
+    proposals = state.proposals()
+    consent = Consent.to(proposals, DistributionView(log_probs, proposals.values), Beside.of(tokens, log_probs))
+    given: Tensor = votes(proposals, consent, votes.of_phrases(table)[state.rows])
+    return given
 
 
 def begun_after(phrase: list[int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,16 +13,16 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_continuation import (
+    BARRED,
     BEGUN_AFTER,
     FOLLOWED_AFTER,
-    LEAST_RATIO,
     MAX_SUBWORDS,
     STATES,
     WRITTEN,
     PhraseState,
 )
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
-from tests.decoding.phrase_tables import MARK, Found, begun_after, make_table
+from fairseq_ccpr.decoding.phrase_votes import LEAST_RATIO, PhraseVotes
+from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
 SPECIAL = 0  # a token that no phrase has, and that none may ask for
@@ -46,15 +47,26 @@ def test_a_table_moves_in_one_copy() -> None:
     assert all(part is getattr(table, name) for name, part in vars(table.to(torch.device("cpu"))).items())
 
 
-def longest_prefix(found: Found, written: list[int]) -> int:
+def may_begin(tokens: list[int], before: list[int], borders: np.ndarray = NOWHERE) -> bool:
+    """Whether a word may begin with the first of tokens, after others."""
+    return not (before and borders[0, before[-1]] and borders[1, tokens[0]])
+
+
+def longest_prefix(found: Found, written: list[int], borders: np.ndarray = NOWHERE) -> int:
     """Subwords of the phrase and what follows it that the hypothesis ends with, so that there is a next one."""
     tokens = found.tokens
-    lengths = [n for n in range(1, len(tokens)) if len(written) >= n and written[-n:] == tokens[:n]]
+    lengths = [
+        n
+        for n in range(1, len(tokens))
+        if len(written) >= n and written[-n:] == tokens[:n] and may_begin(tokens, written[:-n], borders)
+    ]
     return max(lengths, default=0)
 
 
-def contains(written: list[int], phrase: list[int]) -> bool:
-    return any(written[i : i + len(phrase)] == phrase for i in range(len(written)))
+def contains(written: list[int], phrase: list[int], borders: np.ndarray = NOWHERE) -> bool:
+    return any(
+        written[i : i + len(phrase)] == phrase and may_begin(phrase, written[:i], borders) for i in range(len(written))
+    )
 
 
 def state_of(found: Found, length: int) -> int:
@@ -64,22 +76,23 @@ def state_of(found: Found, length: int) -> int:
 
 
 def reference_votes(
-    sentence: list[Found], written: list[int], log_probs: list[float], votes: PhraseVotes
+    sentence: list[Found], written: list[int], log_probs: list[float], votes: PhraseVotes, borders: np.ndarray
 ) -> list[tuple[int, float]]:
     """The token that each phrase proposes, and P, the plain way."""
     weights = {name: value.double().tolist() for name, value in votes.state_dict().items()}
     best = max(log_probs)
     proposed = []
     for found in sentence:
-        length = longest_prefix(found, written)
+        length = longest_prefix(found, written, borders)
         token, state = found.tokens[length], state_of(found, length)
         of_query = [other for other in sentence if other.query == found.query]
-        covered = any(contains(written, other.phrase) for other in of_query)
+        covered = any(contains(written, other.phrase, borders) for other in of_query)
         score = weights["similarity"][0] * found.score
         score += weights["similarity"][1] * (found.score - max(other.score for other in of_query))
         score += weights["state"][state] + weights["consent"][state] * max(log_probs[token] - best, LEAST_RATIO)
         score += weights["covered"][0] * (covered and state == 0)
-        proposed.append((token, math.exp(score)))
+        barred = not length and not may_begin(found.phrase, written, borders)
+        proposed.append((token, 0.0 if barred else math.exp(score)))
     whole = math.exp(weights["model"][0] + weights["model"][1] * math.exp(best)) + sum(part for _, part in proposed)
     return [(token, part / whole) for token, part in proposed]
 
@@ -88,11 +101,11 @@ def reference_votes(
 @given(batch=st.lists(sentences, min_size=1, max_size=3), data=st.data())
 def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))  # so that the example Hypothesis shows has it all
-    table = make_table(batch)
+    borders = (torch.rand(2, VOCABULARY) < 0.5).numpy()
+    table = make_table(batch, borders)
     votes = PhraseVotes().requires_grad_(False)
     for weights in votes.parameters():
         weights.add_(torch.randn_like(weights))
-    of_phrases = votes.of_phrases(table)
     state = PhraseState(table, torch.arange(len(batch)).repeat_interleave(2))
     written: list[tuple[int, list[int]]] = [(row, []) for row in range(len(batch)) for _ in range(2)]
     for step in range(8):
@@ -105,15 +118,17 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
         lengths = state.prefixes(table.phrases[state.rows, :, 3])
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
-        proposals = state.proposals(log_probs)
-        each = votes(proposals, of_phrases[state.rows])
+        proposals, each = state.proposals(), judge(votes, table, state, log_probs)
         merged = proposals.continuation(each, table.most_distinct)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
-            prefixes = [longest_prefix(found, tokens_so_far) for found in sentence]
+            prefixes = [longest_prefix(found, tokens_so_far, borders) for found in sentence]
             assert lengths[row, : len(sentence)].tolist() == prefixes
-            wanted = reference_votes(sentence, tokens_so_far, log_probs[row].tolist(), votes)
-            states = [state_of(found, length) for found, length in zip(sentence, prefixes)]
+            wanted = reference_votes(sentence, tokens_so_far, log_probs[row].tolist(), votes, borders)
+            states = [
+                state_of(found, length) if length or may_begin(found.phrase, tokens_so_far, borders) else BARRED
+                for found, length in zip(sentence, prefixes)
+            ]
             assert proposals.states[row, : len(sentence)].tolist() == states
             assert proposals.values[row, : len(sentence)].tolist() == [token for token, _ in wanted]
             assert each[row, : len(sentence)].tolist() == pytest.approx([vote for _, vote in wanted], abs=1e-5)
@@ -160,7 +175,7 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     proposed = []
     for token in (2, 3, 4, 5):
         state.advance(torch.tensor([token]))
-        proposed.append(state.proposals(torch.zeros(1, VOCABULARY).log_softmax(dim=1)).values[0].tolist())
+        proposed.append(state.proposals().values[0].tolist())
     assert proposed == [[3, 5], [4, 5], [5, 5], [6, 6]]
     assert state.covered[0].tolist() == [1, 0]
 
@@ -197,8 +212,8 @@ def test_lanes_that_are_empty_say_nothing() -> None:
     table = make_table([[], [Found([1, 2], 0, 0.5, [])]])
     votes = PhraseVotes().requires_grad_(False)
     state = PhraseState(table, torch.tensor([0, 1]))
-    proposals = state.proposals(torch.zeros(2, VOCABULARY).log_softmax(dim=1))
-    found = proposals.continuation(votes(proposals, votes.of_phrases(table)), table.most_distinct)
+    each = judge(votes, table, state, torch.zeros(2, VOCABULARY).log_softmax(dim=1))
+    found = state.proposals().continuation(each, table.most_distinct)
     assert found.mass[0] == 0 and 0 < found.mass[1] < 1
     assert found.log_probs[0].tolist() == [-math.inf]
 
@@ -212,15 +227,14 @@ def test_the_model_keeps_what_no_phrase_is_worth() -> None:
         state = PhraseState(table, torch.tensor([0]))
         state.advance(torch.tensor([2]))
         log_probs = torch.tensor([[0.1, 0.1, 0.1, 1e-4, 0.6, 0.0499, 0.025, 0.025]]).log()
-        masses.append(float(votes(state.proposals(log_probs), votes.of_phrases(table)).sum()))
+        masses.append(float(judge(votes, table, state, log_probs).sum()))
     assert masses[1] < 0.2 * masses[0] < 0.2
 
 
 def test_votes_are_a_softmax_however_large_the_similarities() -> None:
     votes = PhraseVotes()
     table = make_table([[Found([2, 3], 0, 60.0, []), Found([4, 3], 1, 59.0, [])]])
-    proposals = PhraseState(table, torch.tensor([0])).proposals(torch.zeros(1, VOCABULARY).log_softmax(dim=1))
-    each = votes(proposals, votes.of_phrases(table))
+    each = judge(votes, table, PhraseState(table, torch.tensor([0])), torch.zeros(1, VOCABULARY).log_softmax(dim=1))
     assert each.sum().item() == pytest.approx(1) and each[0, 0] > 10 * each[0, 1]
     each[0, 1].backward()
     assert votes.similarity.grad is not None and votes.similarity.grad.abs().sum() > 0

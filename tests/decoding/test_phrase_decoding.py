@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +24,20 @@ import torch
 
 from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.storage.files import MANIFEST
+from fairseq_ccpr.text.decoder_subwords import after_sign
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import word_spans
 from fairseq_ccpr.timing import DECODER, FINDING, PHRASES, PhaseTimer
@@ -116,6 +120,35 @@ def test_phrases_change_every_kind_of_search(decode: Callable, phrases: list[obj
 def test_no_phrases_at_all_is_token_retrieval_to_the_bit(decode: Callable, joint: list[object]) -> None:
     with retrieving([], lambda source: 0):
         assert equal(decode(*joint), decode("--knn-lambda", 0.4))
+
+
+def test_tokens_without_weight_leave_phrases_as_they_are_alone_to_the_bit(
+    decode: Callable, phrases: list[object], joint: list[object]
+) -> None:
+    alone = decode(*phrases, "--phrase-k", 3)
+    assert equal(decode(*joint, "--knn-lambda", 0), alone) and not equal(decode(*joint), alone)
+
+
+def test_phrases_want_the_consent_of_model_and_tokens_together(world: World, joint: list[object]) -> None:
+    """Against the whole mixture of both, at the real tokens of the references."""
+    cfg, task, models, ensemble = load_ensemble(world, joint)
+    other = 0.0
+    for sample in batches(cfg, task, models):
+        forced = ensemble.force_decode(sample)
+        proposals, _, sentences = forced.proposals
+        of_model = forced.log_probs[forced.real]
+        mixed = interpolate_(of_model.clone(), forced.token_vote)
+        wanted, alone = (
+            forced.phrases.votes(
+                proposals, Consent.to(proposals, DistributionView(said, proposals.values), None), sentences
+            )
+            for said in (mixed, of_model)
+        )
+        found = forced.phrases.votes(*forced.proposals)
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(found.sum(dim=1), forced.phrase_vote.weight, atol=1e-5, rtol=1e-4)
+        other = max(other, float((found - alone).abs().max()))
+    assert other > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])
@@ -265,28 +298,35 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
 
 
 def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]) -> None:
-    """Against cutting every string out of its sentence; most are asked for more than once."""
+    """Against cutting every string out of its sentence, and writing it anew where its pieces are those after a sign, or its
+    source stands after one; most are asked for more than once."""
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
-    candidates, seen = ensemble.phrases.candidates, 0
-    subwords, cuts = candidates.subwords, []
+    candidates, seen, elsewhere = ensemble.phrases.candidates, 0, 0
+    subwords = candidates.subwords
+    samples = [sample["net_input"]["src_tokens"] for sample in batches(cfg, task, models)]
+    sources = [subwords.recover(task.source_dictionary, row) for sample in samples for row in sample]
     cut = subwords.slice
-    with patch.object(subwords, "slice", lambda *where: cuts.append(where) or cut(*where)):
-        found = [
-            one
-            for sample in batches(cfg, task, models)
-            for one in candidates.start(sample["net_input"]["src_tokens"])()
-        ]
-    for sentence in found:
+    found = [one for sample in samples for one in candidates.start(sample)()]
+    for sentence, source in zip(found, sources, strict=True):
         wanted = []
         for number, query in enumerate(sentence.queries):
             written: set[tuple[int, ...]] = set()
             for rank, phrase in enumerate(query.retrieved):
                 assert phrase.string == phrase.sentence[phrase.start : phrase.end]
                 tokens = tuple(cut(subwords.split(phrase.sentence), phrase.start, phrase.end) or ())
-                if tokens and len(tokens) <= MAX_SUBWORDS and tokens not in written:
-                    written.add(tokens)
-                    wanted.append((tokens, number, rank, phrase.score))
+                if not tokens or len(tokens) > MAX_SUBWORDS or tokens in written:
+                    continue
+                written.add(tokens)
+                wanted.append((tokens, number, rank, phrase.score))
+                goes_on = bool(subwords.borders.going_on[tokens[0]])
+                if goes_on or after_sign(source, query.start):
+                    before, rest = "" if goes_on else '"', phrase.sentence[phrase.start :]
+                    pieces, size = subwords.split(before + rest), len(phrase.string)
+                    other = tuple(cut(pieces, len(before), len(before) + size) or ())
+                    if other and other != tokens:
+                        wanted.append((other, number, rank, phrase.score))
+                        elsewhere += 1
             seen += len(query.retrieved)
         of = sentence.candidates
         made = [tuple(row[:length]) for row, length in zip(of.tokens.tolist(), of.lengths.tolist())]
@@ -295,7 +335,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
         assert [*zip(made, of.queries.tolist(), of.ranks.tolist())] == [one[:3] for one in wanted]
         assert of.scores.tolist() == pytest.approx([score for *_, score in wanted])
     entries = {phrase.entry for sentence in found for query in sentence.queries for phrase in query.retrieved}
-    assert len(cuts) == len(entries) < seen / 2  # each once
+    assert 0 < elsewhere < len(entries) < seen / 2
 
 
 def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]) -> None:
@@ -361,12 +401,10 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
     remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
     text = force_decode_text("test", list(batches(cfg, task, models)), remembering, 64)
     assert text.tokens is not None
-    nearest, cache, log_probs = text.tokens.first(8), text.phrases, text.log_probs
-    of_phrases = cache.vote(ensemble.phrases)
+    cache, log_probs = text.phrases, text.log_probs
     assert cache.rows.tolist() == list(range(len(log_probs)))  # few as they are, all are kept
-    found = References(log_probs, nearest.retrieved(5.0), nearest.weight(task.token_settings), 0.9).log_likelihood(
-        *of_phrases
-    )
+    references = References.of(text, replace(task.token_settings, temperature=5.0), 0.9)
+    found = references.log_likelihood(*cache.vote(ensemble.phrases, references.beside))
     assert float(found.mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
 
 

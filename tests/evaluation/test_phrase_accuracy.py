@@ -251,10 +251,18 @@ def test_the_command(encoders: dict[str, Path], files: tuple[Path, Path], tmp_pa
     assert first["p"] is None and 0 < second["p"] <= 1
     low, high = second["interval"]
     assert low <= second["average"]["entry"] <= high and second["average"]["string"] >= second["average"]["entry"]
+    *lengths, several = done["lengths"]
+    assert several["words"] == "several" and "| words | queries | raw | ccpr | cpr |" in shown
+    assert sum(row["queries"] for row in lengths if row["words"] != "1") == several["queries"]
+    of_lengths = sum(row["queries"] * row["accuracy"]["ccpr"]["entry"] for row in lengths)
+    of_sets = sum(count * second["sets"][name]["entry"] for name, count in done["queries"].items())
+    assert sum(row["queries"] for row in lengths) == sum(done["queries"].values())
+    assert of_lengths == pytest.approx(of_sets, abs=0.01 * sum(done["queries"].values()))
     assert done["same_string"][0]["entry"]["ccpr"] >= done["same_string"][1]["entry"]["ccpr"]
     assert call(*words, "--same-string", 0, 3).stdout == shown
     few = call(*words, "--sets", "two", "--per-set", 3, "--segmentation", "ngram:2", "--multi-word").stdout
     assert "| two | 3 |" in few and "| one |" not in few and "ngram:2" in few
+    assert "\n| 1 | " not in few and "\n| several | 3 | " in few
     learned = call(*words, "--segmentation", "learned", "--threshold", 0.1).stdout
     assert "segmentation:learned:" in learned
 

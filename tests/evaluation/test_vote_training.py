@@ -26,13 +26,9 @@ def text_of(world: World, words: list[object]) -> tuple[VotingText, object]:
     task, models = load(cfg)
     ensemble = task.build_ensemble(models)
     held_out = force_decode_text("test", list(batches(cfg, task, models)), ensemble, 8)
-    nothing = torch.full_like(held_out.log_probs, float("-inf"))
-    retrieved, weight = nothing, torch.zeros_like(nothing)
-    if held_out.tokens is not None:
-        retrieved, weight = held_out.tokens.retrieved(5.0), held_out.tokens.weight(task.token_settings)
-    return VotingText(
-        held_out.phrases, held_out.sentences, References(held_out.log_probs, retrieved, weight, 0.9)
-    ), ensemble.phrases
+    settings = task.token_settings if held_out.tokens is not None else None
+    references = References.of(held_out, settings, 0.9)
+    return VotingText(held_out.phrases, held_out.sentences, references), ensemble.phrases
 
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])

@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedEntries
+from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.decoder_subwords import ENOUGH_PIECES, MOSES, DecoderSubwords, Pieces
+from fairseq_ccpr.text.decoder_subwords import ENOUGH_PIECES, MOSES, DecoderSubwords, Pieces, after_sign
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import SPACE, kinds_of, word_spans
 from tests.helpers import DEMO
@@ -237,6 +238,52 @@ def test_phrases_are_what_the_sentence_is_made_of(system: tuple[Any, Any], text:
         rest = rest[size:]
     parts = zip(pieces.ids, pieces.starts)
     assert whole == [i for i, at in parts if any(start <= at < end for start, end in chosen)]
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe", "merged", "suffix", "moses and unigram", "three letters", "words"])
+def test_words_begin_and_go_on_where_they_do_in_text(name: str) -> None:
+    subwords = decoder_subwords(*SYSTEMS[name]())
+    borders, seen = subwords.borders, {True: 0, False: 0}
+    for text in [*verses()[:100], 'Open "file menu" (in the "house") of 3 lords']:
+        pieces = subwords.split(text)
+        begins = {start for start, _ in word_spans(text)}
+        for one, other, before, at in zip(pieces.ids, pieces.ids[1:], pieces.starts, pieces.starts[1:]):
+            if before == at or subwords.dictionary.unk() in (one, other):
+                continue  # pieces of what Moses writes for one character, or unknown ones
+            inside = bool(borders.unfinished[one] & borders.going_on[other])
+            if at in begins:
+                assert not inside, (text, subwords.dictionary[one], subwords.dictionary[other])
+            elif 0 < at < len(text) and {*kinds_of(text[at - 1 : at + 1])} == {"w"}:
+                assert inside, (text, subwords.dictionary[one], subwords.dictionary[other])
+            seen[inside] += 1
+    assert seen[False] and bool(seen[True]) == (name != "words")
+    assert not any(markers[: subwords.dictionary.nspecial].any() for markers in borders)
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe", "moses and unigram", "three letters", "moses and three letters"])
+def test_phrases_after_a_quote_are_written_as_after_a_space_and_the_reverse(name: str) -> None:
+    """In two sentences that differ by the quote; the phrases of both are found wherever they are written."""
+    subwords, phrase = decoder_subwords(*SYSTEMS[name]()), "the house"
+    sentences = ["Go to the house of God", 'Go to "the house of God']
+    spans = [(text.index(phrase), text.index(phrase) + len(phrase)) for text in sentences]
+    variants = PhraseVariants(subwords, 2)
+    own = [subwords.written(text, *span, 2) for text, span in zip(sentences, spans)]
+    assert own[0][0] and own[0][1]
+    needed = [
+        variants.needed(np.array([ids[0]]), np.array([sign]))[0] for ids, _ in own if ids for sign in (False, True)
+    ]
+    if name in ("unigram", "bpe"):
+        assert own[0] != own[1] and needed == [False, True, True, True]
+        assert [variants((sentences[n], *spans[n]), tuple(own[n][0])) for n in (0, 1)] == own[::-1]
+    else:
+        assert "moses" not in name or own[0] == own[1]
+        assert not subwords.marks_beginnings or variants((sentences[0], *spans[0]), tuple(own[0][0])) == ([], [])
+        assert subwords.marks_beginnings or not any(needed)
+    assert [after_sign(sentences[n], at) for n, at in ((0, spans[0][0]), (1, spans[1][0]), (0, 0))] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def placed(pieces: Pieces, text: str) -> bool:

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, project_ends
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.phrases.pair_filters import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.training.ccpr_criterion import CcprConfig, CcprCriterion
@@ -32,15 +34,22 @@ from tests.small_models import Ccpr, random_context
 from tests.training.two_processes import gradient_of_two_processes
 
 
-def reference(sources, targets, scale, strings, contexts, any_context):
-    """Equation 2 of the CCPR paper in float64, a phrase at a time: those equal to the right target are no negatives."""
+def reference(sources, targets, scale, sides, any_context):
+    """Equation 2 of the CCPR paper in float64, a phrase at a time: other right translations are no negatives.
+
+    Args:
+        sides: strings and contexts of one side's phrases, and of the other's.
+    """
     losses = []
     for i, x in enumerate(sources.double().numpy()):
         scores = scale * (targets.double().numpy() @ x)
         others = [
             j
             for j in range(len(scores))
-            if strings[j] != strings[i] or (contexts[j] != contexts[i] and not any_context)
+            if all(
+                strings[j] != strings[i] or (contexts[j] != contexts[i] and not any_context)
+                for strings, contexts in sides
+            )
         ]
         losses.append(np.logaddexp.reduce(scores[[i, *others]]) - scores[i])
     return np.array(losses)
@@ -53,10 +62,10 @@ def reference(sources, targets, scale, strings, contexts, any_context):
 def test_alignment_loss_equals_the_reference(k, scale, any_context, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, y = (nn.functional.normalize(torch.randn(k, 5, generator=generator), dim=1) for _ in range(2))
-    strings, contexts = (torch.randint(0, 3, (k,), generator=generator) for _ in range(2))
-    excluded = equal_candidates(strings, contexts, any_context)
+    sides = [[torch.randint(0, 3, (k,), generator=generator) for _ in range(2)] for _ in range(2)]
+    excluded = equal_candidates(*sides[0], any_context) | equal_candidates(*sides[1], any_context)
     found = alignment_losses(x, y, scale, excluded)
-    wanted = reference(x, y, scale, strings.tolist(), contexts.tolist(), any_context)
+    wanted = reference(x, y, scale, [[part.tolist() for part in side] for side in sides], any_context)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-4)
     half = alignment_losses(x.bfloat16(), y.bfloat16(), scale, excluded)
     assert half.dtype == torch.float32 and torch.isfinite(half).all()
@@ -105,17 +114,39 @@ def test_criterion_adds_both_directions_and_segmentation(ccpr: Ccpr, mask_equal_
     loss, count, logged = criterion(model, sample)
     sides = sample["source"], sample["target"]
     outputs, scale = model(*sides)
-    wanted = 0.0
+    wanted, equal = 0.0, [(side["strings"].tolist(), side["contexts"].tolist()) for side in sides]
     for one, other in ((0, 1), (1, 0)):
-        equal = sides[other]["strings"].tolist(), sides[other]["contexts"].tolist(), mask_equal_strings
         with torch.no_grad():
-            wanted += reference(outputs[one][0], outputs[other][0], float(scale), *equal).sum()
+            wanted += reference(outputs[one][0], outputs[other][0], float(scale), equal, mask_equal_strings).sum()
             phrases, others = outputs[one][1][:count].double(), outputs[one][1][count:].double()
             wanted -= 0.5 / 4 * (phrases.sigmoid().log().sum() + (-others).sigmoid().log().sum()).item()
     assert count == len(sides[0]["spans"]) == len(sides[1]["spans"])
     assert loss.item() == pytest.approx(wanted, rel=1e-5) and float(logged["loss"]) == loss.item()
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_other_right_translations_of_a_phrase_are_no_negatives() -> None:
+    """'Datei' as 'file' and as 'new file', 'file' of 'Datei' and of 'Datei.', and an unrelated pair: one sentence."""
+    sides: list[dict[str, Tensor]] = [
+        {"strings": torch.tensor(numbers), "contexts": torch.ones(4, dtype=torch.long)}
+        for numbers in ([1, 1, 2, 3], [5, 6, 5, 7])
+    ]
+    vectors = [nn.functional.normalize(torch.randn(4, 6), dim=1) for _ in sides]
+
+    def model(*_: object) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        return [(of_side, torch.zeros(4)) for of_side in vectors], torch.tensor(10.0)
+
+    sample = {"source": sides[0], "target": sides[1], "phrases": 4, "ntokens": 1, "nsentences": 1}
+    loss = CcprCriterion(CcprConfig(segmentation_weight=0.0), None)(model, sample)[0]
+    logits = 10 * vectors[0] @ vectors[1].T
+    negatives = {0: [3], 1: [2, 3], 2: [1, 3], 3: [0, 1, 2]}
+    wanted = sum(
+        of_pairs[i, [i, *others]].logsumexp(dim=0) - of_pairs[i, i]
+        for of_pairs in (logits, logits.T)
+        for i, others in negatives.items()
+    )
+    torch.testing.assert_close(loss, wanted)
 
 
 def test_two_processes_have_the_gradient_of_one(ccpr: Ccpr, tmp_path: Path) -> None:
@@ -164,6 +195,21 @@ def test_training_learns_to_find_translations(ccpr: Ccpr) -> None:
     assert accuracy(model, dataset) == pytest.approx(best, abs=0.1 * best)  # training is in bf16
     temperatures = re.findall(r"valid' subset .*?\| temperature ([0-9.]+)", ccpr.log)
     assert len(set(temperatures)) > 1
+
+
+def test_a_checkpoint_keeps_the_rule_of_its_phrases_and_an_older_one_is_named(ccpr: Ccpr, tmp_path: Path) -> None:
+    settings = PhrasePairs(ccpr.phrases / "train").manifest.settings
+    shutil.copytree(ccpr.checkpoint.parent, tmp_path / "old")
+    old = tmp_path / "old" / ccpr.checkpoint.name
+    state = torch.load(old, weights_only=False)
+    del state["task_state"]["edges"]
+    torch.save(state, old)
+    for checkpoint, wanted in ((ccpr.checkpoint, edge_rule(settings)), (old, "own")):
+        encoder = PhraseEncoder.load(checkpoint)
+        assert encoder.edges == wanted
+        assert PhraseFinder(encoder, Segmentation()).description == f"learned>0.7<=7words,edges:{wanted}"
+        assert "edges" not in PhraseFinder(encoder, Segmentation("all")).description
+    assert edge_rule(settings) != "own"
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from fairseq_ccpr.text.tokenizers import load_tokenizer
 from fairseq_ccpr.text.words import word_spans
 from fairseq_ccpr.training.contrast_draw import Occurrences
 from fairseq_ccpr.training.length_batches import LengthBatches, Mixture
+from fairseq_ccpr.training.phrase_contrast import PhraseContrastConfig, PhraseContrastTask
 from tests.small_models import Ccpr
 
 
@@ -215,3 +216,21 @@ def test_fairseq_makes_batches_of_a_mixture(ccpr: Ccpr, fraction: float) -> None
     assert {len(batch) for batch in few[:-1]} == {7} and sum(map(len, few)) == len(mixture)
     alone = mixture.batch_by_size(mixture.ordered_indices(), max_tokens=10)
     assert len(alone) == len(mixture)
+
+
+def test_validation_is_the_same_however_many_phrases_are_drawn_for_training(ccpr: Ccpr) -> None:
+    """So that accuracies of encoders that were trained on more or fewer can be compared."""
+
+    def drawn(split: str, phrases_per_sentence: int, fraction: float) -> list[list[int]]:
+        cfg = PhraseContrastConfig(
+            data=str(ccpr.phrases), phrases_per_sentence=phrases_per_sentence, different_context_fraction=fraction,
+            seed=1, cpu=True, encoder=str(ccpr.context),
+        )  # fmt: skip
+        task = PhraseContrastTask(cfg)
+        task.load_dataset(split)
+        draw = task.dataset(split).drawn
+        return [part.tolist() for part in (draw.sources, draw.targets, draw.starts)]
+
+    few, many = ((1, 1.0), (20, 0.0))
+    assert drawn("valid", *few) == drawn("valid", *many)
+    assert drawn("train", *few) != drawn("train", *many)

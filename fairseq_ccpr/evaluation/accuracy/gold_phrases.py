@@ -30,9 +30,14 @@ class GoldPhrasePair:
     target: tuple[str, int, int]
 
     @property
+    def words(self) -> int:
+        """Words of the longer side."""
+        return max(len(word_spans(text[start:end])) for text, start, end in (self.source, self.target))
+
+    @property
     def multi_word(self) -> bool:
         """Whether one side has several words."""
-        return any(len(word_spans(text[start:end])) > 1 for text, start, end in (self.source, self.target))
+        return self.words > 1
 
 
 @dataclass
@@ -40,6 +45,7 @@ class GoldPhrases:
     """Q queries, and the G target phrases among which each has its answer."""
 
     sets: list[str]  # of each query
+    words: list[int]  # of each query's pair, on the longer side
     queries: Phrases
     query_rows: np.ndarray  # int64 [Q], into `queries`
     targets: Phrases
@@ -61,7 +67,8 @@ class GoldPhrases:
         for name in dict.fromkeys(pair.set for pair in pairs):
             chosen += [number for number, pair in enumerate(kept) if pair.set == name][:per_set]
         queries, query_rows = as_phrases(kept[number].source for number in chosen)
-        return cls([kept[number].set for number in chosen], queries, query_rows, targets, target_rows[chosen])
+        sets, words = zip(*((kept[number].set, kept[number].words) for number in chosen))
+        return cls(list(sets), list(words), queries, query_rows, targets, target_rows[chosen])
 
     def answer_strings(self) -> list[str]:
         """List the string of each query's answer."""

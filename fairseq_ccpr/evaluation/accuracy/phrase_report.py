@@ -11,6 +11,8 @@ from fairseq_ccpr.evaluation.accuracy.phrase_accuracy import QueryScores
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark
 from fairseq_ccpr.evaluation.translation.significance import INTERVAL, p_value, resample
 
+LONG = 4  # words of a phrase; longer ones are counted with it
+
 
 @dataclass
 class PhraseReport:
@@ -21,6 +23,7 @@ class PhraseReport:
     gold_targets: int
     left_out: int  # gold pairs with a phrase that one of the systems cannot encode
     systems: list[dict[str, Any]] = field(default_factory=list)
+    lengths: list[dict[str, Any]] = field(default_factory=list)  # words of the longer side, queries, acc@1 by system
     same_string: list[dict[str, Any]] = field(default_factory=list)  # count, mean found, acc@1 by system
 
 
@@ -62,6 +65,12 @@ def report(
         done.systems.append(
             {"system": name, "sets": by_set, "average": average, "interval": interval, "p": p, "tied": tied_average}
         )
+    for label, columns in _by_length(np.array(benchmark.gold.words)).items():
+        accuracy = {
+            name: {"entry": _percent(entry[number, columns]), "string": _percent(string[number, columns])}
+            for number, name in enumerate(scores)
+        }
+        done.lengths.append({"words": label, "queries": len(columns), "accuracy": accuracy})
     for count in same_string:
         found = (benchmark.same_string_rows[:, :count] >= 0).sum(axis=1)
         accuracy = {
@@ -70,6 +79,21 @@ def report(
         }
         done.same_string.append({"count": count, "mean found": round(float(found.mean()), 2), "entry": accuracy})
     return done
+
+
+def _by_length(words: np.ndarray) -> dict[str, np.ndarray]:
+    """Group queries by the words of their phrases, int64 [Q]: the rows of each group that has any, by its name."""
+    groups = {str(count): words == count for count in range(1, LONG)}
+    groups |= {f"{LONG} or more": words >= LONG, "several": words > 1}
+    return {label: np.flatnonzero(group) for label, group in groups.items() if group.any()}
+
+
+def length_table(done: PhraseReport) -> list[list[Any]]:
+    """Tabulate acc@1 by entry / by string by the words of the phrase, over the queries of all sets."""
+    table: list[list[Any]] = [["words", "queries", *(system["system"] for system in done.systems)]]
+    for row in done.lengths:
+        table.append([row["words"], row["queries"], *map(_both, row["accuracy"].values())])
+    return table
 
 
 def accuracy_table(done: PhraseReport) -> list[list[Any]]:

@@ -74,7 +74,7 @@ def read_outputs(paths: Sequence[Path], source: Path, target: Path) -> list[list
 
 
 def make_references(finder: PhraseFinder, texts: Sequence[str], quiet: bool) -> tuple[list[Reference], int]:
-    """Find the phrases of reference translations, and count those too long for the encoder.
+    """Find the phrases of reference translations, and count those longer than the encoder reads.
 
     Raises:
         ConfigurationError: no phrase is found in any of them.

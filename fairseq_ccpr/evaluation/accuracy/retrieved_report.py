@@ -19,7 +19,7 @@ class StoreResult:
     entries: int
     bytes_per_entry: dict[str, float]  # by part
     phrases: int  # asked for
-    too_long: int  # sentences that the encoder, which all share, cannot take
+    too_long: int  # sentences longer than the encoder, which all share, reads
     counts: Counts
     held: np.ndarray  # int64 [M, 2, S], the counts for all its strings
     signature: str
@@ -32,7 +32,7 @@ class RetrievedReport:
     sentences: int
     skipped: int  # lines with an empty side
     reference_phrases: float  # different ones in a reference, on average
-    too_long: int  # source sentences in which the encoder can find no phrases
+    too_long: int  # source sentences longer than the encoder reads, read in windows
     references_too_long: int  # the same of references
     stores: list[dict[str, Any]] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ def report(
         tops: numbers of strings of each query phrase, as in the counts.
         outputs: names of the translations, likewise.
         skipped: lines with an empty side.
-        references_too_long: those in which the encoder can find no phrases.
+        references_too_long: those longer than the encoder reads.
         samples: of the bootstrap.
     """
     own = np.stack([result.counts.own for result in results.values()])  # [N, T, M, 2, S]

@@ -12,8 +12,8 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import HIDDEN, LearnedTrust, Trust
-from fairseq_ccpr.evaluation.tuning.grids import references_of
 from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
+from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.evaluation.tuning.trust_training import learn, training_text, worths
 from fairseq_ccpr.evaluation.tuning.vote_training import VotingText, learn_votes
 from fairseq_ccpr.evaluation.tuning.worth import Worth
@@ -85,7 +85,7 @@ def _learned_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> PhraseV
     assert ensemble.phrases is not None
     settings = ensemble.tokens.settings if ensemble.tokens is not None else None
     of_texts = [
-        VotingText(text.phrases, text.sentences, references_of(text, settings, ensemble.settings.lambda_max))
+        VotingText(text.phrases, text.sentences, References.of(text, settings, ensemble.settings.lambda_max))
         for text in texts
     ]
     return learn_votes(ensemble.phrases.on(CPU), of_texts).to(ensemble.phrases.device)

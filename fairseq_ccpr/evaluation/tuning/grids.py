@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import interpolate_references
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
@@ -44,7 +42,7 @@ class Grids:
         tokens = _score_tokens(cfg, ensemble, text)
         if ensemble.phrases is None:
             return cls(tokens, {})
-        references = references_of(text, cls._likeliest(tokens), ensemble.settings.lambda_max)
+        references = References.of(text, cls._likeliest(tokens), ensemble.settings.lambda_max)
         return cls(tokens, score_phrase_grid(text.phrases, references, ensemble.phrases.on(CPU)))
 
     def best_pairs(self, count: int) -> list[Pair]:
@@ -69,13 +67,14 @@ class Grids:
         """Measure on a text the likeliest settings without trust: of tokens with either kind of lambda, and with phrases."""
         most, measured = ensemble.settings.lambda_max, {}
         for name, settings in likeliest_of_each_kind(self.tokens).items():
-            alone = references_of(text, settings, most).at(text.rows)
+            alone = References.of(text, settings, most).at(text.rows)
             mixed = interpolate_references(alone.log_probs, (alone.retrieved, alone.weight))
             measured[name] = Worth.of(alone.log_probs, mixed, alone.weight, None)
         if ensemble.phrases is not None:
-            references = references_of(text, self._likeliest(self.tokens), most).at(text.rows)
-            settings = self._likeliest(self.phrases)
-            said, weight = text.phrases.vote(replace(ensemble.phrases.on(CPU), settings=settings))
+            references = References.of(text, self._likeliest(self.tokens), most)
+            memory = replace(ensemble.phrases.on(CPU), settings=self._likeliest(self.phrases))
+            said, weight = text.phrases.vote(memory, references.beside)
+            references = references.at(text.rows)
             of_tokens, of_phrases = references.weights(weight)
             mixed = references.log_likelihood(said, weight)
             tokens = of_tokens if ensemble.tokens is not None else None
@@ -100,12 +99,3 @@ def _score_tokens(cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> dict[
     if cfg.task.knn_temperature is not None:
         temperatures = (given.temperature,)
     return score_grid(text.tokens, text.log_probs, neighbours, temperatures, kinds, given)
-
-
-def references_of(text: HeldOut, settings: TokenRetrievalSettings | None, weight_max: float) -> References:
-    """Describe the reference tokens with the token memory at these settings."""
-    if text.tokens is None or settings is None:
-        nothing = torch.full_like(text.log_probs, float("-inf"))
-        return References(text.log_probs, nothing, torch.zeros_like(text.log_probs), weight_max)
-    nearest = text.tokens.first(settings.k)
-    return References(text.log_probs, nearest.retrieved(settings.temperature), nearest.weight(settings), weight_max)

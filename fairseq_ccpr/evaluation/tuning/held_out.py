@@ -10,11 +10,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import Vote, neighbour_log_probabilities, target_log_probabilities
+from fairseq_ccpr.decoding.interpolation import Beside, Vote, neighbour_log_probabilities, target_log_probabilities
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
+from fairseq_ccpr.decoding.phrase_votes import Consent
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
 
@@ -75,6 +76,10 @@ class TokenCache:
         """Compute the weight by policy and guard at the reference tokens, fp32 [N], as the decoder does."""
         return replace(self.memory, settings=settings).weight(self.neighbours, self.model, self.course)
 
+    def beside(self, settings: TokenRetrievalSettings) -> Beside:
+        """Return what the phrase memory sees of it."""
+        return Beside(self.vote(settings), self.model.neighbours)
+
     def vote(self, settings: TokenRetrievalSettings) -> Vote:
         """Vote as the decoder does, with the evidence for trust; the cache must have `settings.k` neighbours."""
         memory = replace(self.memory, settings=settings, trusted=True)
@@ -93,9 +98,14 @@ class PhraseRows(NamedTuple):
     rows: Tensor  # int64 [n], of all N tokens of the text
     model: CachedView  # of the proposals' tokens
 
-    def vote(self, memory: PhraseMemory) -> Vote:
-        """Vote as the decoder does with this memory."""
-        return self.batch.of_memory(memory).weigh(self.proposals, self.sentences, self.model)
+    def vote(self, memory: PhraseMemory, beside: Beside | None) -> Vote:
+        """Vote as the decoder does with this memory.
+
+        Args:
+            beside: what the token memory says at these n tokens, where there is one.
+        """
+        consent = Consent.to(self.proposals, self.model, beside)
+        return self.batch.of_memory(memory).weigh(self.proposals, consent, self.sentences, self.model)
 
 
 @dataclass
@@ -109,9 +119,16 @@ class PhraseCache:
         """Which of the text's N tokens they have, int64 [n]."""
         return torch.cat([batch.rows for batch in self.batches])
 
-    def vote(self, memory: PhraseMemory) -> tuple[Tensor, Tensor]:
-        """Compute log p_phr of the n reference tokens kept, and the weight, fp32 [n] each, as the decoder does."""
-        votes = [(batch.vote(memory), batch.targets) for batch in self.batches]
+    def vote(self, memory: PhraseMemory, beside: Beside | None) -> tuple[Tensor, Tensor]:
+        """Compute log p_phr of the n reference tokens kept, and the weight, fp32 [n] each, as the decoder does.
+
+        Args:
+            beside: what the token memory says at all N tokens of the text, where there is one.
+        """
+        votes = [
+            (batch.vote(memory, beside.at(batch.rows) if beside is not None else None), batch.targets)
+            for batch in self.batches
+        ]
         said, weights = zip(*((vote.of_token(targets), vote.weight) for vote, targets in votes))
         return torch.cat(said), torch.cat(weights)
 
@@ -164,7 +181,7 @@ def force_decode_text(
         columns.append(tuple(part.cpu() for part in (*of_model, *of_memory)))
         if ensemble.phrases is not None and id(sample) in phrase_samples:
             batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
-            proposals, places = ensemble.force_proposals(batch, sample, log_probs)
+            proposals, places = ensemble.force_proposals(batch, sample)
             kept = (of_tokens.gather(1, proposals.values), view.best, view.favourite)
             rows = torch.arange(total, total + len(targets))
             phrases.batches.append(
