@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
 from fairseq_ccpr.decoding.interpolation import Beside, Vote, interpolate_, limit_weights, merge_equal
-from fairseq_ccpr.decoding.memory import Batch, Memory, Neighbours
+from fairseq_ccpr.decoding.memory import Batch, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
@@ -138,12 +138,17 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         sources = net_input["src_tokens"]
         if self.phrases is not None or self.glossary is not None:
             sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
-        memories: tuple[Memory | None, ...] = self._memories_now()
-        started = [memory.start(sources) if memory is not None else None for memory in memories]
+        tokens, phrases = self._memories_now()
+        neighbours = tokens.start(sources) if tokens is not None else None
+        candidates = phrases.start(sources) if phrases is not None else None
         terms = self.glossary.start(sources) if self.glossary is not None else None
         outputs = super().forward_encoder(net_input)
-        tokens, phrases = (wait() if wait is not None else None for wait in started)
-        return EncodedBatch(outputs, tokens, phrases, terms() if terms is not None else None)
+        return EncodedBatch(
+            outputs,
+            neighbours() if neighbours is not None else None,
+            candidates() if candidates is not None else None,
+            terms() if terms is not None else None,
+        )
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.
@@ -152,12 +157,14 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """
         same = len(new_order) == encoder_outs.hypotheses
         outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
-        tokens, phrases = (
-            batch.reorder(new_order) if batch is not None else None
-            for batch in (encoder_outs.tokens, encoder_outs.phrases)
+        tokens, phrases, terms = encoder_outs.tokens, encoder_outs.phrases, encoder_outs.glossary
+        return EncodedBatch(
+            outputs,
+            tokens.reorder(new_order) if tokens is not None else None,
+            phrases.reorder(new_order) if phrases is not None else None,
+            terms.reorder(new_order) if terms is not None else None,
+            len(new_order),
         )
-        terms = encoder_outs.glossary.reorder(new_order) if encoder_outs.glossary is not None else None
-        return EncodedBatch(outputs, tokens, phrases, terms, len(new_order))
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
