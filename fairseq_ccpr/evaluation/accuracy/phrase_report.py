@@ -73,11 +73,11 @@ def report(
         done.lengths.append({"words": label, "queries": len(columns), "accuracy": accuracy})
     for count in same_string:
         found = (benchmark.same_string_rows[:, :count] >= 0).sum(axis=1)
-        entry = {
+        percent = {
             name: round(_mean(_percent(system.among_same_strings(count)[columns]) for columns in rows.values()), 2)
             for name, system in scores.items()
         }
-        done.same_string.append({"count": count, "mean found": round(float(found.mean()), 2), "entry": entry})
+        done.same_string.append({"count": count, "mean found": round(float(found.mean()), 2), "entry": percent})
     return done
 
 
