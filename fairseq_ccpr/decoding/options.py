@@ -62,8 +62,8 @@ class TokenRetrievalSettings:
 
     guard: bool = option(
         False,
-        "lower the weight the further a hypothesis is from the datastore's own text, to 0 beyond the 99th percentile of that text; on for an "
-        "adapter's keys",
+        "lower the weight the further a hypothesis is from the datastore's own text, to 0 beyond the 99th percentile of that "
+        "text; on for an adapter's keys",
         automatic=True,
     )  # fmt: skip
 
