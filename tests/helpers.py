@@ -26,6 +26,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.cli import main
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.learnt_memory import LearntMemory
 from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
@@ -174,7 +175,7 @@ def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None
     numbers = translator.learn_all(rows)
     assert translator.ensemble is not None and translator.ensemble.tokens is not None
     learnt = translator.ensemble.tokens.learnt
-    assert learnt is not None
+    assert isinstance(learnt, LearntMemory)
     for sentence, number in enumerate(numbers):
         assert isinstance(number, int), number
         values, keys = learnt.store.entries[number]
