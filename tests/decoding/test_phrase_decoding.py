@@ -79,7 +79,13 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
         words = word_spans(text)
         for first in range(0, len(words), size):
             places.append([number, words[first][0], words[first : first + size][-1][1]])
-    store = SimpleNamespace(spans=np.array(places, np.int32).reshape(-1, 3), sentence=texts.__getitem__)
+
+    def phrase(entry: int) -> tuple[str, str, int, int]:
+        number, start, end = places[entry]
+        return texts[number][start:end], texts[number], start, end
+
+    spans = np.array(places, np.int32).reshape(-1, 3)
+    store = SimpleNamespace(spans=spans, sentence=texts.__getitem__, phrase=phrase)
 
     def start(self: PhraseRetriever, sources: list[str], learnt: None) -> Callable[[], RetrievedEntries]:
         self.datastore = store
