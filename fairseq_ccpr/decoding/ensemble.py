@@ -17,7 +17,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
-from fairseq_ccpr.decoding.interpolation import Beside, Vote, interpolate_, limit_weights, merge_equal
+from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
 from fairseq_ccpr.decoding.memory import Batch, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
@@ -173,7 +173,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
         1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon as the model
            of its datastore knows the queries: a GPU searches while the models project to the vocabulary;
-        2. each memory votes, phrases after tokens: they ask for the consent of both;
+        2. each memory votes;
         3. interpolate, and then with what the glossary wants.
         """
         batches = encoder_outs.tokens, encoder_outs.phrases
@@ -188,11 +188,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         log_probs = log_probs.float()
         written = tokens[:, self.forced :]
-        token_vote = encoder_outs.tokens.vote(written, log_probs) if encoder_outs.tokens is not None else None
-        phrase_vote = None
-        if encoder_outs.phrases is not None:
-            phrase_vote = encoder_outs.phrases.vote(written, log_probs, Beside.of(token_vote, log_probs))
-        log_probs = self.mix(log_probs, self.decided(log_probs, token_vote, phrase_vote))
+        votes = [batch.vote(written, log_probs) if batch is not None else None for batch in batches]
+        log_probs = self.mix(log_probs, self.decided(log_probs, *votes))
         if encoder_outs.glossary is not None:
             log_probs = encoder_outs.glossary.apply(written, log_probs)
         return log_probs, attention
@@ -253,8 +250,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             forced.phrases = phrases.start(sample["net_input"]["src_tokens"])()
             proposals, sentences = self.force_proposals(forced.phrases, sample)
             view = DistributionView(of_real, proposals.values)
-            consent = Consent.to(proposals, view, Beside.of(forced.token_vote, of_real))
-            forced.proposals = proposals, consent, sentences
+            forced.proposals = proposals, Consent.of(view), sentences
             forced.phrase_vote = forced.phrases.weigh(*forced.proposals, view)
         forced.votes = self.decided(of_real, forced.token_vote, forced.phrase_vote)
         return forced

@@ -32,13 +32,6 @@ class Vote(NamedTuple):
         """Look up log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
         return self.log_probs.masked_fill(self.values != tokens.unsqueeze(1), float("-inf")).amax(dim=1)
 
-    def of_tokens(self, tokens: Tensor) -> Tensor:
-        """Look up log p_r of A given tokens a row, int64 [H, A] -> fp32 [H, A]; -inf where one is not among the C."""
-        ordered, order = self.values.sort(dim=1)
-        at = torch.searchsorted(ordered, tokens.contiguous()).clamp_max_(ordered.size(1) - 1)
-        found = self.log_probs.gather(1, order.gather(1, at))
-        return found.masked_fill(ordered.gather(1, at) != tokens, float("-inf"))
-
 
 def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:
     """Compute log p_r of each neighbour's value, duplicates merged: equations 4 and 7 of the CLKNN paper.
@@ -159,42 +152,6 @@ def interpolate_(log_probs: Tensor, *votes: Vote) -> Tensor:
         mixed = torch.logaddexp(log_probs.gather(1, vote.values), vote.weight.log().unsqueeze(1) + vote.log_probs)
         log_probs.scatter_(1, vote.values, mixed)
     return log_probs
-
-
-class Beside(NamedTuple):
-    """What one memory says beside the model, for another memory to look at."""
-
-    vote: Vote  # [H, C]
-    of_values: Tensor  # fp32 [H, C], log p_NMT of the vote's tokens
-
-    @classmethod
-    def of(cls, vote: Vote | None, log_probs: Tensor) -> Beside | None:
-        """Look up what the model says, fp32 [H, V], of a vote; None where there is none."""
-        return cls(vote, log_probs.gather(1, vote.values)) if vote is not None else None
-
-    def at(self, rows: Tensor) -> Beside:
-        """Select some of the rows."""
-        vote = self.vote._replace(evidence=None)
-        values, log_probs, weight = (part[rows] for part in vote[:3])
-        return Beside(Vote(values, log_probs, weight), self.of_values[rows])
-
-    def mixed(self, tokens: Tensor, said: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute what `interpolate_` would make of the model and this memory, but at A tokens a row only.
-
-        Args:
-            tokens: int64 [H, A].
-            said: fp32 [H, A], log p_NMT of them.
-            best: fp32 [H], log p_NMT of the likeliest of all V tokens.
-
-        Returns:
-            log p of the tokens, fp32 [H, A], and of the likeliest token, fp32 [H].
-        """
-        weight = self.vote.weight.clamp_max(ALMOST_ALL).unsqueeze(1)
-        left, share = torch.log1p(-weight), weight.log()
-        mixed = torch.logaddexp(said + left, share + self.vote.of_tokens(tokens))
-        # A token of the memory has gained, so that one it does not name can only be the likeliest if it was before.
-        of_memory = torch.logaddexp(self.of_values + left, share + self.vote.log_probs)
-        return mixed, torch.maximum(best + left.squeeze(1), of_memory.amax(dim=1))
 
 
 def interpolate_references(log_probs: Tensor, *votes: tuple[Tensor, Tensor]) -> Tensor:

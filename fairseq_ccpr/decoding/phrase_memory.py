@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import Beside, Vote
+from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.memory import ModelView
@@ -125,17 +125,13 @@ class PhraseBatch:
         return replace(self, state=self.state.reorder(order))
 
     @phase(PHRASES, whole=True)
-    def vote(self, tokens: Tensor, log_probs: Tensor, beside: Beside | None = None) -> Vote:
-        """Vote for the next token of each hypothesis.
-
-        Args:
-            beside: what the token memory says, where there is one.
-        """
+    def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
+        """Vote for the next token of each hypothesis."""
         if tokens.size(1) > 1:
             self.state.advance(tokens[:, -1])
         proposals = self.state.proposals()
         model = DistributionView(log_probs, proposals.values)
-        return self.weigh(proposals, Consent.to(proposals, model, beside), self.state.rows, model)
+        return self.weigh(proposals, Consent.of(model), self.state.rows, model)
 
     def force_proposals(self, previous: Tensor, real: Tensor) -> tuple[Proposals, Tensor]:
         """Collect the proposals at N tokens of given targets, and the sentences int64 [N] they are of.

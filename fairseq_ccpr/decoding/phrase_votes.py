@@ -1,11 +1,10 @@
-"""How much each retrieved phrase counts: a softmax over what phrases propose and what there is without them.
+"""How much each retrieved phrase counts: a softmax over what phrases propose and the model itself.
 
-After a hypothesis, phrase a proposes one token v_a. With p the model, or model and token memory as the settings weigh them,
-v* its likeliest token, s_a the phrase's similarity, q the source phrase it was retrieved for and i its state (`STATES`: it
-may begin, has begun, or is written and its sentence continues),
+After a hypothesis, phrase a proposes one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its
+state (`STATES`: it may begin, has begun, or is written and its sentence continues) and v* the model's likeliest token,
 
-    u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p(v_a) / p(v*)) + d [i = may begin, q is covered]
-    u_0 = n0 + n1 p(v*)
+    u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + d [i = may begin, q is covered]
+    u_0 = n0 + n1 p_NMT(v*)
     P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
 
 P(a) is the vote of a, the rest is the model's. A source phrase is covered once one of its phrases was written in full.
@@ -18,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_ccpr.decoding.interpolation import Beside
 from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.phrase_continuation import STATES, PhraseTable, Proposals
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
@@ -27,23 +25,15 @@ LEAST_RATIO = -12.0  # of the log probability of a token to that of the likelies
 
 
 class Consent(NamedTuple):
-    """What the model, and the token memory where there is one, say of the tokens that phrases propose at N tokens."""
+    """What the model says of the tokens that phrases propose at N tokens."""
 
-    ratios: Tensor  # fp32 [N, A], log of p of the token to that of the likeliest, at least LEAST_RATIO
-    best: Tensor  # fp32 [N], log p of the likeliest token
+    ratios: Tensor  # fp32 [N, A], log of p_NMT of the token to that of the likeliest, at least LEAST_RATIO
+    best: Tensor  # fp32 [N], log p_NMT of the likeliest token
 
     @classmethod
-    def to(cls, proposals: Proposals, model: ModelView, tokens: Beside | None) -> Consent:
-        """Judge proposals.
-
-        Args:
-            model: what it says of the proposals' tokens.
-            tokens: what the token memory says.
-        """
-        said, best = model.neighbours, model.best
-        if tokens is not None:
-            said, best = tokens.mixed(proposals.values, said, best)
-        return cls((said - best.unsqueeze(1)).clamp_min(LEAST_RATIO), best)
+    def of(cls, model: ModelView) -> Consent:
+        """Compare what the model says of the proposals' tokens with its likeliest."""
+        return cls((model.neighbours - model.best.unsqueeze(1)).clamp_min(LEAST_RATIO), model.best)
 
 
 class PhraseVotes(nn.Module):

@@ -62,10 +62,6 @@ def needs_of(parts: Parts) -> dict[str, str]:
             }
         else:
             needs |= {"phrase encoder": part.section.fingerprints["encoder"]}
-    if len(parts) > 1:
-        needs["consent to phrases"] = (
-            "of model and tokens"  # files that do not say so were learned with the model's alone
-        )
     return needs
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import Beside, Vote
 from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseState, PhraseTable
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import DistributionView
@@ -48,12 +47,10 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
     return PhraseTable.of(tokens, lengths, begun, queries, scores, WordBorders(*borders))
 
 
-def judge(
-    votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, tokens: Vote | None = None
-) -> Tensor:
-    """What each phrase gives to the token it proposes, beside a model, fp32 [H, V], and what a token memory says."""
+def judge(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> Tensor:
+    """What each phrase gives to the token it proposes, beside a model that says log p_NMT, fp32 [H, V]."""
     proposals = state.proposals()
-    consent = Consent.to(proposals, DistributionView(log_probs, proposals.values), Beside.of(tokens, log_probs))
+    consent = Consent.of(DistributionView(log_probs, proposals.values))
     given: Tensor = votes(proposals, consent, votes.of_phrases(table)[state.rows])
     return given
 

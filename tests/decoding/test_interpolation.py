@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding import interpolation
 from fairseq_ccpr.decoding.interpolation import (
-    Beside,
     Vote,
     interpolate_,
     neighbour_log_probabilities,
@@ -87,31 +86,6 @@ def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> N
         Vote(values, of_each, scores[:, 0]).of_token(torch.full((6,), 3)),
         of_each.masked_fill(values != 3, float("-inf")).amax(dim=1),
     )
-
-
-@settings(max_examples=100, deadline=None)
-@given(k=st.integers(1, 40), seed=st.integers(0, 2**31))
-def test_what_stands_beside_the_model_is_mixed_at_some_tokens_as_at_all(k: int, seed: int) -> None:
-    """Some neighbours are missing, of some rows all; of one row the weight is 0, of one nearly 1."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(6, k, generator=generator)
-    scores[torch.rand(6, k, generator=generator) < torch.rand(6, 1, generator=generator)] = float("-inf")
-    values = torch.randint(0, 9, (6, k), generator=generator)
-    weight = torch.rand(6, generator=generator) * (scores.amax(dim=1) > float("-inf"))
-    weight[0], weight[1] = 0, 1 * weight[1].gt(0)
-    log_probs = torch.randn(6, 9, generator=generator).mul(3).log_softmax(dim=1)
-    vote = Vote(values, neighbour_log_probabilities(scores, values, 0.5), weight)
-    tokens = torch.randint(0, 9, (6, 7), generator=generator)
-    beside = Beside.of(vote, log_probs)
-    assert beside is not None
-    rows = torch.tensor([4, 0, 1])
-    for some, one in ((torch.arange(6), beside), (rows, beside.at(rows))):
-        said, best = one.mixed(tokens[some], log_probs[some].gather(1, tokens[some]), log_probs[some].amax(dim=1))
-        whole = interpolate_(log_probs.clone(), vote)[some]
-        torch.testing.assert_close(said, whole.gather(1, tokens[some]))
-        torch.testing.assert_close(best, whole.amax(dim=1))
-    said, best = beside.mixed(tokens, log_probs.gather(1, tokens), log_probs.amax(dim=1))
-    assert torch.equal(said[0], log_probs[0, tokens[0]]) and best[0] == log_probs[0].max()  # to the bit
 
 
 @pytest.mark.parametrize("confidence", [False, True])

@@ -24,14 +24,12 @@ import torch
 
 from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
-from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
-from fairseq_ccpr.decoding.token_memory import DistributionView
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
@@ -133,28 +131,6 @@ def test_tokens_without_weight_leave_phrases_as_they_are_alone_to_the_bit(
 ) -> None:
     alone = decode(*phrases, "--phrase-k", 3)
     assert equal(decode(*joint, "--knn-lambda", 0), alone) and not equal(decode(*joint), alone)
-
-
-def test_phrases_want_the_consent_of_model_and_tokens_together(world: World, joint: list[object]) -> None:
-    """Against the whole mixture of both, at the real tokens of the references."""
-    cfg, task, models, ensemble = load_ensemble(world, joint)
-    other = 0.0
-    for sample in batches(cfg, task, models):
-        forced = ensemble.force_decode(sample)
-        proposals, _, sentences = forced.proposals
-        of_model = forced.log_probs[forced.real]
-        mixed = interpolate_(of_model.clone(), forced.token_vote)
-        wanted, alone = (
-            forced.phrases.votes(
-                proposals, Consent.to(proposals, DistributionView(said, proposals.values), None), sentences
-            )
-            for said in (mixed, of_model)
-        )
-        found = forced.phrases.votes(*forced.proposals)
-        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
-        torch.testing.assert_close(found.sum(dim=1), forced.phrase_vote.weight, atol=1e-5, rtol=1e-4)
-        other = max(other, float((found - alone).abs().max()))
-    assert other > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])
@@ -291,7 +267,7 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
             raise ZeroDivisionError
 
     candidates: Any = SimpleNamespace(
-        start=lambda sources: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
+        start=lambda sources, learnt: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
     )
     memory = PhraseMemory(candidates, PhraseSettings(), PhraseVotes(), torch.device("cpu"))
     (gc.enable if enabled else gc.disable)()
@@ -410,7 +386,7 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
     cache, log_probs = text.phrases, text.log_probs
     assert cache.rows.tolist() == list(range(len(log_probs)))  # few as they are, all are kept
     references = References.of(text, replace(task.token_settings, temperature=5.0), 0.9)
-    found = references.log_likelihood(*cache.vote(ensemble.phrases, references.beside))
+    found = references.log_likelihood(*cache.vote(ensemble.phrases))
     assert float(found.mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
 
 

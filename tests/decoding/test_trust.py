@@ -29,8 +29,7 @@ from fairseq_ccpr.decoding.trust_features import (
     observed,
     trust_features,
 )
-from fairseq_ccpr.decoding.trust_file import TrustDescription, load_trust, needs_of, save_trust
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import call, equal, refused, run
 from tests.small_models import World, build
@@ -253,20 +252,6 @@ def test_weights_equal_the_equation_in_float64() -> None:
     odds = torch.cat([1 - weights.sum(dim=1, keepdim=True), weights * a.exp()], dim=1)
     assert torch.allclose(reweigh(weights, a), (odds / odds.sum(dim=1, keepdim=True))[:, 1:])
     assert torch.equal(reweigh(weights, torch.zeros_like(a)), weights)
-
-
-def test_trust_in_both_parts_from_before_phrases_asked_tokens_is_refused(both: Path, tmp_path: Path) -> None:
-    """Its votes were learned for another consent; that in phrases alone stays what it was."""
-    needs = needs_of(parts_of(both))
-    older = {name: said for name, said in needs.items() if name != "consent to phrases"}
-    trust = LearnedTrust(tokens=True, phrases=True)
-    path = write(trust, both, tmp_path / "older.trust", needs=older)
-    with pytest.raises(
-        ConfigurationError, match=r"older\.trust was learned with another consent to phrases .*tune again"
-    ):
-        load_trust(path, parts_of(both))
-    load_trust(write(trust, both, path), parts_of(both))
-    assert "consent to phrases" not in needs_of({"phrase": parts_of(both)["phrase"]})
 
 
 def test_other_models_layers_metrics_and_features_are_refused(

@@ -73,7 +73,7 @@ class Grids:
         if ensemble.phrases is not None:
             references = References.of(text, self._likeliest(self.tokens), most)
             memory = replace(ensemble.phrases.on(CPU), settings=self._likeliest(self.phrases))
-            said, weight = text.phrases.vote(memory, references.beside)
+            said, weight = text.phrases.vote(memory)
             references = references.at(text.rows)
             of_tokens, of_phrases = references.weights(weight)
             mixed = references.log_likelihood(said, weight)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import Beside, Vote, neighbour_log_probabilities, target_log_probabilities
+from fairseq_ccpr.decoding.interpolation import Vote, neighbour_log_probabilities, target_log_probabilities
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
@@ -76,10 +76,6 @@ class TokenCache:
         """Compute the weight by policy and guard at the reference tokens, fp32 [N], as the decoder does."""
         return replace(self.memory, settings=settings).weight(self.neighbours, self.model, self.course)
 
-    def beside(self, settings: TokenRetrievalSettings) -> Beside:
-        """Return what the phrase memory sees of it."""
-        return Beside(self.vote(settings), self.model.neighbours)
-
     def vote(self, settings: TokenRetrievalSettings) -> Vote:
         """Vote as the decoder does, with the evidence for trust; the cache must have `settings.k` neighbours."""
         memory = replace(self.memory, settings=settings, trusted=True)
@@ -98,14 +94,9 @@ class PhraseRows(NamedTuple):
     rows: Tensor  # int64 [n], of all N tokens of the text
     model: CachedView  # of the proposals' tokens
 
-    def vote(self, memory: PhraseMemory, beside: Beside | None) -> Vote:
-        """Vote as the decoder does with this memory.
-
-        Args:
-            beside: what the token memory says at these n tokens, where there is one.
-        """
-        consent = Consent.to(self.proposals, self.model, beside)
-        return self.batch.of_memory(memory).weigh(self.proposals, consent, self.sentences, self.model)
+    def vote(self, memory: PhraseMemory) -> Vote:
+        """Vote as the decoder does with this memory."""
+        return self.batch.of_memory(memory).weigh(self.proposals, Consent.of(self.model), self.sentences, self.model)
 
 
 @dataclass
@@ -119,16 +110,9 @@ class PhraseCache:
         """Which of the text's N tokens they have, int64 [n]."""
         return torch.cat([batch.rows for batch in self.batches])
 
-    def vote(self, memory: PhraseMemory, beside: Beside | None) -> tuple[Tensor, Tensor]:
-        """Compute log p_phr of the n reference tokens kept, and the weight, fp32 [n] each, as the decoder does.
-
-        Args:
-            beside: what the token memory says at all N tokens of the text, where there is one.
-        """
-        votes = [
-            (batch.vote(memory, beside.at(batch.rows) if beside is not None else None), batch.targets)
-            for batch in self.batches
-        ]
+    def vote(self, memory: PhraseMemory) -> tuple[Tensor, Tensor]:
+        """Compute log p_phr of the n reference tokens kept, and the weight, fp32 [n] each, as the decoder does."""
+        votes = [(batch.vote(memory), batch.targets) for batch in self.batches]
         said, weights = zip(*((vote.of_token(targets), vote.weight) for vote, targets in votes))
         return torch.cat(said), torch.cat(weights)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import Beside, interpolate_references, limit_weights
+from fairseq_ccpr.decoding.interpolation import interpolate_references, limit_weights
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.evaluation.tuning.held_out import HeldOut, PhraseCache
@@ -23,7 +23,6 @@ class References:
     retrieved: Tensor  # fp32 [N], log p_tok
     weight: Tensor  # fp32 [N], lambda_tok*
     weight_max: float  # Lambda_max
-    beside: Beside | None = None  # what phrases see of the token memory, [N, k]
 
     @classmethod
     def of(cls, text: HeldOut, settings: TokenRetrievalSettings | None, weight_max: float) -> References:
@@ -31,13 +30,12 @@ class References:
         if text.tokens is None or settings is None:
             nothing = torch.full_like(text.log_probs, float("-inf"))
             return cls(text.log_probs, nothing, torch.zeros_like(text.log_probs), weight_max)
-        beside = text.tokens.first(settings.k).beside(settings)
-        return cls(text.log_probs, beside.vote.of_token(text.targets), beside.vote.weight, weight_max, beside)
+        vote = text.tokens.first(settings.k).vote(settings)
+        return cls(text.log_probs, vote.of_token(text.targets), vote.weight, weight_max)
 
     def at(self, rows: Tensor) -> References:
         """Select some of the tokens."""
-        beside = self.beside.at(rows) if self.beside is not None else None
-        return References(self.log_probs[rows], self.retrieved[rows], self.weight[rows], self.weight_max, beside)
+        return References(self.log_probs[rows], self.retrieved[rows], self.weight[rows], self.weight_max)
 
     def log_likelihood(self, retrieved: Tensor, weight: Tensor) -> Tensor:
         """Compute log p with a phrase memory that says log p_phr and weighs lambda_phr*, fp32 [N] each."""
@@ -52,7 +50,7 @@ class References:
 
 def score_phrase_grid(cache: PhraseCache, references: References, memory: PhraseMemory) -> dict[PhraseSettings, float]:
     """Mean log-likelihood of the references for every weight."""
-    said, weight = cache.vote(replace(memory, settings=replace(memory.settings, lambda_=1.0)), references.beside)
+    said, weight = cache.vote(replace(memory, settings=replace(memory.settings, lambda_=1.0)))
     references = references.at(cache.rows)
     return {
         replace(memory.settings, lambda_=lambda_): float(references.log_likelihood(said, lambda_ * weight).mean())

@@ -66,12 +66,11 @@ def training_text(trust: Trust, text: HeldOut, foreign: bool, ensemble: Retrieva
         places.append(torch.arange(len(text.targets)))
     else:
         for batch in text.phrases.batches:
-            beside = None
+            token_vote = None
             if ensemble.tokens is not None and text.tokens is not None:
                 settings = ensemble.tokens.settings
-                beside = text.tokens.at(batch.rows).first(settings.k).beside(settings)
-            phrase_vote = batch.vote(replace(ensemble.phrases.on(CPU), trusted=True), beside)
-            token_vote = beside.vote if beside is not None else None
+                token_vote = text.tokens.at(batch.rows).first(settings.k).vote(settings)
+            phrase_vote = batch.vote(replace(ensemble.phrases.on(CPU), trusted=True))
             collected.append(_rows(trust, text, batch.rows, token_vote, phrase_vote, ensemble))
             places.append(batch.rows)
     rows = Rows(*(torch.cat(column) for column in zip(*collected)))

@@ -34,7 +34,7 @@ class VotingText:
     def log_likelihoods(self, memory: PhraseMemory, batch: PhraseRows) -> tuple[Tensor, Tensor]:
         """Compute log p of n reference tokens with the phrase memory and without it, fp32 [n] each."""
         references = self.references.at(batch.rows)
-        vote = batch.vote(memory, references.beside)
+        vote = batch.vote(memory)
         said, silent = vote.of_token(batch.targets), torch.zeros_like(vote.weight)
         without = references.log_likelihood(torch.full_like(said, float("-inf")), silent)
         return references.log_likelihood(said, vote.weight), without
