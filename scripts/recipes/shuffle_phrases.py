@@ -15,7 +15,7 @@ import numpy as np
 from fairseq_ccpr.building.part import PHRASES, FolderKeys, Part
 from fairseq_ccpr.cli.command import run
 from fairseq_ccpr.datastore.manifest import PhraseSection
-from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
+from fairseq_ccpr.datastore.phrase import HASHES, SPANS, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.atomic import atomic_directory
@@ -36,6 +36,8 @@ def shuffle_phrases(source: Path, output: Path) -> int:
         for name in PHRASES.files(store.section):
             shutil.copy(store.folder / name, part.partial / name)
         save_array(part.partial / f"{SPANS}.npy", store.spans[order])
+        if (hashes := part.partial / f"{HASHES}.npy").exists():
+            save_array(hashes, store.string_hashes(np.arange(store.section.size))[order])
         part.publish(replace(store.section, ancestors=[]))
     return 0
 

@@ -131,7 +131,7 @@ def test_text_may_be_compressed_and_in_several_files(
     (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"".join(lines[:30])))
     (tmp_path / "b.txt").write_bytes(b"".join(lines[10:]))
     done = build_phrases(ccpr, [tmp_path / "a.txt.xz", tmp_path / "b.txt"], tmp_path / "s")
-    assert "1 sentences longer than the encoder takes have no phrases" in done.stdout
+    assert "1 sentences longer than the encoder reads were read in windows" in done.stdout
     assert "2 empty lines and 41 repeated sentences were left out" in done.stdout
     assert (
         "sentences/s" in done.stdout
@@ -156,7 +156,9 @@ def test_other_segmentations(
             whole = subword_bounds(tokenizer.encode(text), words[i][0], words[j][1]) is not None
             if fewest <= j - i + 1 <= most and whole:
                 wanted.add((number, text[words[i][0] : words[j][1]]))
-    assert set(entries(made)) == wanted
+    assert {
+        (number, string) for number, string in entries(made) if number < 90
+    } == wanted  # the last is read in windows
 
 
 def test_bf16_makes_nearly_the_same_keys(ccpr: Ccpr, repeated_text: Path, tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_files_are_on_disk_before_what_vouches_for_them(ccpr: Ccpr, repeated_tex
         assert {f"{shard:06}.{name}.npy" for name in ("keys", "spans")} <= set(synced[:mark])
     files = Manifest.read(tmp_path / "s").phrase.files
     written = {Path(name).name for name in files} - {"totals.json"}
-    assert written == {"keys.npy", "spans.npy", "sentence-offsets.npy", "sentences.txt"}
+    assert written == {"keys.npy", "spans.npy", "sentence-offsets.npy", "sentences.txt", "string-hashes.npy"}
     assert written <= set(synced[: synced.index("totals.json.partial")])
     assert synced[-1] == "manifest.json.partial"
 
@@ -310,8 +312,8 @@ def test_what_cannot_become_a_store_leaves_nothing_behind(ccpr: Ccpr, repeated_t
     with patch.object(PhraseFinder, "find", side_effect=AssertionError("nothing is to be encoded in vain")):
         refused(build_phrases(ccpr, bad, output, check=False), r"bad\.txt, line 41: the bytes are not UTF-8")
     refused(
-        build_phrases(ccpr, repeated_text, output, "--segmentation", "ngram:99", check=False),
-        "no phrase is left of 91 sentences with the segmentation ngram:99: ask for fewer words",
+        build_phrases(ccpr, repeated_text, output, "--segmentation", "ngram:999", check=False),
+        "no phrase is left of 91 sentences with the segmentation ngram:999: ask for fewer words",
     )
     bad.write_text("\n  \n")
     refused(build_phrases(ccpr, bad, output, check=False), r"bad\.txt: there is no text in it")

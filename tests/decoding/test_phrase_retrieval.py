@@ -168,7 +168,7 @@ def test_every_setting_is_in_the_signature(
     digests = section.files["phrase/keys.npy"]["sha256"][:12], section.fingerprints["encoder"][:12]
     assert signature() == (
         f"retrieval signature: phrases:{digests[0]}|entries:{section.size}|encoder:{digests[1]}|index:{section.index}|"
-        f"query:learned>0.5<=5words|k:16|s0:0.3|v:{__version__}"  # as many words as in the datastore
+        f"query:learned>0.5<=5words,edges:own>0.02|k:16|s0:0.3|v:{__version__}"  # as many words as in the datastore
     )
     changes: list[list[object]] = [
         ["--phrase-k", 3], ["--phrase-min-similarity", 0.1], ["--phrase-segmentation", "all"], ["--phrase-threshold", 0.4],
@@ -268,8 +268,8 @@ def test_retrieval_refuses_bad_input(ccpr: Ccpr, sharded_store: Path, tmp_path: 
     refused(fails("--output-format", "prompt"), "names the languages: give --source-language and --target-language")
     refused(fails("--source-language", "German"), "are for --output-format prompt: leave them out")
     long = retrieve(ccpr, sharded_store, "so war es " * 100 + "\n" + text, "--output-format", "jsonl")
-    assert "1 sentences longer than the encoder takes have no phrases" in long.stderr
-    assert [bool(json.loads(line)["phrases"]) for line in long.stdout.splitlines()] == [False, True]
+    assert "1 sentences longer than the encoder reads were read in windows" in long.stderr
+    assert [bool(json.loads(line)["phrases"]) for line in long.stdout.splitlines()] == [True, True]
     refused(fails(data=b"gut\nsch\xf6n\n"), "the standard input, line 2: the bytes are not UTF-8")
     refused(fails(folder=tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(

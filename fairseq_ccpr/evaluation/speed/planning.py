@@ -178,4 +178,5 @@ def _stored_bytes(section: TokenSection | PhraseSection) -> float:
     if isinstance(section, TokenSection):
         return 2 * section.dimension + 4 + 8  # key, value, provenance
     text_bytes = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]
-    return 2 * section.dimension + 12 + sum(text_bytes) / section.size
+    hashes = 8 if section.hashes else 0
+    return 2 * section.dimension + 12 + hashes + sum(text_bytes) / section.size
