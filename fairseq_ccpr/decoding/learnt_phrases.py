@@ -70,7 +70,9 @@ class LearntPhrases:
         return self.pairs[number].target
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """Return the string of an entry that was learnt, its sentence, and the characters where it begins and ends."""
+        """Return an entry's string, the datastore's own or learnt, its sentence, and the characters where it begins and ends."""
+        if entry < self.datastore.section.size:
+            return self.datastore.phrase(entry)
         number, start, end = self.spans[entry - self.datastore.section.size].tolist()
         sentence = self.sentence(number)
         return sentence[start:end], sentence, start, end
