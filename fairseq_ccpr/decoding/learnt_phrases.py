@@ -70,7 +70,7 @@ class LearntPhrases:
         return self.pairs[number].target
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
-        """Return an entry's string, the datastore's own or learnt, its sentence, and the characters where it begins and ends."""
+        """Return the string of an entry, own or learnt, its sentence, and the characters where it begins and ends."""
         if entry < self.datastore.section.size:
             return self.datastore.phrase(entry)
         number, start, end = self.spans[entry - self.datastore.section.size].tolist()
