@@ -16,7 +16,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import Limits, measure_limits
 from fairseq_ccpr.search import DISK, TORCH_IVF
 from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
-from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists, list_count, make_index
+from fairseq_ccpr.search.faiss_library import automatic_factory, import_faiss, inverted_lists, list_count, make_index
 from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, index_bytes, plan_index
 from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
@@ -94,7 +94,9 @@ def needs(
         coarse = 4 * ivf.nlist * d
         entry = ivf.code_size + 8
         again = index.refine_index.sa_code_size() if hasattr(index, "refine_index") else 0  # for the best few
-        whole = size * (entry + again) + coarse
+        block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)  # of keys, which a list of 4-bit codes ends with
+        padding = block // 2 * ivf.nlist * ivf.code_size
+        whole = size * (entry + again) + coarse + padding
         mapped = keys if planned.backend == RESCORED else 0  # from which candidates are scored again
         read = queries * probed / ivf.nlist * size * entry + coarse
         held = {"host": (whole + mapped, 0), "devices": (0, whole + values), "disk": (coarse, 0)}[place]
