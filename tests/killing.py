@@ -164,7 +164,7 @@ def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[i
     phrases = [pair.phrases.keys for pair in pairs.values() if pair.phrases is not None]
     after = [np.concatenate([own, *new]) for own, new in zip(before, (tokens, phrases))]
     moved = {name: f"{name}-1" for name in ("token", "phrase")}
-    copy, names = folder.with_name("killed"), {moved.get(path.name, path.name) for path in folder.glob("*")}
+    copy, names = folder.with_name("killed"), {moved.get(name, name) for name in _names(folder)}
     start = time.monotonic()
     _compact(Path(shutil.copytree(folder, copy)))
     seconds, generations = time.monotonic() - start, set()
@@ -181,9 +181,14 @@ def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[i
             assert same(found, pairs) and all(map(np.array_equal, keys_at(copy), before))
         _compact(copy)  # completes it, or starts over
         assert all(map(np.array_equal, keys_at(copy), after)) and list(store_at(copy).pairs) == list(pairs)
-        assert {path.name for path in copy.glob("*") if not path.name.startswith("subwords-")} == names
+        assert _names(copy) == names
     shutil.rmtree(copy)
     return generations
+
+
+def _names(folder: Path) -> set[str]:
+    """Names in a folder, less those of what decoding writes, which another generation of phrases does away with."""
+    return {path.name for path in folder.glob("*") if not path.name.startswith("subwords-")}
 
 
 def keys_at(folder: Path) -> list[np.ndarray]:
