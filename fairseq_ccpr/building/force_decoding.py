@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq import utils
 from fairseq.data.iterators import EpochBatchIterator
 
 from fairseq_ccpr.building.corpus import Chunk, Corpus, entries_of
@@ -18,7 +17,7 @@ from fairseq_ccpr.models.key_layer import KeyCapture
 
 
 def force_decode(
-    model: Any, capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int
+    capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int
 ) -> Iterator[tuple[Chunk, dict[str, np.ndarray]]]:
     """Keys, values and provenance of each chunk, rows in the order of the corpus.
 
@@ -26,7 +25,7 @@ def force_decode(
     y_t. The end of the sentence is a value like any other; padding never is.
 
     Args:
-        model: a fairseq model in evaluation mode, whose keys `capture` reads.
+        capture: of a fairseq model in evaluation mode.
 
     Yields:
         The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
@@ -38,7 +37,7 @@ def force_decode(
         work = [(chunk, corpus.batches(chunk, max_tokens)) for chunk in chunks if chunk.subset == subset]
         stream = _load(corpus.task.dataset(subset), [batch for _, batches in work for batch in batches])
         for chunk, batches in work:
-            yield chunk, _decode_chunk(model, capture, corpus, chunk, itertools.islice(stream, len(batches)))
+            yield chunk, _decode_chunk(capture, corpus, chunk, itertools.islice(stream, len(batches)))
 
 
 def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
@@ -48,7 +47,7 @@ def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def _decode_chunk(
-    model: Any, capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]]
+    capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]]
 ) -> dict[str, np.ndarray]:
     dataset = corpus.task.dataset(chunk.subset)
     pad = corpus.task.target_dictionary.pad()
@@ -61,18 +60,15 @@ def _decode_chunk(
     provenance = np.empty((chunk.rows, 2), dtype=np.int32)
     filled = 0
     for sample in samples:
-        net_input, target = sample["net_input"], sample["target"]
-        if next(model.parameters()).is_cuda:
-            net_input, target = utils.move_to_cuda(net_input), target.cuda()
-        model(**net_input)
+        target = sample["target"]
         real = target.ne(pad)  # [B, T]; all that follows is [B, T] -> [tokens]
         real[:, :forced] = False
-        position = (real.cumsum(1) - 1)[real].cpu().numpy()
-        length = real.sum(1).cpu().numpy()
+        position = (real.cumsum(1) - 1)[real].numpy()
+        length = real.sum(1).numpy()
         sentence = np.repeat(sample["id"].numpy(), length)
         rows = np.repeat([first_row[i] for i in sample["id"].tolist()], length) + position
-        keys[rows] = capture.read()[real].half().cpu().numpy()
-        values[rows] = target[real].cpu().numpy()
+        keys[rows] = capture.force_decode(sample["net_input"])[real].half().cpu().numpy()
+        values[rows] = target[real].numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
         filled += len(rows)
     if filled != chunk.rows:

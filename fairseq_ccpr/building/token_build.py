@@ -152,7 +152,7 @@ class Extraction:
         self.device = processes.device(settings.cpu)
         self.model = load_model(settings.path, self.task, self.device, settings.fp16)
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
-        self.capture = KeyCapture(self.model, settings.key_layer, keys_only=True)
+        self.capture = KeyCapture(self.model, settings.key_layer)
         self.corpus = self._read(settings.subset, settings.fraction)
         if settings.num_shards > 1:
             self.corpus = self.corpus.shard(settings.num_shards, settings.shard_id)
@@ -201,7 +201,7 @@ class Extraction:
 
         def write(todo: list[int]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
             chunks = [mine[number] for number in todo]
-            for chunk, rows in force_decode(self.model, self.capture, self.corpus, chunks, self.settings.max_tokens):
+            for chunk, rows in force_decode(self.capture, self.corpus, chunks, self.settings.max_tokens):
                 yield chunk.number, chunk.first_row, rows
 
         part.fill({number: chunk.rows for number, chunk in mine.items()}, write)

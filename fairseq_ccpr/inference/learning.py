@@ -53,7 +53,7 @@ class Learner:
                 f"the retriever {type(retriever).__name__} cannot search what is learnt: give it the methods of "
                 "LearningRetriever"
             )
-        self.retriever = retriever
+        self.retriever, self.capture = retriever, system.ensemble.tokens.capture
         self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
@@ -89,12 +89,11 @@ class Learner:
         self.ensemble.eval()
         batches = batches_of([sources[i] for i in fits], system.cfg, task, [targets[i] for i in fits])  # type: ignore[misc]
         for sample in batches:
-            sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
-            _, queries, _ = self.ensemble.force_decode_models(sample, temperature=1.0)
             real = self.ensemble.real_tokens(sample["target"])
-            keys, values = self.retriever.project(queries[real]).half(), sample["target"][real].int()
+            queries = self.capture.force_decode(sample["net_input"])[real]
+            keys, values = self.retriever.project(queries).half().cpu(), sample["target"][real].int()
             lengths = real.sum(dim=1).tolist()
-            for number, k, v in zip(sample["id"].tolist(), keys.cpu().split(lengths), values.cpu().split(lengths)):
+            for number, k, v in zip(sample["id"].tolist(), keys.split(lengths), values.split(lengths)):
                 place: int = fits[number]
                 source, target = pairs[place]
                 made[place] = NewPair(source, target, v.numpy(), k.numpy())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fairseq import utils
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError
@@ -24,19 +25,16 @@ class KeyCapture:
     Args:
         model: a fairseq encoder-decoder model.
         layer: one of `KEY_LAYERS`.
-        keys_only: remove the vocabulary projection from `model` for good: only keys are wanted.
 
     Raises:
         ConfigurationError: unknown layer, or a model that has no such layer.
     """
 
-    def __init__(self, model: Any, layer: str, keys_only: bool = False) -> None:
+    def __init__(self, model: Any, layer: str) -> None:
         self.layer = layer
         module = key_module(model, layer)
         self.dimension: int = module.in_features
-        if keys_only:
-            model.decoder.output_projection = nn.Identity()
-            module = key_module(model, layer)
+        self._model = weakref.ref(model)
         self._of_thread = threading.local()
         # The model outlives what listens to it, and must not keep it alive, nor its last states.
         keep = weakref.WeakMethod(self._keep)
@@ -65,6 +63,16 @@ class KeyCapture:
         self._of_thread.captured = None
         # The layers inside a fairseq decoder run time first: [T, B, d] -> [B, T, d]
         return captured.transpose(0, 1) if self.layer == "last_ffn_input" else captured
+
+    def force_decode(self, net_input: dict[str, Any]) -> Tensor:
+        """Compute the vectors of given targets, [B, T, d].
+
+        Nothing is projected onto the vocabulary: that would take many times the memory of all the rest.
+        """
+        model: Any = self._model()
+        net_input = utils.move_to_cuda(net_input) if next(model.parameters()).is_cuda else net_input
+        states, _ = model(**net_input, features_only=True)
+        return states if self.layer == "decoder_output" else self.read()
 
 
 def key_module(model: Any, layer: str) -> Any:

@@ -16,7 +16,7 @@ import torch
 from fairseq_ccpr.building.loading import load_model, load_task
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from tests.helpers import PROGRAM, ROOT, call, contents, run
 from tests.small_models import World, build, build_options
 
@@ -65,6 +65,21 @@ def test_capturing_reads_what_the_projection_gets(world: World) -> None:
     assert torch.equal(torch.nn.functional.linear(capture.read(), model.decoder.output_projection.weight), logits)
     with pytest.raises(RuntimeError, match="since the keys were last read"):
         capture.read()
+
+
+@pytest.mark.parametrize("layer", KEY_LAYERS)
+def test_force_decoding_for_keys_never_projects_onto_the_vocabulary(world: World, layer: str) -> None:
+    task = load_task(world.data_bin, "de", "en")
+    task.load_dataset("test")
+    model = load_model(str(world.model), task, torch.device("cpu"), fp16=False)
+    capture = KeyCapture(model, layer)
+    sample = task.dataset("test").collater([task.dataset("test")[i] for i in range(3)])
+    model(**sample["net_input"])
+    wanted = capture.read()
+    projected: list[object] = []
+    model.decoder.output_projection.register_forward_hook(lambda *call: projected.append(call))
+    assert torch.equal(capture.force_decode(sample["net_input"]), wanted)
+    assert not projected
 
 
 @pytest.fixture(scope="module")
