@@ -23,6 +23,7 @@ NAME = re.compile(r"\w[\w.+-]*")
 RESERVED = {
     "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrase-encoder",
     "--gen-subset", "--save-dir", "--fraction", "--raw-datastore", "--source", "--target", "--tune", "--settings",
+    "--finetune-from-model", "--stop-time-hours",
 }  # fmt: skip
 
 
@@ -36,6 +37,9 @@ class ModelConfig:
     subwords: str = ""  # fairseq's options that make text of its subwords, and subwords of text: --bpe and the like
     dictionary: list[str] = field(default_factory=list)  # joint, or source and target; needed for domains of text
     options: str = ""  # of fairseq-generate, for all decoding: --beam, --max-tokens and the like
+    training_options: str = (
+        ""  # of fairseq-train, for fine_tune: --arch and the sizes of the model, --task and the like
+    )
 
 
 @dataclass
@@ -92,9 +96,18 @@ class PhrasesConfig:
 
 
 @dataclass
-class SystemConfig:
-    """A way to translate; without tokens and phrases it is a base model."""
+class FineTuneConfig:
+    """Training of the model on the sentence pairs of a domain, until its valid set gains no more."""
 
+    minutes: float = MISSING  # of training, at most
+    options: str = ""  # of fairseq-train, for this system alone: --lr, --seed and the like
+
+
+@dataclass
+class SystemConfig:
+    """A way to translate; without tokens, phrases and fine_tune it is a base model."""
+
+    fine_tune: Optional[FineTuneConfig] = None
     tokens: Optional[TokensConfig] = None
     phrases: Optional[PhrasesConfig] = None
     options: str = ""  # of fairseq-generate, for this system alone
@@ -144,12 +157,16 @@ class ExperimentConfig:
     def systems_of(self, domain: str) -> list[str]:
         """Return the systems of a domain, a base model first."""
         known = [n for n in self.systems if domain in (self.system(n).domains or self.domains)]
-        return sorted(known, key=self.has_store)
+        return sorted(known, key=lambda name: not self.is_base(name))
 
     def has_store(self, name: str) -> bool:
         """Tell whether a system retrieves."""
         system = self.system(name)
         return system.tokens is not None or system.phrases is not None
+
+    def is_base(self, name: str) -> bool:
+        """Tell whether a system is the model as it is."""
+        return not self.has_store(name) and self.system(name).fine_tune is None
 
 
 def read_config(path: Path) -> ExperimentConfig:
@@ -208,9 +225,9 @@ def _check(config: ExperimentConfig) -> None:
             raise ConfigurationError(f"domains.{name}.text needs train or mine, and not both")
         if domain.text is not None and not (config.model.subwords and config.model.dictionary):
             raise ConfigurationError(f"domains.{name}.text needs model.subwords and model.dictionary")
-        if all(config.has_store(system) for system in config.systems_of(name)):
+        if not any(config.is_base(system) for system in config.systems_of(name)):
             raise ConfigurationError(
-                f"domains.{name} has no base model: name a system without tokens and phrases for it"
+                f"domains.{name} has no base model: name a system without tokens, phrases and fine_tune for it"
             )
     for name in config.systems:
         _check_system(config, name, config.system(name))
@@ -238,6 +255,16 @@ def _check_system(config: ExperimentConfig, name: str, system: SystemConfig) -> 
     if system.tokens is not None:
         with_tokens = [other for other in others if config.system(other).tokens is not None]
         _check_name(f"systems.{name}.tokens.raw", system.tokens.raw, with_tokens, "other system with tokens")
+        if system.tokens.raw is not None and config.system(system.tokens.raw).fine_tune != system.fine_tune:
+            raise ConfigurationError(
+                f"systems.{name}.tokens.raw is '{system.tokens.raw}', which is of another model: give both the same fine_tune"
+            )
+    if system.fine_tune is not None and "--arch" not in config.model.training_options:
+        raise ConfigurationError(
+            f"systems.{name}.fine_tune needs model.training_options, with --arch and the model's sizes"
+        )
+    if system.fine_tune is not None and not system.fine_tune.minutes > 0:
+        raise ConfigurationError(f"systems.{name}.fine_tune.minutes is {system.fine_tune.minutes:g}: give more than 0")
     for part in (system.tokens, system.phrases):
         if part is not None and not 0 < part.share <= 1:
             raise ConfigurationError(f"systems.{name}: a share is {part.share:g}; give more than 0, and at most 1")
@@ -270,6 +297,7 @@ def options_of(config: ExperimentConfig) -> Iterator[tuple[str, list[str]]]:
         system = config.system(name)
         holders |= {
             f"systems.{name}.": system,
+            f"systems.{name}.fine_tune.": system.fine_tune,
             f"systems.{name}.tokens.": system.tokens,
             f"systems.{name}.phrases.": system.phrases,
         }

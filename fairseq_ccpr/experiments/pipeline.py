@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_ccpr.experiments.commands import PACKAGE
-from fairseq_ccpr.experiments.config import ExperimentConfig, MineConfig, TokensConfig
+from fairseq_ccpr.experiments.config import ExperimentConfig, FineTuneConfig, MineConfig, TokensConfig
 from fairseq_ccpr.experiments.stages import FileArguments, Stage, Word
 from fairseq_ccpr.models.pretrained.sentence_encoders import E5, MUSE
 
 COMMANDS, TRAINING = "fairseq_ccpr", "fairseq_cli.train"  # modules
 # scripts/recipes/train_ccpr.sh reads it, too; fairseq takes the later of two options, so those of an experiment win.
 ENCODER_TRAINING = Path(__file__).with_name("encoder_training.options")
+FINE_TUNING = ENCODER_TRAINING.with_name("fine_tuning.options")
 TABLES = (".tsv", ".gz", ".xz")
 
 
@@ -154,6 +155,23 @@ class Plan:
         stage = self._add("encoder/train", TRAINING, words, ["--save-dir", str(to)], [to], start, *pairs)
         return Dependency(str(to / "checkpoint_best.pt"), needs=(stage,))
 
+    def model(self, name: str, home: str) -> Dependency:
+        """Return the translation model of a system: the experiment's, or that one trained on the pairs of a domain."""
+        settings = self.config.system(name).fine_tune
+        return self._model if settings is None else self._fine_tuned(name, home, settings)
+
+    def _fine_tuned(self, name: str, home: str, settings: FineTuneConfig) -> Dependency:
+        data, to = self.data(home), self.output / "models" / home / name
+        words = [data.path, *self._languages, "--user-dir", str(PACKAGE), "--finetune-from-model", self._model.path]
+        words += [
+            *shlex.split(FINE_TUNING.read_text(encoding="utf-8")),
+            "--stop-time-hours",
+            str(settings.minutes / 60),
+        ]
+        words += [*shlex.split(self.config.model.training_options), *shlex.split(settings.options)]
+        stage = self._add(f"fine-tune/{home}/{name}", TRAINING, words, ["--save-dir", str(to)], [to], self._model, data)
+        return Dependency(str(stage.outputs[0] / "checkpoint_best.pt"), needs=(stage,))
+
     def datastores(self, name: str, domain: str) -> list[tuple[str, Stage]]:
         """Return the parts, tokens and phrases, of the datastore a system translates a domain with, and their stages."""
         system = self.config.system(name)
@@ -172,9 +190,9 @@ class Plan:
         return parts
 
     def _tokens(self, name: str, home: str, settings: TokensConfig) -> Stage:
-        data = self.data(home)
-        words = [data.path, "--path", self._model.path, *self._languages, *_share(settings.share)]
-        reads = [data, self._model]
+        data, model = self.data(home), self.model(name, home)
+        words = [data.path, "--path", model.path, *self._languages, *_share(settings.share)]
+        reads = [data, model]
         if settings.raw is not None:
             other = self.config.system(settings.raw).tokens
             assert other is not None
@@ -190,11 +208,12 @@ class Plan:
 
     def _decoding(self, name: str, domain: str) -> tuple[list[Word], list[Dependency]]:
         """Return the words that all decoding of a domain by a system has, and its dependencies."""
-        system, model, data = self.config.system(name), self.config.model, self.data(domain)
+        system, settings, data = self.config.system(name), self.config.model, self.data(domain)
+        model = self.model(name, system.stores_from or domain)
         words: list[Word] = [data.path, "--path", model.path, *self._languages]
-        words += [*shlex.split(model.subwords), *shlex.split(model.options)]
+        words += [*shlex.split(settings.subwords), *shlex.split(settings.options)]
         stores = [store for _, store in self.datastores(name, domain)]
-        reads = [data, self._model, Dependency(needs=tuple(stores))]
+        reads = [data, model, Dependency(needs=tuple(stores))]
         if stores:
             words += ["--datastore", ":".join(str(store.outputs[0]) for store in stores)]
         if system.phrases is not None:

@@ -28,7 +28,7 @@ from fairseq_ccpr.experiments.report_page import Report, as_page
 from fairseq_ccpr.experiments.stages import Runner, with_needs
 from fairseq_ccpr.experiments.tables import check_of_base
 from tests.helpers import PROGRAM, ROOT, call, refused
-from tests.small_models import Ccpr, World
+from tests.small_models import TINY, Ccpr, World
 
 SHIPPED = sorted((ROOT / "scripts" / "experiments").glob("*.yaml"))
 
@@ -249,6 +249,40 @@ def test_phrases_of_an_encoder_that_is_trained_beside_tokens(
     }  # fmt: skip
 
 
+def test_models_that_are_fine_tuned_with_and_without_a_datastore(world: World, tmp_path: Path) -> None:
+    """Trained on the pairs of the domain whose datastores would be used; a datastore alongside has that model's keys."""
+    config = tmp_path / "tuned" / "experiment.yaml"
+    settings = settings_of(world, config.parent)
+    settings["model"]["training_options"] = f"--task translation_cpu_bf16 --arch transformer {TINY}"
+    trained = {"fine_tune": {"minutes": 5, "options": "--cpu --max-update 4 --lr 1e-3 --max-tokens 1500"}}
+    tokens = {"tokens": {"options": "--index exact --cpu"}, "tune": False}
+    settings["systems"] = {
+        "tuned": {**trained, "domains": ["few"]}, "base": {},
+        "both": {**trained, **tokens, "against": "tuned", "domains": ["few"]},
+        "few-tuned": {**trained, "stores_from": "few", "domains": ["verses"]},
+    }  # fmt: skip
+    experiment(write_config(config, settings))
+    results, out = results_of(config), config.parent / "out"
+    few, verses = (results["domains"][name]["systems"] for name in ("few", "verses"))
+    assert list(few) == ["base", "tuned", "both"] and list(verses) == ["base", "few-tuned"]
+    assert few["both"]["against"].keys() == {"base", "tuned"}
+    [trained_once] = [name for name in results["stages"] if name.startswith("fine-tune/")]
+    assert trained_once == "fine-tune/few/few-tuned"  # named for the first that needs it
+    model = "models/few/few-tuned/checkpoint_best.pt"
+    before, after = (torch.load(path)["model"] for path in (world.model, out / model))
+    assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
+    for domain, name in (("few", "tuned"), ("verses", "few-tuned")):
+        assert model in " ".join(results["stages"][f"decode/{domain}/{name}"]["command"])
+    assert (
+        few["both"]["stores"]["tokens"]["fingerprints"]["model"]
+        != TokenDatastore(world.datastore).section.fingerprints["model"]
+    )
+    seeded = {**trained["fine_tune"], "options": f"{trained['fine_tune']['options']} --seed 2"}
+    settings["systems"]["tuned"] = {"fine_tune": seeded, "domains": ["few"]}
+    write_config(config, settings)
+    assert to_do(config, "--only", "tuned") == {"fine-tune/few/tuned", "decode/few/tuned", "score/few", "score/few/tuned"}
+
+
 def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> None:
     config = tmp_path / "bad" / "experiment.yaml"
     settings = settings_of(world, config.parent)
@@ -370,6 +404,12 @@ BAD = [
     ({"systems": {"knn-mt": {"tokens": {"raw": "base"}}}}, "tokens.raw is 'base', and there is no such"),
     ({"domains": {"few": {"data_bin": "x"}}}, "domains.few needs data_bin or text, and not both"),
     ({"model": {"dictionary": []}}, "domains.few.text needs model.subwords and model.dictionary"),
+    ({"systems": {"fixed": {"fine_tune": {"minutes": 1}}}}, "fixed.fine_tune needs model.training_options, with --arch"),
+    ({"model": {"training_options": "--arch a"}, "systems": {"fixed": {"fine_tune": {"minutes": 0}}}},
+     "systems.fixed.fine_tune.minutes is 0: give more than 0"),
+    ({"model": {"training_options": "--arch a"},
+      "systems": {"fixed": {"fine_tune": {"minutes": 1}, "tokens": {"raw": "knn-mt"}}}},
+     "systems.fixed.tokens.raw is 'knn-mt', which is of another model: give both the same fine_tune"),
     ({"encoder": "e.pt", "train_encoder": {"texts": {"a": "b"}}}, "encoder and train_encoder exclude each other"),
     ({"title": "${nowhere}"}, "title: Interpolation key 'nowhere' not found"),
     ({"title": "${oc.env:NO_SUCH_VARIABLE}"}, "title: .*NO_SUCH_VARIABLE"),
