@@ -12,7 +12,7 @@ from fairseq_ccpr.mining.fragments import WINDOW
 from fairseq_ccpr.mining.pair_method import PairMethod
 from fairseq_ccpr.settings import option
 
-STRIDE = 3  # words; half a window does no better
+STRIDE = WINDOW  # words: fragments that overlap by half do no better
 
 
 @dataclass(frozen=True)

@@ -370,7 +370,7 @@ def test_memory_does_not_hold_the_vectors(
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1 << 17)
     monkeypatch.setattr(pair_votes, "BLOCK_ROWS", 4)
     monkeypatch.setattr(centring, "BLOCK", 64)
-    pairs = random_pairs(rng, 700, 30)
+    pairs = random_pairs(rng, 700, 60)
     tracemalloc.start()
     try:
         mining = Miner(*map(list, zip(*pairs)), WideEncoder(), settings, tmp_path / "work", "exact", quiet=True)
