@@ -87,6 +87,8 @@ def tune_command(options: Options, rest: list[str]) -> int:
         system, also, None if options.combiner == FIXED else options.combiner, options.decode, options.trust_hidden
     )
     _print_what_was_tried(tuned, options.subset)
+    if tuned.left_out is not None and tuned.helps:
+        print("phrases bring nothing here: their weight is 0, and they are not retrieved")
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
     if options.output is not None:

@@ -93,6 +93,11 @@ class RetrievalTask(FairseqTask):
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
             self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
+            if self.trust is not None and not self.trust.phrases and self.phrase_settings.lambda_ > 0:
+                raise ConfigurationError(
+                    f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
+                    "the tokens alone: give --trust none, or tune again"
+                )
         self.glossary = Glossary(Path(cfg.glossary)) if cfg.glossary else None
         self.log = RetrievalLog(Path(cfg.knn_log), self.target_dictionary) if cfg.knn_log else None
         self.bpe = self.tokenizer = None
@@ -250,6 +255,13 @@ class RetrievalTask(FairseqTask):
         )  # fmt: skip
 
     @property
+    def without_phrases(self) -> bool:
+        """Whether phrases are not retrieved: their weight is 0, as tuning leaves it where tokens alone are better."""
+        both = self.token_datastore is not None and self.phrase_datastore is not None
+        weighed = self.trust is not None and self.trust.phrases
+        return both and not weighed and self.phrase_settings.lambda_ == 0
+
+    @property
     def _learning_phrases(self) -> PhraseDatastore | None:
         """The phrase part that learns what the token part does."""
         tokens, phrases = self.token_datastore, self.phrase_datastore
@@ -259,7 +271,7 @@ class RetrievalTask(FairseqTask):
 
     def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
         datastore = self.phrase_datastore
-        if datastore is None:
+        if datastore is None or self.without_phrases:
             return None
         device, settings = next(models[0].parameters()).device, self.phrase_settings
         path = find_encoder(datastore, settings.encoder)

@@ -86,6 +86,8 @@ def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
             f"{path} was learned by another version of fairseq-ccpr (features {described.features}, here {VERSION}): tune "
             "again, or give --trust none"
         )
+    silent = [name for name in parts if described.settings.get(name, {}).get("lambda_") == 0]
+    parts = {name: part for name, part in parts.items() if name not in silent}
     if described.parts != list(parts):
         raise ConfigurationError(
             f"{path} is trust in {' and '.join(described.parts)} parts, but --datastore has "

@@ -85,6 +85,26 @@ def test_a_network_of_zeros_changes_nothing_to_the_bit(
     assert equal(decode(*joint, "--trust", zero), decode(*joint))
 
 
+def test_phrases_that_tuning_left_out_are_not_retrieved(
+    world: World, decode: Callable, joint: list, tmp_path: Path
+) -> None:
+    """Trust in the tokens alone, with a weight of phrases of 0, goes with a datastore that has both."""
+    trust, silent = randomised(LearnedTrust(tokens=True, phrases=False)), {"phrase": {"lambda_": 0.0}}
+    alone = write(trust, world.datastore, tmp_path / "alone.trust", silent)
+    assert equal(decode(*joint, "--trust", alone), decode("--knn-lambda", 0.4, "--trust", alone))
+    done = run("fairseq-generate", *world.options(*joint, "--trust", alone))
+    assert " phrases:" not in done.stdout + done.stderr and "trust:learned-" in done.stdout + done.stderr
+    refused(
+        call("fairseq-generate", *world.options(*joint, "--trust", alone, "--phrase-lambda", 0.5), check=False),
+        "--phrase-lambda is 0.5, but tuning left phrases out and learned trust in the tokens alone: give --trust none",
+    )
+    other = write(trust, world.datastore, tmp_path / "other.trust")
+    refused(
+        call("fairseq-generate", *world.options(*joint, "--trust", other), check=False),
+        "is trust in token parts, but --datastore has token and phrase",
+    )
+
+
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 def test_no_weight_stays_none_to_the_bit(decode: Callable, random_trust: Path, search: list) -> None:
     assert equal(decode(*search, "--knn-lambda", 0, "--trust", random_trust), decode(*search, base=True))

@@ -23,7 +23,9 @@ from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
+from fairseq_ccpr.evaluation.tuning.candidates import Candidate
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
 from fairseq_ccpr.evaluation.tuning.trust_training import Rows, TrainingText, learn, log_likelihood, worths
@@ -195,7 +197,7 @@ def counting_steps() -> Iterator[Counter[str]]:
         yield counted
 
 
-@pytest.mark.parametrize(("memories", "systems"), [("token", 3), ("phrase", 3), ("both", 2)])
+@pytest.mark.parametrize(("memories", "systems"), [("token", 3), ("phrase", 3), ("both", 3)])
 def test_what_tuning_computes_is_less_than_two_plain_decodings(
     world: World, joint: list[object], phrases: list[object], memories: str, systems: int
 ) -> None:
@@ -311,6 +313,25 @@ def test_phrases_are_trusted_alone_and_beside_tokens(world: World, joint: list, 
         assert f"{name}.trust" in (tmp_path / name).read_text() or "nothing is better" in shown
         chosen = (tmp_path / name).read_text().split()
         assert "Generate test" in call("fairseq-generate", *options, *chosen).stdout
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tmp_path: Path, helps: bool) -> None:
+    """Whatever their likelihood: what is kept then decodes as if there were none."""
+
+    def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
+        bleu = {one.name: 1.0 + (one.ensemble.phrases is None) for one in tried} | {"base": 0.5 if helps else 3.0}
+        return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
+
+    options = world.options("--no-progress-bar")
+    chosen = tmp_path / "options"
+    with patch("fairseq_ccpr.evaluation.tuning.tune._decode", scored):
+        shown = call("tune", *options, *map(str, joint), "--output", chosen).stdout
+    assert ("phrases bring nothing here" in shown) == helps and ("better than the model alone" in shown) != helps
+    words = chosen.read_text().split()
+    assert words[words.index("--phrase-lambda") + 1] == "0" and ("--trust" in words) == helps
+    decoded = call("fairseq-generate", *options, *map(str, joint), *words)
+    assert " phrases:" not in decoded.stdout + decoded.stderr
 
 
 def test_what_was_tuned_is_used_without_being_named(

@@ -280,7 +280,12 @@ def test_models_that_are_fine_tuned_with_and_without_a_datastore(world: World, t
     seeded = {**trained["fine_tune"], "options": f"{trained['fine_tune']['options']} --seed 2"}
     settings["systems"]["tuned"] = {"fine_tune": seeded, "domains": ["few"]}
     write_config(config, settings)
-    assert to_do(config, "--only", "tuned") == {"fine-tune/few/tuned", "decode/few/tuned", "score/few", "score/few/tuned"}
+    assert to_do(config, "--only", "tuned") == {
+        "fine-tune/few/tuned",
+        "decode/few/tuned",
+        "score/few",
+        "score/few/tuned",
+    }
 
 
 def test_failed_stage_is_named_with_its_log(world: World, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 @dataclass(frozen=True)
 class TranslationScores:
-    """TranslationScores of one system's output, and how they were computed."""
+    """Scores of one system's output, and how they were computed."""
 
     bleu: float
     chrf: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
@@ -15,6 +15,7 @@ from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
 from fairseq_ccpr.evaluation.tuning.candidates import (
+    TUNED_OF_PHRASES,
     Candidate,
     is_small,
     options_of,
@@ -29,7 +30,7 @@ from fairseq_ccpr.evaluation.tuning.other_text import OtherText
 from fairseq_ccpr.evaluation.tuning.token_grid import NEIGHBOURS
 from fairseq_ccpr.evaluation.tuning.worth import TextWorth
 from fairseq_ccpr.inference.system import System
-from fairseq_ccpr.settings import automatic_values
+from fairseq_ccpr.settings import as_options, automatic_values
 
 FEW, MANY = 8, 32  # neighbours that trust is learned with: the more, the better and the slower
 SAMPLED = 3  # one batch in so many is decoded
@@ -41,6 +42,7 @@ class Tuned:
     """What came of tuning."""
 
     best: Candidate
+    left_out: PhraseSettings | None  # of phrases, with weight 0, where tokens alone are best
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
     scores: dict[str, TranslationScores]  # by name of the system, the base among them; of a sample of the subset
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
@@ -58,17 +60,21 @@ class Tuned:
         """The best settings, as `datastore.tuned` keeps them."""
         ensemble = self.best.ensemble
         kept = [memory.settings for memory in (ensemble.tokens, ensemble.phrases) if memory is not None]
+        kept += [self.left_out] if self.left_out is not None else []
         return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.settings)}
 
     @property
     def options(self) -> str:
         """Options of fairseq-generate for them, but for trust."""
-        return options_of(self.best.ensemble)
+        of_left_out = [as_options(self.left_out, TUNED_OF_PHRASES)] if self.left_out is not None else []
+        return " ".join([options_of(self.best.ensemble), *of_left_out])
 
     def description(self, parts: Any) -> TrustDescription:
         """Describe the trust of the best, for the parts of the datastore."""
         trust = self.best.ensemble.trust
         assert trust is not None
+        weighed = [name for name, whether in (("token", trust.tokens), ("phrase", trust.phrases)) if whether]
+        parts = {name: parts[name] for name in weighed}
         keys = {name: part.keys_fingerprint for name, part in parts.items()}
         texts = {
             name: {system: worth._asdict() for system, worth in systems.items()}
@@ -83,7 +89,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     1. A teacher-forced pass over each text keeps what model, neighbours and phrases say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
     3. The phrases' votes are learned, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
-       and phrases together for one number of neighbours.
+       with phrases and of tokens alone for one number of neighbours.
     4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen; where
        none is better than the model alone, the interpolation weights become 0.
 
@@ -117,17 +123,23 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
         tried = [with_trust(kind, with_settings(ensemble, *pair), texts, hidden) for pair in pairs]
         if ensemble.tokens is None:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
+        elif ensemble.phrases is not None:  # which may be likelier together with tokens, and translate worse
+            tokens = with_settings(ensemble.with_memories(ensemble.tokens, None), *pairs[0])
+            tried.append(with_trust(kind, tokens, texts, hidden))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
     helps = scores[winner.name].bleu > scores[BASE].bleu
+    left_out = None
+    if ensemble.phrases is not None and winner.ensemble.phrases is None:
+        left_out = replace(ensemble.phrases.settings, lambda_=0.0)
     tokens, of_sample = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
     measured = {}
     for text in texts:
         systems = grids.worths(text, ensemble) | winner.texts.get(text.name, {})
         measured[text.name] = TextWorth(float(text.log_probs[text.rows].mean()), systems)
     return Tuned(
-        winner if helps else Candidate(silenced(winner.ensemble)), helps, scores, grids.tokens, grids.phrases,
+        winner if helps else Candidate(silenced(winner.ensemble)), left_out, helps, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
         linear=kind == LearnedTrust.KIND and hidden is None and is_small(texts[0]), texts=measured,
     )  # fmt: skip
