@@ -136,6 +136,15 @@ def test_phrases_in_another_folder_do_not_learn_and_that_is_said(
     assert str(translator.signature).count("|learnt:1-") == 1 and not store_at(folder).phrases
 
 
+def test_phrases_that_are_left_out_do_not_learn_and_that_is_said(
+    store: Path, pairs: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    translator = Translator(datastore=store, phrase_lambda=0, **SHORT)
+    assert " phrases:" not in (translator.signature or "") and translator.learn(*pairs[0]) == 1
+    assert "do not count: their weight is 0, and they are not loaded" in caplog.text
+    translator.close()
+
+
 def test_phrases_of_one_entry_a_string_do_not_learn_and_that_is_said(
     world: World, xpr: Xpr, mono: Path, tmp_path: Path, pairs: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.decoding.combiners import KINDS
+from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import VERSION
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -86,8 +87,8 @@ def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
             f"{path} was learned by another version of fairseq-ccpr (features {described.features}, here {VERSION}): tune "
             "again, or give --trust none"
         )
-    silent = [name for name in parts if described.settings.get(name, {}).get("lambda_") == 0]
-    parts = {name: part for name, part in parts.items() if name not in silent}
+    if "phrase" not in described.parts and described.settings.get(PhraseSettings.PREFIX, {}).get("lambda_") == 0:
+        parts = {name: part for name, part in parts.items() if name != "phrase"}  # tuning left them out
     if described.parts != list(parts):
         raise ConfigurationError(
             f"{path} is trust in {' and '.join(described.parts)} parts, but --datastore has "

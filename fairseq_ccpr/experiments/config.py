@@ -97,7 +97,7 @@ class PhrasesConfig:
 
 @dataclass
 class FineTuneConfig:
-    """Training of the model on the sentence pairs of a domain, until its valid set gains no more."""
+    """Training of the model on the sentence pairs of a domain, as long as the loss on its valid set falls."""
 
     minutes: float = MISSING  # of training, at most
     options: str = ""  # of fairseq-train, for this system alone: --lr, --seed and the like
@@ -115,7 +115,7 @@ class SystemConfig:
     tune_options: str = ""  # of fairseq-ccpr tune, for this system alone
     also: list[str] = field(default_factory=list)  # domains whose valid sets are to lose nothing by it
     tune_on: Any = None  # the domain whose valid set chooses the settings, in place of each one's own; or one for each
-    stores_from: Optional[str] = None  # the domain whose datastores are used, in place of each one's own
+    stores_from: Optional[str] = None  # whose datastores and fine-tuned model are used, not each one's own
     against: Optional[str] = None  # a system to compare with, beside the base model
     domains: Optional[list[str]] = None  # all, if not given
 

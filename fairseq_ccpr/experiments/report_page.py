@@ -84,7 +84,7 @@ def _add_bars(parent: Element, domains: dict[str, Any]) -> None:
         _add(group, "h3", f"{name}, BLEU")
         rows = _add(group, "ul")
         for system, about in domain["systems"].items():
-            row = _add(rows, "li", kind="" if about["stores"] else "base")
+            row = _add(rows, "li", kind="base" if system == domain["base"] else "")
             _add(row, "span", system)
             bleu = about["scores"]["BLEU"]
             SubElement(_add(row, "span", kind="track"), "i", {"style": f"--share: {bleu / max(most, 1e-9):.1%}"})

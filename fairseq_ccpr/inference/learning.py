@@ -112,6 +112,8 @@ class Learner:
     def _phrases(self) -> PhraseLearner | None:
         memory = self.ensemble.phrases
         if memory is None:
+            if self.system.task.without_phrases:
+                logger.warning("the phrases of what is learnt do not count: their weight is 0, and they are not loaded")
             return None
         retriever = memory.candidates.retriever
         if why_not := why_not_learnt(self.memory.store.datastore.directory, retriever.datastore):

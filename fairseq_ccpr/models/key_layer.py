@@ -71,7 +71,8 @@ class KeyCapture:
         """
         model: Any = self._model()
         net_input = utils.move_to_cuda(net_input) if next(model.parameters()).is_cuda else net_input
-        states, _ = model(**net_input, features_only=True)
+        encoded = model.encoder.forward_torchscript(net_input)  # as in beam search, which every model can do
+        states, _ = model.decoder(net_input["prev_output_tokens"], encoder_out=encoded, features_only=True)
         return states if self.layer == "decoder_output" else self.read()
 
 

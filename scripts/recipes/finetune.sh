@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a translation model further on the sentence pairs of a domain, as an alternative to a datastore of them, or to put
-# one on top. Each learning rate gets MINUTES at most; the model whose validation set is likeliest is kept.
+# one on top. Each learning rate gets MINUTES at most; the model with the lowest validation loss is kept.
 #
 #   scripts/recipes/finetune.sh MODEL DATA_BIN OUTPUT_DIR MINUTES option of fairseq-train ...
 #
@@ -18,17 +18,18 @@ if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
 else
   device="--cpu"
 fi
+trained=()
 hours=$(python -c 'import sys; print(float(sys.argv[1]) / 60)' "$minutes")
 for rate in ${RATES:-1e-4 3e-4}; do
   # shellcheck disable=SC2046 - a file of options
   fairseq-train "$data" --user-dir "$package" $(cat "$package/experiments/fine_tuning.options") $device \
     --finetune-from-model "$model" --stop-time-hours "$hours" --save-dir "$output/$rate" "$@" --lr "$rate"
+  trained+=("$output/$rate/checkpoint_best.pt")
 done
-best=$(python - "$output"/*/checkpoint_best.pt <<'END'
+best=$(python -c '
 import sys, torch
 import fairseq_ccpr  # names what a fairseq checkpoint may hold
 print(min(sys.argv[1:], key=lambda path: torch.load(path, map_location="cpu")["extra_state"]["best"]))
-END
-)
+' "${trained[@]}")
 python "$scripts/recipes/halve_checkpoint.py" "$best" "$output/model.pt"
 echo "the model: $output/model.pt, of $best"

@@ -24,6 +24,8 @@ def main() -> None:
     points: dict[str, tuple[float, float]] = {}
     for file in files:
         domains = json.loads(Path(file).read_text(encoding="utf-8"))["domains"]
+        if missing := {home, abroad} - domains.keys():
+            sys.exit(f"{file} has no results of {' and '.join(sorted(missing))}: run that experiment with them")
         gained, lost = (gains(domains[name]) for name in (home, abroad))
         for name, gain in gained.items():
             if f"{home}-{name}" in lost:

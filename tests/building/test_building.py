@@ -78,7 +78,8 @@ def test_force_decoding_for_keys_never_projects_onto_the_vocabulary(world: World
     wanted = capture.read()
     projected: list[object] = []
     model.decoder.output_projection.register_forward_hook(lambda *call: projected.append(call))
-    assert torch.equal(capture.force_decode(sample["net_input"]), wanted)
+    with patch.object(type(model), "forward", None):  # whose arguments are not those of each architecture
+        assert torch.equal(capture.force_decode(sample["net_input"]), wanted)
     assert not projected
 
 

@@ -334,6 +334,15 @@ def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tm
     assert " phrases:" not in decoded.stdout + decoded.stderr
 
 
+def test_phrases_that_are_left_out_by_hand_stay_out(world: World, joint: list, tmp_path: Path) -> None:
+    options, chosen = world.options("--no-progress-bar"), tmp_path / "options"
+    call("tune", *options, *map(str, joint), "--phrase-lambda", 0, "--output", chosen)
+    words = chosen.read_text().split()
+    assert words[words.index("--phrase-lambda") + 1] == "0"
+    decoded = call("fairseq-generate", *options, *map(str, joint), *words)
+    assert " phrases:" not in decoded.stdout + decoded.stderr
+
+
 def test_what_was_tuned_is_used_without_being_named(
     world: World, wrong_domain: tuple[Path, Path], tmp_path: Path
 ) -> None:

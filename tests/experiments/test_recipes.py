@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
-from tests.helpers import call, refused, run
-from tests.small_models import Ccpr, World
+from tests.helpers import ROOT, call, refused, run
+from tests.small_models import TINY, Ccpr, World
 
 
 def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
@@ -99,3 +102,30 @@ def test_keys_in_milvus_are_not_shuffled(ccpr: Ccpr, mono: Path, tmp_path: Path)
         shuffle(tmp_path / "s", tmp_path / "out", check=False), "the keys of .* are in the collection 's' of Milvus"
     )
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) -> None:
+    words = f"--task translation_cpu_bf16 --arch transformer {TINY} -s de -t en --cpu".split()
+    words += ["--max-update", "2", "--warmup-updates", "1", "--max-tokens", "1500"]
+    output, rates = tmp_path / "tuned", ["1e-9", "5e-3"]
+    settings = {"RATES": " ".join(rates), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = run(ROOT / "scripts/recipes/finetune.sh", world.model, world.data_bin, output, 5, *words, **settings)
+    losses = [torch.load(output / rate / "checkpoint_best.pt")["extra_state"]["best"] for rate in rates]
+    best = output / rates[losses.index(min(losses))]
+    assert losses[0] != losses[1]
+    assert done.stdout.splitlines()[-1] == f"the model: {output}/model.pt, of {best}/checkpoint_best.pt"
+    kept, trained = (torch.load(path)["model"] for path in (output / "model.pt", best / "checkpoint_best.pt"))
+    assert all(torch.allclose(kept[name].float(), trained[name].float(), atol=1e-2) for name in trained)
+
+
+def test_gain_at_home_against_loss_abroad(tmp_path: Path) -> None:
+    def domain(**systems: float) -> dict[str, object]:
+        return {"base": "base", "systems": {name: {"scores": {"BLEU": bleu}} for name, bleu in systems.items()}}
+
+    results, picture = tmp_path / "results.json", tmp_path / "picture.png"
+    home, abroad = domain(base=20.0, a=30.5, b=25.0), domain(**{"base": 40.0, "home-a": 39.5})
+    results.write_text(json.dumps({"domains": {"home": home, "abroad": abroad}}), encoding="utf-8")
+    shown = run("scripts/recipes/home_and_abroad.py", "home", "abroad", picture, results).stdout
+    assert "| a | +10.50 | -0.50 |" in shown and "| b |" not in shown and picture.stat().st_size > 5000
+    missing = run("scripts/recipes/home_and_abroad.py", "home", "elsewhere", picture, results, check=False)
+    assert "has no results of elsewhere" in missing.stderr

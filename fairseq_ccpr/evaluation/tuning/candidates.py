@@ -64,6 +64,8 @@ def with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut], hid
         torch.manual_seed(SEED)
         rows = [training_text(trust, text, number > 0, ensemble) for number, text in enumerate(texts)]
         learn(trust, rows)
+    if ensemble.phrases is None:  # measured where the settings are
+        rows = [replace(one, rows=one.rows.at(text.rows)) for one, text in zip(rows, texts)]
     measured = {text.name: worths(trust, text) for text in rows}
     device = next(ensemble.models[0].parameters()).device
     trust = trust.requires_grad_(False).to(device)

@@ -131,8 +131,8 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     winner = max(tried, key=lambda one: scores[one.name].bleu)
     helps = scores[winner.name].bleu > scores[BASE].bleu
     left_out = None
-    if ensemble.phrases is not None and winner.ensemble.phrases is None:
-        left_out = replace(ensemble.phrases.settings, lambda_=0.0)
+    if task.phrase_datastore is not None and winner.ensemble.phrases is None:
+        left_out = replace(task.phrase_settings, lambda_=0.0)
     tokens, of_sample = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
     measured = {}
     for text in texts:
