@@ -124,8 +124,8 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
         if ensemble.tokens is None:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
         elif ensemble.phrases is not None:  # which may be likelier together with tokens, and translate worse
-            tokens = with_settings(ensemble.with_memories(ensemble.tokens, None), *pairs[0])
-            tried.append(with_trust(kind, tokens, texts, hidden))
+            alone = with_settings(ensemble.with_memories(ensemble.tokens, None), *pairs[0])
+            tried.append(with_trust(kind, alone, texts, hidden))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
