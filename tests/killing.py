@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+from tqdm import tqdm
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
@@ -86,6 +88,7 @@ def killed(work: Callable[[int], object], seconds: float) -> bytes:
 
 
 def _work_and_exit(work: Callable[[int], object], writing: int) -> NoReturn:
+    tqdm.set_lock(threading.RLock())  # the default one is shared with the parent, which would wait for ever for it
     try:
         work(writing)
     finally:
