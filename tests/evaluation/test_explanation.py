@@ -260,7 +260,7 @@ def test_the_script_runs_and_the_package_brings_the_page_along() -> None:
     parts = [
         path for path in (ROOT / "fairseq_ccpr").rglob("*.*") if path.suffix in (".html", ".css", ".js", ".options")
     ]
-    assert len(parts) == 12
+    assert len(parts) == 13
     for path in parts:  # as in package_data, where suffixes follow the package
         room = ".".join(path.parent.relative_to(ROOT).parts)
         assert f'"*{path.suffix}"' in packaged.split(f'"{room}": [')[1].split("]")[0]
