@@ -37,9 +37,7 @@ class ModelConfig:
     subwords: str = ""  # fairseq's options that make text of its subwords, and subwords of text: --bpe and the like
     dictionary: list[str] = field(default_factory=list)  # joint, or source and target; needed for domains of text
     options: str = ""  # of fairseq-generate, for all decoding: --beam, --max-tokens and the like
-    training_options: str = (
-        ""  # of fairseq-train, for fine_tune: --arch and the sizes of the model, --task and the like
-    )
+    training_options: str = ""  # of fairseq-train, for fine_tune: --arch and sizes of the model, --task and the like
 
 
 @dataclass

@@ -13,7 +13,7 @@ from fairseq_ccpr.experiments.stages import FileArguments, Stage, Word
 from fairseq_ccpr.models.pretrained.sentence_encoders import E5, MUSE
 
 COMMANDS, TRAINING = "fairseq_ccpr", "fairseq_cli.train"  # modules
-# scripts/recipes/train_ccpr.sh reads it, too; fairseq takes the later of two options, so those of an experiment win.
+# scripts/recipes/ read them, too; fairseq takes the later of two options, so those of an experiment win.
 ENCODER_TRAINING = Path(__file__).with_name("encoder_training.options")
 FINE_TUNING = ENCODER_TRAINING.with_name("fine_tuning.options")
 TABLES = (".tsv", ".gz", ".xz")
@@ -163,11 +163,8 @@ class Plan:
     def _fine_tuned(self, name: str, home: str, settings: FineTuneConfig) -> Dependency:
         data, to = self.data(home), self.output / "models" / home / name
         words = [data.path, *self._languages, "--user-dir", str(PACKAGE), "--finetune-from-model", self._model.path]
-        words += [
-            *shlex.split(FINE_TUNING.read_text(encoding="utf-8")),
-            "--stop-time-hours",
-            str(settings.minutes / 60),
-        ]
+        words += shlex.split(FINE_TUNING.read_text(encoding="utf-8"))
+        words += ["--stop-time-hours", str(settings.minutes / 60)]
         words += [*shlex.split(self.config.model.training_options), *shlex.split(settings.options)]
         stage = self._add(f"fine-tune/{home}/{name}", TRAINING, words, ["--save-dir", str(to)], [to], self._model, data)
         return Dependency(str(stage.outputs[0] / "checkpoint_best.pt"), needs=(stage,))

@@ -42,8 +42,8 @@ class Tuned:
     """What came of tuning."""
 
     best: Candidate
-    left_out: PhraseSettings | None  # of phrases, with weight 0, where tokens alone are best
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
+    left_out: PhraseSettings | None  # of phrases, with weight 0, where the tokens alone are best
     scores: dict[str, TranslationScores]  # by name of the system, the base among them; of a sample of the subset
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
     phrase_grid: dict[PhraseSettings, float]  # beside the best of the token grid; empty without a phrase memory
@@ -139,7 +139,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
         systems = grids.worths(text, ensemble) | winner.texts.get(text.name, {})
         measured[text.name] = TextWorth(float(text.log_probs[text.rows].mean()), systems)
     return Tuned(
-        winner if helps else Candidate(silenced(winner.ensemble)), left_out, helps, scores, grids.tokens, grids.phrases,
+        winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
         linear=kind == LearnedTrust.KIND and hidden is None and is_small(texts[0]), texts=measured,
     )  # fmt: skip
