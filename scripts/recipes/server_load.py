@@ -7,8 +7,8 @@ or all clients have sent 20,000. Every answer must be the one that the sentence 
 for /learn instead, with a pair that is none of those sentences; answers may then change, and every pair that was acknowledged
 must be in the memory in the end. Give a datastore that may be written to.
 
---interactive adds a row of fairseq-interactive with these arguments, as DATA_BIN --path MODEL, to which one sentence is given
-after another.
+--interactive measures fairseq-interactive as well, without retrieval, with these arguments, as DATA_BIN --path MODEL: it is
+given one sentence after another.
 """
 
 import json
@@ -93,12 +93,13 @@ def main() -> None:
             found = json.loads(asked(HTTPConnection(address, timeout=120), "GET", "/memory?limit=999999"))
             lost = run.ids - {pair["id"] for pair in found["pairs"]}
             print(f"{len(run.ids):,} pairs were acknowledged, {len(lost)} of them are not there")
+    print(markdown_table(table))
     if interactive:
         took = by_interactive(shlex.split(interactive), sentences, float(seconds))
-        table.append(
-            ["fairseq-interactive", f"{len(took):,}", f"{len(took) / sum(took):.1f}", *quantiles(took), *[""] * 7]
+        print(
+            f"fairseq-interactive: {len(took):,} sentences, {len(took) / sum(took):.1f} a second, median and 95 in 100"
         )
-    print(markdown_table(table))
+        print(" and ".join(quantiles(took)), "ms")
 
 
 def taken(words: list[str], name: str, default: str) -> str:
@@ -183,7 +184,18 @@ def asked(connection: HTTPConnection, method: str, path: str, **sent: str) -> by
 
 def by_interactive(words: list[str], sentences: list[str], seconds: float) -> list[float]:
     """Give fairseq-interactive one sentence after another; returns the seconds that each took."""
-    command = [sys.executable, "-m", "fairseq_cli.interactive", *words, "--buffer-size", "1"]
+    # The package lets torch read fairseq's checkpoints, which it refuses otherwise.
+    package = Path(__file__).resolve().parent.parent.parent / "fairseq_ccpr"
+    command = [
+        sys.executable,
+        "-m",
+        "fairseq_cli.interactive",
+        *words,
+        "--buffer-size",
+        "1",
+        "--user-dir",
+        str(package),
+    ]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     took: list[float] = []
     with subprocess.Popen(
