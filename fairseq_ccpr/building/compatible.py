@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fairseq_ccpr.building.part import Section
-from fairseq_ccpr.datastore.manifest import PhraseSection, Source, TokenSection
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, PhraseSection, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -32,8 +32,9 @@ class Opened(Generic[Store]):
         subsets: dict[str, int] = section.subsets if isinstance(section, TokenSection) else {}
         sentences = section.sentences if isinstance(section, PhraseSection) else sum(subsets.values())
         whole = Source(
-            name, section.fingerprints["corpus"], section.size, sentences, section.share, dict(subsets), too_long
-        )
+            name, section.fingerprints["corpus"], section.size, sentences, section.share, dict(subsets), too_long,
+            section.fingerprints.get(REVERSE_MODEL, ""),
+        )  # fmt: skip
         self.sources: list[Source] = section.sources or [whole]
 
 
@@ -57,7 +58,8 @@ def check_alike(opened: list[Opened[Store]]) -> None:
 
 def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
     """Collect what must be the same in all of them, by name."""
-    same: dict[str, Any] = {k.replace("_", " "): v for k, v in section.fingerprints.items() if k != "corpus"}
+    of_text = ("corpus", REVERSE_MODEL)
+    same: dict[str, Any] = {k.replace("_", " "): v for k, v in section.fingerprints.items() if k not in of_text}
     same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
     if isinstance(section, PhraseSection):
         return same | {"the segmentation": section.segmentation}
@@ -146,10 +148,12 @@ def sources_of(ordered: list[Opened[Store]]) -> list[Source]:
 def describe_corpora(section: Section, kept: list[Source]) -> Section:
     """Let a section name its corpora: a single one as if the datastore was built from it, several each by its name."""
     one = kept[0] if len(kept) == 1 else None
-    corpus = one.corpus if one else fingerprint.of_strings(source.corpus for source in kept)
+    of_text = {"corpus": one.corpus if one else fingerprint.of_strings(source.corpus for source in kept)}
+    if one and one.reverse_model:
+        of_text[REVERSE_MODEL] = one.reverse_model
     changed = replace(
         section,
-        fingerprints=section.fingerprints | {"corpus": corpus},
+        fingerprints={name: digest for name, digest in section.fingerprints.items() if name != REVERSE_MODEL} | of_text,
         share=one.share if one else 1.0,
         shard=None,
         sources=[] if one else kept,

@@ -19,6 +19,21 @@ SEED = 1  # of random fractions of a corpus
 
 
 @dataclass(frozen=True)
+class PseudoPairs:
+    """Sentence pairs whose sources are back-translations.
+
+    Attributes:
+        data_bin: as `fairseq-ccpr prepare` makes one of pairs, with the subset train.
+        reverse_model: fingerprint of the model that translated.
+        left_out: lines of the text that gave no pair, by a few words that say why.
+    """
+
+    data_bin: Path
+    reverse_model: str
+    left_out: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Neighbouring sentences of one subset: what a killed build loses at most.
 

@@ -25,6 +25,7 @@ from fairseq_ccpr.storage.arrays import check_space, open_array
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, check_sizes, describe_files, write_json
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders beside the token part while an adapter is trained
+BACK_TRANSLATIONS = "back-translations"  # folder beside the token part of monolingual text
 # Names in plans and manifests that users know by another one.
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
 
@@ -214,7 +215,7 @@ def refuse_foreign(output: Path) -> None:
     if not output.exists() or (output / MANIFEST).exists():
         return
     parts = (TOKENS.name, PHRASES.name)
-    ours = {*(f"{part}.partial" for part in parts), RAW, VALID, ADAPTER}
+    ours = {*(f"{part}.partial" for part in (*parts, BACK_TRANSLATIONS)), RAW, VALID, ADAPTER, BACK_TRANSLATIONS}
     ours |= {part for part in parts if (output / part / PLAN).exists()}  # killed while publishing
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
         raise DatastoreError(f"--output {output} exists and is no datastore: give a new or an empty folder")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
+import torch
 
-from fairseq_ccpr.building.corpus import Corpus, fraction_option, read_corpus
+from fairseq_ccpr.building.corpus import Corpus, PseudoPairs, fraction_option, read_corpus
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.force_decoding import force_decode
 from fairseq_ccpr.building.loading import load_model, load_task
@@ -19,7 +20,7 @@ from fairseq_ccpr.building.part import VALID
 from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
 from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.common_options import cpu_option, data_bin_option, quiet_option
-from fairseq_ccpr.datastore.manifest import TokenSection
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, TokenSection
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.decoding.task_options import task_words
 from fairseq_ccpr.errors import ConfigurationError
@@ -32,18 +33,32 @@ from fairseq_ccpr.storage.data_bin import has_subset
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
+TRAIN = "train"  # the subset that a datastore is built from
 
 
 @dataclass(frozen=True)
 class TokenBuildSettings:
-    """The options of `fairseq-ccpr build tokens`."""
+    """The options of `fairseq-ccpr build tokens`, and the pairs that it makes of monolingual text."""
 
     data_bin: Path = data_bin_option()
     path: str = option(help="checkpoint of the one model the datastore is for", metavar="MODEL")
     output: Path = option(help="the datastore: a new or empty folder, or one to resume", metavar="DIR")
     source_lang: Optional[str] = option(None, "source language (that of DATA_BIN)", flags=("-s",), metavar="LANG")
     target_lang: Optional[str] = option(None, "target language (that of DATA_BIN)", flags=("-t",), metavar="LANG")
-    subset: list[str] = option(["train"], "subsets of DATA_BIN to build from", nargs="+", metavar="NAME")
+    subset: list[str] = option([TRAIN], "subsets of DATA_BIN to build from", nargs="+", metavar="NAME")
+    monolingual: list[Path] = option(
+        [],
+        "text of the target language to build from in place of DATA_BIN's pairs, one sentence per line, plain, .gz or .xz; "
+        "--reverse-model translates it back",
+        nargs="+",
+        metavar="TEXT",
+    )
+    reverse_model: Optional[Path] = option(
+        None,
+        "checkpoint of a model from the target to the source language, with DATA_BIN's dictionaries and subwords, or its "
+        "own in a folder that prepare or convert wrote",
+        metavar="CKPT",
+    )
     fraction: float = fraction_option("sentence pairs")
     num_shards: int = num_shards_option()
     shard_id: int = shard_id_option()
@@ -109,6 +124,7 @@ class TokenBuildSettings:
         metavar="STRING",
     )
     quiet: bool = quiet_option()
+    pseudo_pairs: Optional[PseudoPairs] = None
 
     def check(self) -> None:
         """Check that all values are in range and go together.
@@ -140,6 +156,46 @@ class TokenBuildSettings:
             )
         if self.normalize_before_pca and self.pca_dim == 0:
             raise ConfigurationError("--normalize-before-pca needs PCA: leave out --pca-dim 0")
+        self._check_monolingual()
+
+    def _check_monolingual(self) -> None:
+        """Check that text and reverse model come together, and without options that choose among pairs."""
+        if not self.monolingual and self.reverse_model is None:
+            return
+        if not self.monolingual or self.reverse_model is None:
+            given, missing = ("--monolingual", "--reverse-model CKPT")
+            if not self.monolingual:
+                given, missing = ("--reverse-model", "--monolingual TEXT")
+            raise ConfigurationError(f"{given} needs {missing}: the one is the text, the other translates it back")
+        for path in self.monolingual:
+            if not path.is_file():
+                raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
+        pairs_alone = {
+            "--subset": self.subset != [TRAIN],
+            "--fraction": self.fraction < 1,
+            "--num-shards": self.num_shards > 1,
+        }
+        for name, given in pairs_alone.items():
+            if given:
+                raise ConfigurationError(
+                    f"{name} chooses among sentence pairs, and --monolingual builds from all of the text: leave it out, or "
+                    "divide the text, and join the datastores with fairseq-ccpr merge"
+                )
+
+
+def load(settings: TokenBuildSettings, device: torch.device) -> tuple[Any, Any]:
+    """Load the task of DATA_BIN, and the model.
+
+    Raises:
+        ConfigurationError, CheckpointError: a folder or file that is missing, or something else.
+    """
+    task = _load_task(settings, settings.data_bin)
+    return task, load_model(settings.path, task, device, settings.fp16)
+
+
+def _load_task(settings: TokenBuildSettings, data_bin: Path) -> Any:
+    of_task = [*task_words(Path(settings.path)), *shlex.split(settings.task_options)]
+    return load_task(data_bin, settings.source_lang, settings.target_lang, settings.user_dir, of_task)
 
 
 class Extraction:
@@ -147,19 +203,20 @@ class Extraction:
 
     def __init__(self, settings: TokenBuildSettings, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
-        of_task = [*task_words(Path(settings.path)), *shlex.split(settings.task_options)]
-        self.task = load_task(settings.data_bin, settings.source_lang, settings.target_lang, settings.user_dir, of_task)
         self.device = processes.device(settings.cpu)
-        self.model = load_model(settings.path, self.task, self.device, settings.fp16)
+        self.task, self.model = load(settings, self.device)
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
         self.capture = KeyCapture(self.model, settings.key_layer)
-        self.corpus = self._read(settings.subset, settings.fraction)
+        pairs = settings.pseudo_pairs
+        self.corpus = self._read(
+            self.task if pairs is None else _load_task(settings, pairs.data_bin), settings.subset, settings.fraction
+        )
         if settings.num_shards > 1:
             self.corpus = self.corpus.shard(settings.num_shards, settings.shard_id)
         self.symbols: list[str] = self.task.target_dictionary.symbols
 
-    def _read(self, subsets: list[str], fraction: float) -> Corpus:
-        return read_corpus(self.task, subsets, self.model.max_positions(), self.settings.chunk_tokens, fraction)
+    def _read(self, task: Any, subsets: list[str], fraction: float) -> Corpus:
+        return read_corpus(task, subsets, self.model.max_positions(), self.settings.chunk_tokens, fraction)
 
     def of_valid(self) -> Extraction | None:
         """Return the same of the text that an adapter's training is to validate on, if there is any."""
@@ -169,7 +226,8 @@ class Extraction:
         if name is None:
             return None
         other = copy.copy(self)
-        other.corpus = self._read([name], 1.0)
+        other.settings = replace(self.settings, pseudo_pairs=None)
+        other.corpus = self._read(self.task, [name], 1.0)
         return other
 
     def section(self, index: IndexDescription) -> TokenSection:
@@ -184,6 +242,7 @@ class Extraction:
                 "target_dictionary": fingerprint.of_strings(self.symbols),
                 "corpus": self.corpus.fingerprint,
                 **({LANGUAGE_PAIR: tags.languages} if (tags := self.task.tags).languages else {}),
+                **({REVERSE_MODEL: pairs.reverse_model} if (pairs := self.settings.pseudo_pairs) else {}),
             },
             index=index,
             share=self.corpus.fraction,

@@ -1,4 +1,4 @@
-"""`fairseq-ccpr build tokens`: build a token datastore from sentence pairs."""
+"""`fairseq-ccpr build tokens`: build a token datastore from sentence pairs, or from text of the target language."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, bu
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.datastore.preprocessing import remember
 from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
+from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
 from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.storage.fingerprint import short
 
@@ -25,6 +26,16 @@ The datastore stores model, languages, dictionaries and subwords, so that later 
 
 --adapter clknn also trains a small network on those states with a contrastive loss (CLKNN), and stores its outputs as
 keys: narrower, and trained to find the right token. Decoding needs no further options.
+
+--monolingual builds from text of the target language alone. A model of the opposite direction translates each sentence back,
+and these pairs take the place of those of DATA_BIN, whose subwords and dictionaries are used:
+
+  fairseq-ccpr build tokens data-bin --path model.pt --output datastores/mine --monolingual mono.en.txt.xz \
+    --reverse-model reverse.pt
+
+The folder back-translations of the datastore keeps the pairs: a table, pairs.tsv, and a DATA_BIN. Lines that are empty, longer
+than the reverse model takes, or translated with nothing are left out and counted. fairseq-ccpr merge joins such a datastore
+with one of pairs.
 
 Run the same command again to resume an interrupted build. On a finished datastore, another --index rebuilds only the index.
 Several processes share the work: torchrun --nproc-per-node 4 -m fairseq_ccpr build tokens ...
@@ -40,6 +51,10 @@ def build_tokens(settings: TokenBuildSettings) -> int:
     settings = replace(settings, source_lang=preprocessing.source_lang, target_lang=preprocessing.target_lang)
     start = time.monotonic()
     with launched() as processes:
+        if settings.monolingual:
+            settings = replace(settings, pseudo_pairs=back_translate(settings, preprocessing, processes))
+        else:
+            refuse_begun(settings.output)
         build = build_token_datastore if settings.adapter == NO_ADAPTER else build_projected_datastore
         section, left_out = build(settings, processes)
         if processes.first:
@@ -48,6 +63,8 @@ def build_tokens(settings: TokenBuildSettings) -> int:
                 f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
                 f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
             )
+            if settings.pseudo_pairs and (told := tell_left_out(settings.pseudo_pairs.left_out)):
+                print(told)
             if left_out:
                 print(f"{left_out:,} sentences longer than the model takes were left out")
             if unknown := TokenDatastore(settings.output).count_unknown():

@@ -12,7 +12,7 @@ from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.cli.phrase_prompt import marked
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.learnt import LearntStore
-from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
 from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
@@ -133,6 +133,8 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
     if section.projection is not None:
         print(f"adapter        {section.projection}, from states {section.projection.query_dimension} wide")
     print(f"sentences      {', '.join(f'{name} {count:,}' for name, count in section.subsets.items())}")
+    if REVERSE_MODEL in section.fingerprints:
+        print("sources        back-translations by the reverse model")
     _print_origin(section)
     if _print_damage(datastore.find_damage()):
         return False
@@ -185,7 +187,8 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     if section.shard is not None:
         print(f"shard          {section.shard[0]} of {section.shard[1]}, counted from 0")
     for source in section.sources:
-        print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences")
+        back = f", sources translated back by {source.reverse_model}" if source.reverse_model else ""
+        print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences{back}")
     print(f"index          {section.index} ({section.index.metric})")
     if isinstance(section, PhraseSection) and section.store is not None:
         print(f"keys in        {section.store}")

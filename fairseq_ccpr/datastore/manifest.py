@@ -14,10 +14,12 @@ from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_check
 from fairseq_ccpr.version import __version__
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
-# 7 token parts that what was learnt has moved into, 8 phrase parts likewise, and hashes of their strings
-FORMAT_VERSION = 8
+# 7 token parts that what was learnt has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
+# sources are back-translations among those that were merged
+FORMAT_VERSION = 9
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE = "token", "phrase"  # the folders of the parts
+REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Source:
     share: float  # fraction of its sentences that was drawn
     subsets: dict[str, int] = field(default_factory=dict)  # of tokens
     too_long: int = 0  # sentences longer than the phrase encoder reads
+    reverse_model: str = ""  # fingerprint of the model whose back-translations its sources are; empty: they are none
 
 
 @dataclass
@@ -44,7 +47,7 @@ class TokenSection:
     dimension: int
     key_layer: str
     subsets: dict[str, int]  # name -> sentences; provenance counts sentences through them in this order
-    fingerprints: dict[str, str]  # model, target_dictionary, corpus; adapter, language_pair
+    fingerprints: dict[str, str]  # model, target_dictionary, corpus; adapter, language_pair, reverse_model
     index: IndexDescription
     projection: ProjectionDescription | None = None  # from the decoder's states to the keys; None: they are the keys
     share: float = 1.0  # fraction of the sentences that was drawn at random

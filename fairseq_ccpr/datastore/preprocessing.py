@@ -28,9 +28,10 @@ from fairseq_ccpr.storage.fingerprint import of_file
 PREPROCESSING = "preprocessing"  # folder in a datastore
 FILE = "preprocessing.json"
 FORMAT_VERSION = 1
+SOURCE_MODEL, TARGET_MODEL = "sentencepiece_model", "sentencepiece_target_model"
 # Options of fairseq's tokenizers and subwords whose values are files.
 FILE_OPTIONS = (
-    "sentencepiece_model", "sentencepiece_target_model", "bpe_codes", "bpe_vocab", "bpe_merges", "gpt2_encoder_json",
+    SOURCE_MODEL, TARGET_MODEL, "bpe_codes", "bpe_vocab", "bpe_merges", "gpt2_encoder_json",
     "gpt2_vocab_bpe",
 )  # fmt: skip
 
@@ -55,6 +56,14 @@ class Preprocessing:
     def words(self) -> list[str]:
         """The options as words of a command line."""
         return as_words(self.options)
+
+    def exchanged(self) -> Preprocessing:
+        """Return the same of a model of the opposite direction."""
+        options = dict(self.options)
+        if TARGET_MODEL in options:
+            options |= {SOURCE_MODEL: options[TARGET_MODEL], TARGET_MODEL: options[SOURCE_MODEL]}
+            options.pop("source_tag", None)  # it names the target language
+        return replace(self, source_lang=self.target_lang, target_lang=self.source_lang, options=options, model="")
 
     def subword_digests(self) -> frozenset[str]:
         """Digest the files of tokenizer and BPE: equal models have equal digests, wherever they lie."""

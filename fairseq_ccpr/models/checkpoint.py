@@ -41,10 +41,29 @@ def read_task(path: Path) -> Mapping[str, Any]:
         CheckpointError: it is none of fairseq, or would run code.
     """
     with _faults_told(str(path), "no checkpoint of fairseq"):
-        mapped = zipfile.is_zipfile(path)  # older ones cannot be mapped into memory
-        state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+        state = _read_state(path)
         options = (state.get("cfg") or {}).get("task") or state.get("args") or {}
     return options if isinstance(options, Mapping) else vars(options)
+
+
+def embedded_symbols(path: Path) -> tuple[int, ...]:
+    """Read how many symbols the source and the target embeddings of a translation model have; nothing where it has none.
+
+    Raises:
+        CheckpointError: it is no checkpoint of fairseq, or would run code.
+    """
+    names = [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    with _faults_told(str(path), "no checkpoint of fairseq"):
+        weights = _read_state(path)["model"]
+        return tuple(len(weights[name]) for name in names) if set(names) <= weights.keys() else ()
+
+
+def _read_state(path: Path) -> Mapping[str, Any]:
+    """Map a checkpoint into memory, which older ones do not allow."""
+    state: Mapping[str, Any] = torch.load(
+        path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True
+    )
+    return state
 
 
 @contextmanager

@@ -1,0 +1,259 @@
+"""Sentence pairs of monolingual text: its sentences, and their back-translations, made in parts that survive a kill."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from tqdm import tqdm
+
+from fairseq_ccpr.building.corpus import PseudoPairs
+from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.part import BACK_TRANSLATIONS, RAW, TOKENS, refuse_differences, refuse_foreign
+from fairseq_ccpr.building.preparation import binarise
+from fairseq_ccpr.building.token_build import TRAIN, TokenBuildSettings, load
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest
+from fairseq_ccpr.datastore.preprocessing import Preprocessing
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.inference.reverse_model import load_reverse_model
+from fairseq_ccpr.inference.sentences import Translation
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.atomic import atomic_file, partial_path, scratch_directory
+from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, PLAN, read_checked_json, write_checked_json, write_json
+from fairseq_ccpr.text.pairs import read_lines
+
+BEAM = 5  # hypotheses of the reverse model
+PART_SENTENCES = 4096  # lines that are translated together: what a kill loses at most
+PARTS, PAIRS, DATA_BIN, LEFT_OUT = "parts", "pairs.tsv", "data-bin", "left-out.json"
+EMPTY, TOO_LONG, NOTHING = "empty", "longer than the reverse model takes", "with nothing translated"
+SPACES = str.maketrans(dict.fromkeys("\t\r\n", " "))  # what would end a column or a line of the pairs
+
+
+def back_translate(settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> PseudoPairs:
+    """Make, or resume making, pairs of the text `settings.monolingual`; what is already there is reused.
+
+    1. Plan: load both models, read the text once, see that the output is free, or ours.
+    2. Translate it part by part, lines of similar length together; the processes share the parts.
+    3. Join the parts to a table of pairs, and make a DATA_BIN of it with the subwords of `forward`.
+
+    All of it stays in the folder `back-translations` of the output.
+
+    Args:
+        settings: of the build.
+        forward: how text is made tokens for the model that the datastore is for.
+        processes: that build together.
+
+    Raises:
+        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
+    """
+    if not forward.options:
+        raise ConfigurationError(
+            f"{settings.data_bin} does not say how its text was cut into subwords, as monolingual text must be: make it with "
+            "fairseq-ccpr prepare"
+        )
+    work = _BackTranslation(settings, forward, processes)
+    if not work.finished:
+        load(settings, work.system.device)  # or say now, not after hours, that there is no such model
+        work.check_output()
+    processes.barrier()  # all have seen the same
+    if not work.finished:
+        if processes.first:
+            work.begin()
+        processes.barrier()
+        work.translate()
+        processes.barrier()
+    if processes.first:
+        work.finish()
+    processes.barrier()
+    return work.pairs()
+
+
+def tell_left_out(counts: Mapping[str, int]) -> str:
+    """Tell how many lines gave no pair, and why.
+
+    >>> tell_left_out({"empty": 1200, "with nothing translated": 3})
+    '1,203 lines were left out: 1,200 empty, 3 with nothing translated'
+    """
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+    return f"{sum(counts.values()):,} lines were left out: {reasons}" if counts else ""
+
+
+def refuse_begun(output: Path) -> None:
+    """Refuse to build something else in the folder of a datastore of monolingual text.
+
+    Raises:
+        DatastoreError: there are back-translations in it.
+    """
+    folder = output / BACK_TRANSLATIONS
+    if folder.exists() or partial_path(folder).exists():
+        raise DatastoreError(
+            f"{output} is built from monolingual text: give the same --monolingual and --reverse-model, or another --output"
+        )
+
+
+class _BackTranslation:
+    """The folder of back-translations: NAME.partial while its parts are made, then NAME; a plan says of what."""
+
+    def __init__(self, settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> None:
+        self.settings, self.forward, self.processes = settings, forward, processes
+        assert settings.reverse_model is not None  # `settings.check` has seen to it
+        self.system = _load(settings.reverse_model, settings, forward, processes)
+        self.final = settings.output / BACK_TRANSLATIONS
+        self.partial = partial_path(self.final)
+        self.fingerprint = fingerprint.of_parameters(self.system.models[0].named_parameters())
+        self.identity = {"beam": BEAM, "fingerprints": self._fingerprints()}
+        self.finished = self.final.exists()
+        self.begun = self.finished or (self.partial / PLAN).exists()
+        if self.begun:
+            folder = self.final if self.finished else self.partial
+            plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+            refuse_differences(folder, plan, self.identity if self.finished else self._plan())
+        if not self.finished:
+            self.sentences = sum(1 for _ in self._text())  # an unreadable line is reported now
+
+    def _fingerprints(self) -> dict[str, str]:
+        """Digest all that decides the pairs."""
+        of_both = [self.forward, self.system.preprocessing]
+        languages = self.forward.source_lang, self.forward.target_lang
+        dictionaries = [one.folder / f"dict.{language}.txt" for one in of_both for language in languages]
+        return {
+            "text": fingerprint.of_files(self.settings.monolingual),
+            REVERSE_MODEL: self.fingerprint,
+            "dictionaries": fingerprint.of_files(dictionaries),
+            "subwords": fingerprint.of_strings(digest for one in of_both for digest in sorted(one.subword_digests())),
+        }
+
+    def _plan(self) -> dict[str, Any]:
+        """Tell what must stay the same until all is translated: batches, and by their company sentences, depend on it."""
+        s = self.settings
+        return self.identity | {"part_sentences": PART_SENTENCES, "max_tokens": s.max_tokens, "fp16": s.fp16}
+
+    def _text(self) -> Iterator[str]:
+        return chain.from_iterable(map(read_lines, self.settings.monolingual))
+
+    def check_output(self) -> None:
+        """See that the output is free, or holds what an earlier run has begun."""
+        output = self.settings.output
+        refuse_foreign(output)
+        published = Manifest.read(output).token if (output / MANIFEST).exists() else None
+        others = [output / name for name in (TOKENS.name, f"{TOKENS.name}.partial", RAW)]
+        if not self.begun and (published or any(path.exists() for path in others)):
+            raise DatastoreError(
+                f"{output} holds tokens, and not the back-translations they would be of: give another --output, or delete it"
+            )
+
+    def begin(self) -> None:
+        """Write the plan, unless an earlier run did."""
+        (self.partial / PARTS).mkdir(parents=True, exist_ok=True)
+        if not self.begun:
+            write_json(self.partial / PLAN, self._plan())
+
+    def translate(self) -> None:
+        """Translate this process's parts that are not done yet."""
+        text, (rank, world) = self._text(), (self.processes.rank, self.processes.world)
+        hidden = self.settings.quiet or not self.processes.first
+        with tqdm(
+            desc="back-translations", total=self.sentences, unit="sentence", unit_scale=True, disable=hidden
+        ) as bar:
+            for number in range(self._count()):
+                lines = [line.translate(SPACES) for line in islice(text, PART_SENTENCES)]
+                if number % world == rank and not self._part(number).exists():
+                    write_checked_json(self._part(number), self._translated(lines, bar.update))
+                else:
+                    bar.update(len(lines))
+
+    def _translated(self, lines: list[str], done: Callable[[int], object]) -> dict[str, Any]:
+        """Translate the lines of a part, all of which are sorted by length together."""
+        pairs, left_out = [], Counter[str]()
+        for translation in self.system.translate(lines, done, window=len(lines)):
+            if fault := _fault(translation):
+                left_out[fault] += 1
+            else:
+                pairs.append([translation.text.translate(SPACES), translation.source])
+        return {"pairs": pairs, "left_out": dict(left_out)}
+
+    def _count(self) -> int:
+        return -(-self.sentences // PART_SENTENCES)
+
+    def _part(self, number: int) -> Path:
+        return self.partial / PARTS / f"{number:06}.json"
+
+    def finish(self) -> None:
+        """Join the parts, give the folder its name, and remove what is no longer needed."""
+        if not self.finished:
+            self._write_pairs()
+            if not (self.partial / DATA_BIN).exists():
+                with scratch_directory(self.partial / DATA_BIN) as folder:
+                    self._binarise(folder)
+                    folder.rename(self.partial / DATA_BIN)
+            self.partial.rename(self.final)
+        rmtree(self.final / PARTS, ignore_errors=True)
+
+    def _write_pairs(self) -> None:
+        """Write the table of pairs, and how many lines gave none."""
+        left_out, count = Counter[str](), 0
+        with atomic_file(self.partial / PAIRS) as path, path.open("w", encoding="utf-8", newline="\n") as table:
+            for number in range(self._count()):
+                part = _read_part(self._part(number))
+                table.writelines(f"{source}\t{target}\n" for source, target in part["pairs"])
+                left_out.update(part["left_out"])
+                count += len(part["pairs"])
+        if not count:
+            self._discard()
+            raise ConfigurationError(
+                f"--monolingual: {', '.join(map(str, self.settings.monolingual))} gives no sentence pair "
+                f"({tell_left_out(left_out) or 'there are no lines'}): give text of one sentence a line"
+            )
+        write_checked_json(self.partial / LEFT_OUT, dict(left_out))
+
+    def _discard(self) -> None:
+        """Remove what was begun, and the output if nothing else is in it."""
+        rmtree(self.partial)
+        with suppress(OSError):  # not empty
+            self.settings.output.rmdir()
+
+    def _binarise(self, folder: Path) -> None:
+        """Make a DATA_BIN of the pairs, as `fairseq-ccpr prepare` would."""
+        forward = self.forward
+        languages = forward.source_lang, forward.target_lang
+        dictionaries = [forward.folder / f"dict.{language}.txt" for language in languages]
+        binarise({TRAIN: self.partial / PAIRS}, languages, forward.words, dictionaries, folder)
+        replace(forward, folder=folder, model="").save(folder)
+
+    def pairs(self) -> PseudoPairs:
+        """Describe what was made, which is finished."""
+        left_out = _read_part(self.final / LEFT_OUT)
+        return PseudoPairs(self.final / DATA_BIN, self.fingerprint, left_out)
+
+
+def _load(path: Path, settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> System:
+    """Load the reverse model, to be run as the model of the datastore is."""
+    words = ["--beam", str(BEAM), "--max-tokens", str(settings.max_tokens)]
+    words += ["--fp16"] if settings.fp16 else []
+    words += ["--user-dir", settings.user_dir] if settings.user_dir else []
+    return load_reverse_model(path, forward, words, processes.device(settings.cpu))
+
+
+def _fault(translation: Translation) -> str:
+    """Tell why a line gives no pair; nothing where it does."""
+    if not translation.source.strip():
+        return EMPTY
+    if translation.fault:
+        return TOO_LONG
+    return "" if translation.text.strip() else NOTHING
+
+
+def _read_part(path: Path) -> dict[str, Any]:
+    """Read what `write_checked_json` wrote."""
+    try:
+        return {name: value for name, value in read_checked_json(path).items() if name != CHECKSUM}
+    except ValueError as error:
+        raise DatastoreError(f"{path} is damaged ({error}): delete {path.parent}, and run the command again") from None
