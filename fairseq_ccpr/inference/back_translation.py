@@ -14,11 +14,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.building.corpus import PseudoPairs
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.part import BACK_TRANSLATIONS, RAW, TOKENS, refuse_differences, refuse_foreign
 from fairseq_ccpr.building.preparation import binarise
-from fairseq_ccpr.building.token_build import TRAIN, TokenBuildSettings, load
+from fairseq_ccpr.building.token_build import TRAIN, TRAINED_ADAPTER, TokenBuildSettings, load
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -61,8 +62,10 @@ def back_translate(settings: TokenBuildSettings, forward: Preprocessing, process
         )
     work = _BackTranslation(settings, forward, processes)
     if not work.finished:
-        load(settings, work.system.device)  # or say now, not after hours, that there is no such model
         work.check_output()
+        load(settings, work.system.device)  # or say now, not after hours, what there is not
+        if settings.adapter == TRAINED_ADAPTER:
+            AdapterTraining.parse(settings.adapter_options)
     processes.barrier()  # all have seen the same
     if not work.finished:
         if processes.first:

@@ -23,7 +23,7 @@ from tests.helpers import call, contents, refused, write_lines
 from tests.killing import killed
 from tests.small_models import World, build, build_options, train
 
-LENGTH = 96  # of parts, in place of thousands of lines
+LENGTH = 48  # of parts, in place of thousands of lines
 BACK = "back-translations"
 
 
@@ -42,7 +42,7 @@ def reverse(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lines(world: World) -> list[str]:
     """Target sentences, one of them with a tab."""
-    targets = [target for _, target in list(read_pairs(world.folder / "train.tsv"))[:400]]
+    targets = [target for _, target in list(read_pairs(world.folder / "train.tsv"))[:160]]
     return [targets[0].replace(" ", "\t", 1), *targets[1:]]
 
 
@@ -50,9 +50,9 @@ def lines(world: World) -> list[str]:
 def text(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The same in two files, one of them compressed, with lines that give no pair."""
     folder = tmp_path_factory.mktemp("text")
-    first = write_lines(folder / "one.txt", *lines[:150], "", "  ", "so it was " * 600)
+    first = write_lines(folder / "one.txt", *lines[:60], "", "  ", "so it was " * 600)
     with gzip.open(folder / "two.txt.gz", "wt", encoding="utf-8") as stream:
-        stream.writelines(f"{line}\n" for line in lines[150:])
+        stream.writelines(f"{line}\n" for line in lines[60:])
     return [first, folder / "two.txt.gz"]
 
 
@@ -88,8 +88,8 @@ def test_it_equals_translating_preparing_and_building(
     mine, theirs = list(read_pairs(whole / BACK / "pairs.tsv")), list(read_pairs(tmp_path / "pairs.tsv"))
     assert [target for _, target in mine] == [target for _, target in theirs]
     # A batch of other sentences rounds otherwise, which turns a few hypotheses.
-    assert np.mean([one == two for one, two in zip(mine, theirs)]) > 0.97
-    assert len({source for source, _ in mine}) > 100  # the model says something
+    assert np.mean([one == two for one, two in zip(mine, theirs)]) > 0.95
+    assert len({source for source, _ in mine}) > 50  # the model says something
 
     shutil.copy(whole / BACK / "pairs.tsv", tmp_path / "mine.tsv")
     dictionaries = [world.data_bin / f"dict.{language}.txt" for language in ("de", "en")]
@@ -238,6 +238,10 @@ def test_bad_input_is_refused_and_leaves_nothing(
         ([*of_text, *of_model, "--subset", "valid"], "--subset chooses among sentence pairs"),
         ([*of_text, *of_model, "--fraction", 0.5], "--fraction chooses among"),
         ([*of_text, *of_model, "--num-shards", 2], "--num-shards chooses among"),
+        (
+            [*of_text, *of_model, "--adapter", "clknn", "--adapter-options", "--size 3"],
+            "fairseq-train does not take them",
+        ),
         ([*of_text, *of_model, "--path", tmp_path / "model.pt"], r"there is no checkpoint .*model\.pt"),
     ):
         refused(build(world, output, *words, check=False), sentence)
@@ -266,7 +270,8 @@ def test_a_reverse_model_may_have_subwords_of_its_own(
 def test_an_adapter_is_trained_on_it_and_validated_on_real_pairs(
     world: World, whole: Path, options: list[object], tmp_path: Path
 ) -> None:
-    training = "--max-update 6 --max-tokens 400 --positives 2 --adapter-dim 16"
+    training = "--max-update 20 --batch-size 64 --anchors-per-epoch 640 --valid-queries 100 --nearest-clusters 20 "
+    training += "--adapter-hidden-dim 32 --adapter-output-dim 16 --lr 3e-3 --total-num-update 20 --warmup-updates 5"
     words = ["--adapter", "clknn", "--adapter-options", training, "--pca-dim", 8, "--keep-raw-keys"]
     build(world, output := tmp_path / "store", *options, *words)
     assert (output / "raw/token/keys.npy").read_bytes() == (whole / "token/keys.npy").read_bytes()
@@ -275,6 +280,14 @@ def test_an_adapter_is_trained_on_it_and_validated_on_real_pairs(
     assert section.dimension == 8 and section.fingerprints["reverse_model"] == raw.fingerprints["reverse_model"]
     valid = TokenDatastore(output / "valid").section
     assert valid.subsets == {"valid": 40} and "reverse_model" not in valid.fingerprints
+
+    # One adapter makes keys of pairs, too, that can be merged with these; not with PCA, which each fits to its own.
+    words = ["--adapter", output / "adapter/checkpoint_best.pt", "--pca-dim", 0]
+    build(world, tmp_path / "mono", *options, *words, "--raw-datastore", output / "raw")
+    build(world, tmp_path / "pairs", *words, "--raw-datastore", world.datastore)
+    of_merge = ["--output", tmp_path / "both", "--index", "exact", "--cpu", "--quiet"]
+    call("merge", tmp_path / "mono", tmp_path / "pairs", *of_merge)
+    assert TokenDatastore(tmp_path / "both").section.size == section.size + TokenDatastore(world.datastore).section.size
 
 
 def test_it_is_merged_with_pairs_and_taken_out_again(world: World, whole: Path, tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.preprocessing import read_preprocessing
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, refused, run
-from tests.small_models import TINY, Ccpr, World
+from tests.small_models import TINY, Ccpr, World, build
 
 
 def test_a_dictionary_of_aligned_text(ccpr: Ccpr) -> None:
@@ -116,6 +118,25 @@ def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) ->
     assert done.stdout.splitlines()[-1] == f"the model: {output}/model.pt, of {best}/checkpoint_best.pt"
     kept, trained = (torch.load(path)["model"] for path in (output / "model.pt", best / "checkpoint_best.pt"))
     assert all(torch.allclose(kept[name].float(), trained[name].float(), atol=1e-2) for name in trained)
+
+
+def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path: Path) -> None:
+    languages = {"SOURCE": "de", "TARGET": "en", "REVERSE": "1"}
+    subwords = {"SPM": str(world.spm), "DICT": str(world.data_bin / "dict.en.txt"), "FROM": str(world.model)}
+    settings = {**languages, **subwords, "UPDATES": "2", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    tables = [world.folder / f"{subset}.tsv" for subset in ("train", "valid")]
+    small = [*TINY.split(), "--warmup-updates", "1", "--max-tokens", "1500", "--max-source-positions", "1024"]
+    done = run(ROOT / "scripts/recipes/train_base_model.sh", *tables, tmp_path / "reverse", *small, **settings)
+    assert done.stdout.splitlines()[-1] == f"the model: {tmp_path}/reverse/model.pt"
+    prepared = read_preprocessing(tmp_path / "reverse/data-bin")
+    assert prepared is not None and (prepared.source_lang, prepared.target_lang) == ("en", "de")
+    assert list(read_pairs(tmp_path / "reverse/text/valid.tsv")) == [
+        (target, source) for source, target in read_pairs(world.folder / "valid.tsv")
+    ]
+    of_text = ["--monolingual", tmp_path / "mono.txt", "--reverse-model", tmp_path / "reverse/model.pt"]
+    (tmp_path / "mono.txt").write_text("And God said, Let there be light.\n", encoding="utf-8")
+    build(world, tmp_path / "store", *of_text)
+    assert len(list(read_pairs(tmp_path / "store/back-translations/pairs.tsv"))) == 1
 
 
 def test_gain_at_home_against_loss_abroad(tmp_path: Path) -> None:
