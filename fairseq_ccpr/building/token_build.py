@@ -160,13 +160,13 @@ class TokenBuildSettings:
 
     def _check_monolingual(self) -> None:
         """Check that text and reverse model come together, and without options that choose among pairs."""
-        if not self.monolingual and self.reverse_model is None:
+        if bool(self.monolingual) != (self.reverse_model is not None):
+            given, other = (
+                ("--monolingual", "--reverse-model") if self.monolingual else ("--reverse-model", "--monolingual")
+            )
+            raise ConfigurationError(f"{given} needs {other}: give the text, and the model that translates it back")
+        if not self.monolingual:
             return
-        if not self.monolingual or self.reverse_model is None:
-            given, missing = ("--monolingual", "--reverse-model CKPT")
-            if not self.monolingual:
-                given, missing = ("--reverse-model", "--monolingual TEXT")
-            raise ConfigurationError(f"{given} needs {missing}: the one is the text, the other translates it back")
         for path in self.monolingual:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
@@ -208,9 +208,8 @@ class Extraction:
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
         self.capture = KeyCapture(self.model, settings.key_layer)
         pairs = settings.pseudo_pairs
-        self.corpus = self._read(
-            self.task if pairs is None else _load_task(settings, pairs.data_bin), settings.subset, settings.fraction
-        )
+        of_pairs = self.task if pairs is None else _load_task(settings, pairs.data_bin)
+        self.corpus = self._read(of_pairs, settings.subset, settings.fraction)
         if settings.num_shards > 1:
             self.corpus = self.corpus.shard(settings.num_shards, settings.shard_id)
         self.symbols: list[str] = self.task.target_dictionary.symbols

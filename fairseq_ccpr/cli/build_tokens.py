@@ -33,8 +33,8 @@ and these pairs take the place of those of DATA_BIN, whose subwords and dictiona
   fairseq-ccpr build tokens data-bin --path model.pt --output datastores/mine --monolingual mono.en.txt.xz \
     --reverse-model reverse.pt
 
-The folder back-translations of the datastore keeps the pairs: a table, pairs.tsv, and a DATA_BIN. Lines that are empty, longer
-than the reverse model takes, or translated with nothing are left out and counted. fairseq-ccpr merge joins such a datastore
+The folder back-translations of the datastore keeps the pairs: a table, pairs.tsv, and a DATA_BIN. Lines that are empty, too
+long for the reverse model, or translated with nothing are left out and counted. fairseq-ccpr merge joins such a datastore
 with one of pairs.
 
 Run the same command again to resume an interrupted build. On a finished datastore, another --index rebuilds only the index.

@@ -16,7 +16,9 @@ from fairseq_ccpr.inference.resources import configure_system
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.models.checkpoint import embedded_symbols
 
-SHARED = "give a reverse model that shares the dictionaries, or one in a folder that fairseq-ccpr prepare or convert wrote"
+SHARED = (
+    "give a reverse model that shares the dictionaries, or one in a folder that fairseq-ccpr prepare or convert wrote"
+)
 
 
 def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], device: torch.device) -> System:

@@ -60,9 +60,7 @@ def embedded_symbols(path: Path) -> tuple[int, ...]:
 
 def _read_state(path: Path) -> Mapping[str, Any]:
     """Map a checkpoint into memory, which older ones do not allow."""
-    state: Mapping[str, Any] = torch.load(
-        path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True
-    )
+    state: Mapping[str, Any] = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     return state
 
 
