@@ -60,7 +60,7 @@ def back_translate(settings: TokenBuildSettings, forward: Preprocessing, process
             f"{settings.data_bin} does not say how its text was cut into subwords, as monolingual text must be: make it with "
             "fairseq-ccpr prepare"
         )
-    work = _BackTranslation(settings, forward, processes)
+    work = BackTranslation(settings, forward, processes)
     if not work.finished:
         work.check_output()
         load(settings, work.system.device)  # or say now, not after hours, what there is not
@@ -102,7 +102,7 @@ def refuse_begun(output: Path) -> None:
         )
 
 
-class _BackTranslation:
+class BackTranslation:
     """The folder of back-translations: NAME.partial while its parts are made, then NAME; a plan says of what."""
 
     def __init__(self, settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> None:

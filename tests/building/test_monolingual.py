@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.token_build import TokenBuildSettings
 from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.inference import back_translation
+from fairseq_ccpr.inference.resources import preprocessing_for_build
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage.files import write_checked_json
 from fairseq_ccpr.text.pairs import read_pairs
@@ -165,6 +169,24 @@ def test_stopped_between_the_stages_it_resumes(
     assert contents(output) == contents(whole)
 
 
+def test_processes_share_the_parts(
+    world: World, whole: Path, text: list[Path], options: list[object], reverse: Path, tmp_path: Path
+) -> None:
+    """The second of two translates every other part; the rest is the work of whoever comes next."""
+    output = tmp_path / "store"
+    settings = TokenBuildSettings(
+        world.data_bin, str(world.model), output, monolingual=text, reverse_model=reverse, max_tokens=1500, cpu=True,
+        quiet=True,
+    )  # fmt: skip
+    forward = preprocessing_for_build(world.data_bin, world.model, "de", "en")
+    second = back_translation.BackTranslation(settings, forward, Processes(rank=1, world=2))
+    second.begin()
+    second.translate()
+    assert {path.name for path in (output / f"{BACK}.partial/parts").iterdir()} == {"000001.json", "000003.json"}
+    build(world, output, *options)
+    assert contents(output) == contents(whole)
+
+
 def test_a_finished_one_is_reused_and_reindexed(
     world: World, whole: Path, options: list[object], tmp_path: Path
 ) -> None:
@@ -268,6 +290,18 @@ def test_a_reverse_model_may_have_subwords_of_its_own(
     store = TokenDatastore(tmp_path / "store")
     assert store.read_symbols() == TokenDatastore(world.datastore).read_symbols()
     assert call("inspect", tmp_path / "store").returncode == 0
+
+
+def test_exchanging_languages_exchanges_subword_models() -> None:
+    """Of Marian's models, which have one for each language; a tag in front of the source is for the other direction."""
+    files = {"sentencepiece_model": "source.spm", "sentencepiece_target_model": "target.spm"}
+    options = {"bpe": "sentencepiece_pair", **files, "source_tag": ">>eng<<"}
+    back = Preprocessing(Path("data"), "de", "en", options).exchanged()
+    assert (back.source_lang, back.target_lang) == ("en", "de")
+    exchanged = {"sentencepiece_model": "target.spm", "sentencepiece_target_model": "source.spm"}
+    assert back.options == {"bpe": "sentencepiece_pair", **exchanged}
+    joint = {"bpe": "sentencepiece", "sentencepiece_model": "spm.model"}
+    assert Preprocessing(Path("data"), "de", "en", joint).exchanged().options == joint
 
 
 def test_an_adapter_is_trained_on_it_and_validated_on_real_pairs(
