@@ -175,8 +175,8 @@ class TokenBuildSettings:
             "--fraction": self.fraction < 1,
             "--num-shards": self.num_shards > 1,
         }
-        for name, given in pairs_alone.items():
-            if given:
+        for name, chooses in pairs_alone.items():
+            if chooses:
                 raise ConfigurationError(
                     f"{name} chooses among sentence pairs, and --monolingual builds from all of the text: leave it out, or "
                     "divide the text, and join the datastores with fairseq-ccpr merge"

@@ -125,7 +125,8 @@ def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path:
     subwords = {"SPM": str(world.spm), "DICT": str(world.data_bin / "dict.en.txt"), "FROM": str(world.model)}
     settings = {**languages, **subwords, "UPDATES": "2", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     tables = [world.folder / f"{subset}.tsv" for subset in ("train", "valid")]
-    small = [*TINY.split(), "--warmup-updates", "1", "--max-tokens", "1500", "--max-source-positions", "1024"]
+    small = [*TINY.split(), "--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "64", "--warmup-updates", "1"]
+    small += ["--max-tokens", "1500"]
     done = run(ROOT / "scripts/recipes/train_base_model.sh", *tables, tmp_path / "reverse", *small, **settings)
     assert done.stdout.splitlines()[-1] == f"the model: {tmp_path}/reverse/model.pt"
     prepared = read_preprocessing(tmp_path / "reverse/data-bin")
