@@ -31,7 +31,7 @@ from fairseq_ccpr.storage.atomic import atomic_file, partial_path, scratch_direc
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, PLAN, read_checked_json, write_checked_json, write_json
 from fairseq_ccpr.text.pairs import read_lines
 
-BEAM = 5  # hypotheses of the reverse model
+BEAM = 2  # hypotheses of the reverse model: more translate no better, and take longer
 PART_SENTENCES = 4096  # lines that are translated together: what a kill loses at most
 PARTS, PAIRS, DATA_BIN, LEFT_OUT = "parts", "pairs.tsv", "data-bin", "left-out.json"
 EMPTY, TOO_LONG, NOTHING = "empty", "longer than the reverse model takes", "with nothing translated"
