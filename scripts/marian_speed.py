@@ -139,7 +139,7 @@ def threads() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--text", type=Path, help="source sentences, one a line (the demo's test text)")
+    parser.add_argument("--text", type=Path, help="source sentences, one per line (the demo's test text)")
     parser.add_argument("--sentences", type=int, default=64)
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16, help="sentences in a batch")

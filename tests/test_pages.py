@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -71,3 +72,22 @@ def test_pages_name_the_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     for page in ("quickstart", "installation"):
         assert f"`fairseq-ccpr {__version__}`" in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+def test_troubleshooting_quotes_what_the_code_prints() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quotes = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    printed = [text for path in pages("fairseq_ccpr/*.py") for text in strings(path)]
+    assert len(quotes) >= 15
+    assert [quote for quote in quotes if not any(quote in text for text in printed)] == []
+
+
+def strings(path: Path) -> list[str]:
+    """The strings of a module; an ellipsis stands for what an f-string fills in."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    filled = [
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+    return filled + [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]

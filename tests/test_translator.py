@@ -220,7 +220,7 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
         Translator(tmp_path / "none.pt", datastore=world.datastore)
     with pytest.raises(DatastoreError, match=r"there is no datastore at .*nowhere: no such directory"):
         Translator(datastore=tmp_path / "nowhere")
-    with pytest.raises(ConfigurationError, match="give the model's checkpoint with --path"):
+    with pytest.raises(ConfigurationError, match="or the model's checkpoint with --path"):
         Translator(data=world.data_bin)
     with pytest.raises(CheckpointError, match="no fairseq model for these dictionaries"):
         Translator(shutil.copy(ROOT / "datastores/demo/model.pt", tmp_path), data=world.data_bin, device="cpu")

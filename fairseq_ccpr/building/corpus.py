@@ -77,7 +77,7 @@ class Corpus:
         return sum(self.subsets[name] for name in names[: names.index(subset)])
 
     def batches(self, chunk: Chunk, max_tokens: int) -> list[Any]:
-        """Divide a chunk's sentences into fairseq's batches of at most `max_tokens` tokens a side, alike in length."""
+        """Divide a chunk's sentences into fairseq's batches of at most `max_tokens` tokens per side, alike in length."""
         dataset = self.task.dataset(chunk.subset)
         order = np.lexsort((dataset.src_sizes[chunk.sentences], dataset.tgt_sizes[chunk.sentences]))
         longest = max(dataset.src_sizes[chunk.sentences].max(), dataset.tgt_sizes[chunk.sentences].max())

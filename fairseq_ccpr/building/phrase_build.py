@@ -33,7 +33,7 @@ from fairseq_ccpr.storage.files import write_json
 class PhraseBuildSettings:
     """The options of `fairseq-ccpr build phrases`."""
 
-    text: list[Path] = option(help="files of one sentence a line", positional=True, nargs="+", metavar="TEXT")
+    text: list[Path] = option(help="files of one sentence per line", positional=True, nargs="+", metavar="TEXT")
     encoder: Path = option(help="checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon", metavar="CKPT")
     output: Path = option(help="the datastore: a new folder, or one to add to", metavar="DIR")
     fraction: float = fraction_option("sentences")
@@ -95,7 +95,7 @@ class PhraseBuildSettings:
             raise ConfigurationError(f"--collection {self.collection} is of Milvus: say with --store where that is")
         for path in self.text:
             if not path.is_file():
-                raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
+                raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
 
 
 @dataclass

@@ -29,7 +29,7 @@ class TextSentences:
     """A text, and the chosen lines of it.
 
     Args:
-        files: one sentence a line.
+        files: one sentence per line.
         fraction: of the sentences, drawn at random.
         folder: where `lines.npy` keeps which lines are wanted.
     """
@@ -56,7 +56,7 @@ class TextSentences:
         wanted.close()
         if not counts.sentences:
             names = ", ".join(map(str, self.files))
-            raise ConfigurationError(f"{names}: there is no text in it; give files of one sentence a line")
+            raise ConfigurationError(f"{names}: there is no text in it; give files of one sentence per line")
         return counts
 
     def __len__(self) -> int:

@@ -158,9 +158,9 @@ def _decode(
 
 
 def decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
-    """Tabulate speed, and where the time of a step goes, a row a system and load."""
+    """Tabulate speed, and where the time of a step goes, a row per system and load."""
     head = ["keys", "batch", "hypotheses", "system", "tokens/s", "slowest–fastest", "speed"]
-    head += [f"{phase}, ms a step" for phase in PHASES]
+    head += [f"{phase}, ms per step" for phase in PHASES]
     table: list[list[Any]] = [[*head, "search ÷ floor", "peak memory"]]
     for row in rows:
         around = f"{row.slowest:,.0f}–{row.fastest:,.0f}"
@@ -175,7 +175,7 @@ def decoding_table(rows: list[DecodingSpeed]) -> list[list[Any]]:
 def search_table(rows: list[SearchCost]) -> list[list[Any]]:
     """Tabulate the cost of a search, a row for each combination."""
     head = ["keys of", "width", "keys", "index", "H", "k", "ms", "fastest–slowest", "floor, ms", "÷ floor", "recall"]
-    table: list[list[Any]] = [[*head, "bytes a key", "built in, s", "peak memory"]]
+    table: list[list[Any]] = [[*head, "bytes per key", "built in, s", "peak memory"]]
     for row in rows:
         table.append([
             row.store, row.dimension, f"{row.keys:,}", row.index, row.queries, row.k, f"{row.milliseconds:.2f}",

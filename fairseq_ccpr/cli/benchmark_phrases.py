@@ -46,7 +46,7 @@ Peak memory is what tensors held on the GPU in each measurement; on a CPU, what 
 class Options:
     """The command's options beside `SearchSettings`."""
 
-    text: list[Path] = option([], "files of one sentence a line, to build datastores of", nargs="+", metavar="TEXT")
+    text: list[Path] = option([], "files of one sentence per line, to build datastores of", nargs="+", metavar="TEXT")
     encoder: Optional[Path] = option(None, "the phrase encoder to build them with", metavar="CKPT")
     sentences: list[int] = counts_option([1000, 10_000], "of each datastore built")
     sizes: list[int] = counts_option([10_000, 100_000, 1_000_000, 10_000_000], "phrases of each index searched")
@@ -86,7 +86,7 @@ def benchmark(options: Options, settings: SearchSettings) -> int:
         results = {"machine": machine, "settings": asdict(settings), **rows}
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        draw_speed(searches, options.plot, f"{settings.queries} queries a batch, k = {settings.k}, {machine['device']}")
+        draw_speed(searches, options.plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine['device']}")
     return 0
 
 
@@ -111,9 +111,9 @@ def _build(options: Options, device: torch.device) -> list[BuildingSpeed]:
 
 
 def building_table(building: list[BuildingSpeed]) -> list[list[Any]]:
-    """Tabulate builds, a row a datastore."""
+    """Tabulate builds, a row per datastore."""
     parts = list(building[0].bytes_per_phrase)
-    head = ["sentences", "phrases", "sentences/s", "phrases/s", "seconds", "bytes a phrase", *parts, "peak memory"]
+    head = ["sentences", "phrases", "sentences/s", "phrases/s", "seconds", "bytes per phrase", *parts, "peak memory"]
     rows = [
         [
             f"{row.sentences:,}",
@@ -131,7 +131,7 @@ def building_table(building: list[BuildingSpeed]) -> list[list[Any]]:
 
 
 def search_table(searches: list[SearchSpeed]) -> list[list[Any]]:
-    """Tabulate searches, a row an index."""
+    """Tabulate searches, a row per index."""
     head = ["index", "phrases", "queries/s", "slowest", "fastest", "peak memory"]
     rows = []
     for row in searches:

@@ -19,9 +19,9 @@ encoder and keep a vector of each and its place.
 
 With a CCPR encoder each phrase of each sentence is an entry. With an XPR encoder each string is one, its vector the mean
 over all its sentences, of which the first is kept. XPR cannot tell phrases from other words, so give it a lexicon: FILE lists
-phrases, one a line or separated by tabs. A dictionary of both languages serves for source sentences as well.
+phrases, one per line or separated by tabs. A dictionary of both languages serves for source sentences as well.
 
-The text has a sentence a line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
+The text has a sentence per line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
 already. Run the same command again to resume an interrupted build.
 
   fairseq-ccpr build phrases mono.en.txt --encoder ccpr.pt --output datastores/mine --store http://localhost:19530
@@ -43,7 +43,7 @@ def build_phrases(settings: PhraseBuildSettings) -> int:
     speed = f" ({report.encoded / report.seconds:.0f} sentences/s)" if report.encoded else ""
     print(
         f"{settings.output}: {section.size:,} phrases of {section.sentences:,} sentences "
-        f"({section.size / section.sentences:.1f} a sentence), width {section.dimension}, index {section.index}, "
+        f"({section.size / section.sentences:.1f} per sentence), width {section.dimension}, index {section.index}, "
         f"encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} s{speed}"
     )
     if lines.empty or lines.repeated:

@@ -41,7 +41,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def write_results(comparison: Comparison, folder: Path) -> None:
-    """Texts one sentence a line in the order of the corpus, and the numbers as JSON."""
+    """Texts one sentence per line in the order of the corpus, and the numbers as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"source": comparison.decodings.sources, "reference": comparison.decodings.references}
     texts |= {name: system.hypotheses for name, system in comparison.decodings.systems.items()}

@@ -61,7 +61,7 @@ decoding with phrases has more than the model alone, the phrases contributed.
 class Options:
     """The command's options."""
 
-    source: Path = option(help="sentences, one a line, plain, .gz or .xz", metavar="F")
+    source: Path = option(help="sentences, one per line, plain, .gz or .xz", metavar="F")
     target: Path = option(help="their reference translations, line by line", metavar="F")
     datastore: list[str] = option(
         help="datastores with a phrase part; the first is the baseline", nargs="+", metavar="[NAME=]DIR"
@@ -133,7 +133,7 @@ def _signature(options: Options, segmentation: Segmentation, outputs: list[Path]
 
 
 def _print(done: RetrievedReport, signature: str) -> None:
-    print("per cent, but for the first rows and strings a sentence\n")
+    print("per cent, but for the first rows and strings per sentence\n")
     print(markdown_table(retrieved_table(done)) + "\n")
     print(f"{done.sentences:,} sentences; {done.reference_phrases:.1f} phrases a reference")
     if done.skipped:

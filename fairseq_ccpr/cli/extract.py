@@ -31,7 +31,7 @@ class TextOptions:
     """Where the text is, and where the phrases go."""
 
     output: Path = option(help="folder to write; must not exist", metavar="DIR")
-    source: Optional[Path] = option(None, "source sentences, one a line", metavar="FILE")
+    source: Optional[Path] = option(None, "source sentences, one per line", metavar="FILE")
     target: Optional[Path] = option(None, "their translations, line by line", metavar="FILE")
     pairs: Optional[Path] = option(None, "instead of both: source, tab, target", metavar="TSV")
     source_lang: str = source_language_option("source", "name of the source language")

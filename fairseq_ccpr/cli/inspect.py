@@ -75,11 +75,11 @@ def plan(options: Options) -> int:
         known = measure_speeds(folder / f"{KEYS}.npy", speeds)
         entries = options.size or section.size
         print(
-            f"{part} entries: {entries:,} of width {section.dimension}; {options.queries:,} queries a step; "
+            f"{part} entries: {entries:,} of width {section.dimension}; {options.queries:,} queries per step; "
             f"speeds: {_as_text(known)}"
         )
         rows: list[list[Any]] = [
-            ["index", "searched", "on disk", "in memory", "on GPUs", "read a step", "a step, at least"]
+            ["index", "searched", "on disk", "in memory", "on GPUs", "read per step", "per step, at least"]
         ]
         for need in needs(section, entries, options.queries, known, tuple(options.index)):
             counts = [_gigabytes(n) for n in (need.disk, need.host, need.device, need.read)]
@@ -201,7 +201,7 @@ def _print_origin(section: TokenSection | PhraseSection) -> None:
     for name, file in section.files.items():
         print(f"{name:32} {file['bytes']:>16,} bytes")
     total = sum(file["bytes"] for file in section.files.values())
-    print(f"{'total':32} {total:>16,} bytes" + (f", {total / section.size:,.0f} an entry" if section.size else ""))
+    print(f"{'total':32} {total:>16,} bytes" + (f", {total / section.size:,.0f} per entry" if section.size else ""))
 
 
 def _print_damage(faults: list[str]) -> bool:

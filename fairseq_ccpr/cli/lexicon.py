@@ -29,8 +29,8 @@ class Options:
     """The command's options beside `LexiconSettings`."""
 
     pairs: Path = option(help="phrase pairs: source, tab, target", metavar="TSV")
-    source_text: list[Path] = option(help="source language, a sentence a line", nargs="+", metavar="TEXT")
-    target_text: list[Path] = option(help="target language, a sentence a line", nargs="+", metavar="TEXT")
+    source_text: list[Path] = option(help="source language, a sentence per line", nargs="+", metavar="TEXT")
+    target_text: list[Path] = option(help="target language, a sentence per line", nargs="+", metavar="TEXT")
     output: Path = option(help="folder to write; must not exist", metavar="DIR")
     source_lang: str = source_language_option("source", "name of the source language")
     target_lang: str = target_language_option("target", "name of the target language")

@@ -82,7 +82,7 @@ FEW_NEGATIVES = 20  # labelled sources without a partner: with fewer, a threshol
 class Options:
     """The command's options."""
 
-    source: Path = option(help="a sentence a line, plain, .gz or .xz", metavar="TEXT")
+    source: Path = option(help="a sentence per line, plain, .gz or .xz", metavar="TEXT")
     target: Path = option(help="likewise; the same sentence counts once", metavar="TEXT")
     encoder: Optional[str] = option(None, f"{MUSE}, {E5} or DIR, see above", metavar="ENCODER")
     settings: Optional[Path] = option(

@@ -24,7 +24,7 @@ from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.text_lines import TextLines
 
 KEYS, SPANS, OFFSETS, HASHES = "keys", "spans", "sentence-offsets", "string-hashes"
-SENTENCES = "sentences.txt"  # UTF-8, one a line
+SENTENCES = "sentences.txt"  # UTF-8, one per line
 TOTALS = "totals.json"  # what was counted when it was built
 SOURCES = "sources"  # where several texts were merged
 SAMPLE_SEED = 1

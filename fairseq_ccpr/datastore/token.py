@@ -21,7 +21,7 @@ KEYS, VALUES, PROVENANCE = "keys", "values", "provenance"
 PROJECTION = "projection.safetensors"  # where keys are not the decoder's own states
 DOMAIN = "domain.safetensors"  # what it knows of its own text; older datastores have none
 UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; retrieval never proposes it
-SYMBOLS = "symbols.txt"  # the target vocabulary, one a line by id, so that values can be read without the model
+SYMBOLS = "symbols.txt"  # the target vocabulary, one per line by id, so that values can be read without the model
 
 
 def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -83,7 +83,7 @@ class Batch(Protocol):
         ...
 
     def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
-        """Vote for the next token, once a step.
+        """Vote for the next token, once per step.
 
         Args:
             tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.

@@ -1,4 +1,4 @@
-"""From source sentences to tables of phrases in the decoder's own token ids, once a batch."""
+"""From source sentences to tables of phrases in the decoder's own token ids, once per batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phrase memory: retrieval once a sentence, a vote for the next token each step."""
+"""The phrase memory: retrieval once per sentence, a vote for the next token each step."""
 
 from __future__ import annotations
 

@@ -134,6 +134,22 @@ class RetrievalTask(FairseqTask):
         task.cfg.data = str(data_bin)
         return task
 
+    def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
+        """Load a subset, as fairseq's task does.
+
+        Raises:
+            ConfigurationError: the data folder has no such subset.
+        """
+        try:
+            super().load_dataset(split, *args, **kwargs)
+        except FileNotFoundError as error:
+            if "Dataset not found" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"{self.cfg.data} has no subset '{split}': prepare the data with --{split.rstrip('0123456789')}, or name "
+                "another subset with --gen-subset"
+            ) from None
+
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
         """Make a dataset of source sentences as `encode_line` gives them, with the tags that the model wants."""
         dataset = self.build_dataset_for_inference(tokens, [len(ids) for ids in tokens])

@@ -42,7 +42,7 @@ class ModelConfig:
 
 @dataclass
 class MineConfig:
-    """Sentence pairs that are to be found in two texts, a sentence a line, which need not be translations of each other."""
+    """Sentence pairs that are to be found in two texts, a sentence per line, which need not be translations of each other."""
 
     source: str = MISSING
     target: str = MISSING

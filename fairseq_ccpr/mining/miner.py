@@ -48,7 +48,7 @@ def read_sentences(path: Path) -> list[str]:
         raise ConfigurationError(f"there is no file {path}")
     lines = [line.replace("\t", " ").strip() for line in read_lines(path)]
     if not any(fragments(line, 1) for line in lines):
-        raise ConfigurationError(f"{path} has no sentence with a word in it: give text, a sentence a line")
+        raise ConfigurationError(f"{path} has no sentence with a word in it: give text, a sentence per line")
     return lines
 
 

@@ -144,7 +144,7 @@ class JoinedKeys:
 class SentenceKeys(NamedTuple):
     """The keys that a method compares S sentences by."""
 
-    keys: np.ndarray  # [N, d], one a fragment, or one a sentence
+    keys: np.ndarray  # [N, d], one per fragment, or one per sentence
     owners: np.ndarray  # int64 [N], the sentence of each; ascending
     lengths: np.ndarray  # int64 [S], characters of each sentence
     fragments: np.ndarray  # [F, d], of sentences that are searched by keys of their own

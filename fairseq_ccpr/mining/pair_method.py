@@ -45,7 +45,7 @@ class PairMethod:
         return self.candidates, self.window, self.stride
 
     def keys(self, text: EncodedText) -> SentenceKeys:
-        """Take a key a sentence, for those that have words."""
+        """Take a key per sentence, for those that have words."""
         return text.sentence_keys()
 
     def matcher(self, sources: SearchableText, targets: SearchableText) -> PairMatcher:

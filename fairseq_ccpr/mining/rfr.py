@@ -38,7 +38,7 @@ class RfrMethod:
     entropy_over: str = option(OVER_SENTENCES, "what the entropy is over", choices=ENTROPIES)
 
     def keys(self, text: EncodedText) -> SentenceKeys:
-        """Take a key a fragment."""
+        """Take a key per fragment."""
         return text.fragment_keys(self.sentence_half)
 
     def matcher(self, sources: SearchableText, targets: SearchableText) -> Matcher:

@@ -184,18 +184,18 @@ class PhraseFinder:
 
 
 def read_phrases(path: Path) -> frozenset[str]:
-    """Read the phrases that a lexicon names: one a line, or several with tabs between them, such as translations.
+    """Read the phrases that a lexicon names: one per line, or several with tabs between them, such as translations.
 
     Raises:
         ConfigurationError: there is no such file, or nothing in it.
     """
     if not path.is_file():
         raise ConfigurationError(
-            f"there is no lexicon {path}: give a file of one phrase a line, or of phrases with tabs between them"
+            f"there is no lexicon {path}: give a file of one phrase per line, or of phrases with tabs between them"
         )
     phrases = frozenset(cell.strip() for line in read_lines(path) for cell in line.split("\t")) - {""}
     if not phrases:
-        raise ConfigurationError(f"the lexicon {path} is empty: give a file of one phrase a line")
+        raise ConfigurationError(f"the lexicon {path} is empty: give a file of one phrase per line")
     return phrases
 
 

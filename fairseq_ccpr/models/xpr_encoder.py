@@ -1,4 +1,4 @@
-"""XPR's phrase encoder: one vector a phrase, pooled from its subwords in its example sentences."""
+"""XPR's phrase encoder: one vector per phrase, pooled from its subwords in its example sentences."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 

@@ -75,7 +75,7 @@ def build_lexicon(
 
     Args:
         pairs: TSV of source and target phrase.
-        texts: unlabelled text of source and target, a sentence a line.
+        texts: unlabelled text of source and target, a sentence per line.
         output: a folder that does not exist.
         languages: of source and target.
         settings: how.

@@ -2,9 +2,9 @@
 
 manifest.json                       what it holds, what it was made from and how, size and checksum of each file
 pairs.npy                           int32 [P, 2], (source phrase, target phrase), in ascending order
-SIDE/phrases.txt                    UTF-8, each phrase once, one a line
+SIDE/phrases.txt                    UTF-8, each phrase once, one per line
 SIDE/phrase-offsets.npy             int64 [n + 1], the byte at which each line of phrases.txt begins; the last is its size
-SIDE/sentences.txt                  UTF-8, each sentence once, one a line
+SIDE/sentences.txt                  UTF-8, each sentence once, one per line
 SIDE/sentence-offsets.npy           int64 [S + 1]
 SIDE/examples.npy                   int32 [E, 3], (sentence, start, end), in characters, by phrase, in their drawn order
 SIDE/example-offsets.npy            int64 [n + 1], the first example of each phrase; the last is E

@@ -1,7 +1,7 @@
 """Phrase pairs in their sentences, on disk: text of both sides, character spans, a manifest.
 
 manifest.json         what it holds, what it was made from and how, size and checksum of each file
-source.txt            UTF-8, one sentence a line
+source.txt            UTF-8, one sentence per line
 target.txt            the same lines on the other side
 source-offsets.npy    int64 [S + 1], the byte at which each line of source.txt begins; the last is the file's size
 target-offsets.npy    int64 [S + 1]

@@ -56,7 +56,7 @@ def sample_occurrences(
     """Sample for each string at most `size` sentences that have it as whole words, with its first place there.
 
     Args:
-        paths: texts, a sentence a line; read once, whatever their size.
+        paths: texts, a sentence per line; read once, whatever their size.
         strings: what is looked for.
         size: sentences of each, at most.
         excluded: sentences that do not count.

@@ -11,7 +11,7 @@ from fairseq_ccpr.search.faiss_library import automatic_factory
 from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
 TOKEN_EFFORT = Effort()
-# Once a sentence more inverted lists can be searched than at each step; and where 64 neighbours are asked for anyway, two
+# Once per sentence more inverted lists can be searched than at each step; and where 64 neighbours are asked for anyway, two
 # candidates scored again for each find nearly what eight do: of office's phrases 98.6% of the 16 nearest with both, and of
 # all 64 96.3% and 97.6%.
 PHRASE_EFFORT = Effort(probes=64, candidates=2)

@@ -79,7 +79,7 @@ class PhraseLexiconTask(PhraseTask):
         return super().state_dict() | {"trained_on": self.trained_on, "marked": self.cfg.mark_phrases}
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
-        """Take an optimizer step, once an update; the momentum encoder follows."""
+        """Take an optimizer step, once per update; the momentum encoder follows."""
         super().optimizer_step(optimizer, model, update_num)
         model.follow()
 

@@ -135,7 +135,7 @@ def test_stores_of_types_that_are_refused(xpr: Xpr, tmp_path: Path) -> None:
     refused(fails("learned"), "has not: give lexicon:FILE, all or ngram:N")
     refused(fails(f"lexicon:{tmp_path / 'no'}"), "there is no lexicon .*no")
     (tmp_path / "empty").write_text("\n\t\n")
-    refused(fails(f"lexicon:{tmp_path / 'empty'}"), "is empty: give a file of one phrase a line")
+    refused(fails(f"lexicon:{tmp_path / 'empty'}"), "is empty: give a file of one phrase per line")
     (tmp_path / "other").write_text("xyzzy\n")
     refused(fails(f"lexicon:{tmp_path / 'other'}"), "no phrase is left .*give a lexicon of its language")
     refused(fails("lexicon:"), "give learned, all, ngram:N such as ngram:5, or lexicon:FILE")

@@ -51,7 +51,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str) -> list[str]:
-    """The commands of a page that are run here, one a line."""
+    """The commands of a page that are run here, one per line."""
     lines = "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     lines = [re.sub(r"\s+# .*", "", line) for line in lines]
     return [line for line in lines if line and not line.startswith(NOT_RUN)]

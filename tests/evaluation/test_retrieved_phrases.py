@@ -212,7 +212,7 @@ def test_the_command(stores: tuple[Path, Path], files: tuple[Path, Path], tmp_pa
             assert b["difference"] == pytest.approx(b["share"] - a["share"], abs=0.011)
             assert (c["share"], c["difference"], c["interval"], c["p"]) == (a["share"], 0, [0, 0], 1)
     more, fewer = (top["measures"]["coverage"]["share"] for top in reversed(first["tops"]))
-    assert more >= fewer and first["tops"][1]["strings a sentence"] > first["tops"][0]["strings a sentence"]
+    assert more >= fewer and first["tops"][1]["strings per sentence"] > first["tops"][0]["strings per sentence"]
     assert call(*words).stdout == shown
     assert "held: coverage" in shown and 0 < pairs["held"]["coverage"] <= 100
     small = call(*words, "--entries", 300, "--phrase-segmentation", "learned", "--phrase-k", 1).stdout

@@ -80,7 +80,7 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
 def test_comparing_without_a_model_says_so(world: World, tmp_path: Path) -> None:
     data = tmp_path / "data-bin"
     shutil.copytree(world.data_bin, data)
-    refused(call("compare", data, "--cpu", check=False), "give the model's checkpoint with --path")
+    refused(call("compare", data, "--cpu", check=False), "or the model's checkpoint with --path")
 
 
 def test_significance_is_that_of_sacrebleu_and_differences_lie_in_their_intervals() -> None:

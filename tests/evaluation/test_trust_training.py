@@ -134,7 +134,7 @@ def wrong_domain(world: World, tmp_path_factory: pytest.TempPathFactory) -> tupl
 def worths_in(shown: str) -> dict[str, dict[str, list[str]]]:
     """The table of what systems are worth: by text and system, the cells that are filled."""
     found: dict[str, dict[str, list[str]]] = {}
-    lines = shown[shown.index("nats a token") :].splitlines()
+    lines = shown[shown.index("nats per token") :].splitlines()
     assert lines[0].split()[-4:] == ["gain", "harm", "tokens", "phrases"]
     name = ""
     for line in lines[1:]:

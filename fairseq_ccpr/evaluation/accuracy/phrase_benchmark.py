@@ -29,7 +29,7 @@ class PhraseBenchmarkSettings:
 
     gold: Path = option(help="phrase pairs in their sentences, plain, .gz or .xz", metavar="TSV")
     distractors: list[Path] = option(
-        help="target-language text, a sentence a line; the same sentence counts once, those of gold targets not at all",
+        help="target-language text, a sentence per line; the same sentence counts once, those of gold targets not at all",
         nargs="+", metavar="TEXT",
     )  # fmt: skip
     sets: Optional[list[str]] = option(None, "sets of the gold file, a row each (all)", nargs="+", metavar="NAME")
@@ -63,7 +63,7 @@ class PhraseBenchmarkSettings:
         check(self)
         for path in self.distractors:
             if not path.is_file():
-                raise ConfigurationError(f"there is no distractor text {path}: give files of one sentence a line")
+                raise ConfigurationError(f"there is no distractor text {path}: give files of one sentence per line")
         return Segmentation(self.segmentation, self.threshold, self.max_words)
 
 
@@ -147,7 +147,7 @@ def find_distractors(
     cannot encode. The choice of sentences does not depend on their order; a larger count continues a smaller one.
 
     Args:
-        paths: texts, a sentence a line.
+        paths: texts, a sentence per line.
         count: phrases wanted.
         excluded: sentences that are no distractors.
         find: finds the phrases of texts.
@@ -172,7 +172,7 @@ def find_distractors(
     if not len(spans):
         names = ", ".join(map(str, paths))
         raise ConfigurationError(
-            f"{names}: there is no phrase in it that is not gold: give text of sentences, one a line"
+            f"{names}: there is no phrase in it that is not gold: give text of sentences, one per line"
         )
     return Phrases(sentences[: spans[-1, 0] + 1], spans)
 
@@ -207,7 +207,7 @@ def find_same_strings(
     """Find for each query at most `size` phrases with the string of its answer, each in another sentence.
 
     Args:
-        paths: texts, a sentence a line.
+        paths: texts, a sentence per line.
         gold: the sentences of its targets are left out.
         size: phrases wanted for each.
         systems: a phrase that one of them cannot encode is left out.

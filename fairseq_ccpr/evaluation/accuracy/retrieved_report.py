@@ -75,13 +75,13 @@ def report(
                 output: dict(zip(MEASURES[COVERAGES], map(_percent, of_output)))
                 for output, of_output in zip(outputs, shares.tolist())
             }
-            by_top.append({"top": top, "strings a sentence": strings, "measures": measures, "written": written})
+            by_top.append({"top": top, "strings per sentence": strings, "measures": measures, "written": written})
         done.stores.append(
             {
                 "store": name,
                 "entries": result.entries,
-                "bytes an entry": {part: round(count, 2) for part, count in result.bytes_per_entry.items()},
-                "phrases a sentence": round(result.phrases / sentences, 2),
+                "bytes per entry": {part: round(count, 2) for part, count in result.bytes_per_entry.items()},
+                "phrases per sentence": round(result.phrases / sentences, 2),
                 "tops": by_top,
                 "held": dict(zip(MEASURES[1:], map(_percent, _share(result.held)[1:].tolist()))),
                 "signature": result.signature,
@@ -133,13 +133,13 @@ def retrieved_table(done: RetrievedReport) -> list[list[Any]]:
     table = [
         row("", lambda store: store["store"]),
         row("entries", lambda store: f"{store['entries']:,}"),
-        row("bytes an entry", lambda store: f"{sum(store['bytes an entry'].values()):.0f}"),
-        row("query phrases a sentence", lambda store: f"{store['phrases a sentence']:.1f}"),
+        row("bytes per entry", lambda store: f"{sum(store['bytes per entry'].values()):.0f}"),
+        row("query phrases per sentence", lambda store: f"{store['phrases per sentence']:.1f}"),
     ]
     for number, by_top in enumerate(stores[0]["tops"]):
         tops = [store["tops"][number] for store in stores]
         label = f"top {by_top['top']}: "
-        table.append([label + "strings a sentence", *(f"{top['strings a sentence']:.1f}" for top in tops)])
+        table.append([label + "strings per sentence", *(f"{top['strings per sentence']:.1f}" for top in tops)])
         for measure in MEASURES:
             of_measure = [top["measures"][measure] for top in tops]
             table.append([label + measure, *map(_cell, of_measure)])

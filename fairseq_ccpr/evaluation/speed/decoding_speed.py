@@ -36,10 +36,10 @@ class DecodingSpeed:
     batch: int  # target tokens of the references, that a batch has at least
     hypotheses: int  # at once, in the first batch
     tokens_per_second: float
-    slowest: float  # tokens a second
+    slowest: float  # tokens per second
     fastest: float
     speed: float  # in parts of the base model's, beside it in the same repeat
-    parts: dict[str, float]  # milliseconds a step by phase, from one more run that waits for the device after each
+    parts: dict[str, float]  # milliseconds per step by phase, from one more run that waits for the device after each
     floor: float  # milliseconds that exact search takes a step at least; 0 without search
     peak_bytes: int  # see `peak_bytes`
 
@@ -145,7 +145,7 @@ class SpeedTest:
         return rows
 
     def _decode(self, name: str, samples: list[dict[str, Any]]) -> float:
-        """Decode, and return the best hypotheses' tokens a second."""
+        """Decode, and return the best hypotheses' tokens per second."""
         synchronise(self.device)
         start, tokens = time.perf_counter(), 0
         for sample in samples:
@@ -157,7 +157,7 @@ class SpeedTest:
     def _time_phases(
         self, name: str, samples: list[dict[str, Any]], hypotheses: int, limits: Limits
     ) -> tuple[dict[str, float], float]:
-        """Return the milliseconds a step of each phase, and of exact search at least."""
+        """Return the milliseconds per step of each phase, and of exact search at least."""
         with PhaseTimer(self.device) as timer:
             start = time.perf_counter()
             self._decode(name, samples)

@@ -42,7 +42,7 @@ class SearchSpeed:
     index: str  # as it was asked for
     phrases: int
     queries_per_second: float  # median
-    slowest: float  # queries a second
+    slowest: float  # queries per second
     fastest: float
     peak_bytes: int  # see `peak_bytes`
 

@@ -26,7 +26,7 @@ LEAST_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Need:
-    """What one way to search takes, in bytes, and in seconds a step at least; None: not used, or not known.
+    """What one way to search takes, in bytes, and in seconds per step at least; None: not used, or not known.
 
     Attributes:
         index: as `--index` has it.
@@ -124,7 +124,7 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
 
     Args:
         file: read from disk to learn how fast that is, if it is there and large enough.
-        given: bytes a second, by `host`, `device` and `disk`; how fast these multiply is then left out.
+        given: bytes per second, by `host`, `device` and `disk`; how fast these multiply is then left out.
     """
     speeds = {place: Limits(bytes_per_second, float("inf")) for place, bytes_per_second in given.items()}
     if "host" not in speeds:
@@ -145,7 +145,7 @@ def describe_room(folder: Path) -> str:
 
 
 def _reading(file: Path) -> float:
-    """Return how many bytes a second a file is read at, none of which is cached at first."""
+    """Return how many bytes per second a file is read at, none of which is cached at first."""
     with file.open("rb", buffering=0) as stream:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start, count = time.perf_counter(), 0
@@ -155,7 +155,7 @@ def _reading(file: Path) -> float:
 
 
 def parse_speeds(words: list[str]) -> dict[str, float]:
-    """Parse words such as host=20, in GB/s, into bytes a second.
+    """Parse words such as host=20, in GB/s, into bytes per second.
 
     Raises:
         ConfigurationError: a place or a number that is none.

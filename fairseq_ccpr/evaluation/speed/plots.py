@@ -15,7 +15,7 @@ from fairseq_ccpr.evaluation.speed.search_speed import SearchCost
 
 
 def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
-    """Draw queries a second by phrases, a line an index; bars reach from the slowest search to the fastest."""
+    """Draw queries per second by phrases, a line per index; bars reach from the slowest search to the fastest."""
     with lines(path) as axes:
         for number, name in enumerate(dict.fromkeys(search.index for search in searches)):
             rows = [search for search in searches if search.index == name]
@@ -23,14 +23,14 @@ def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
             around = [speeds - [row.slowest for row in rows], [row.fastest for row in rows] - speeds]
             sizes = [row.phrases for row in rows]
             axes.errorbar(sizes, speeds, around, marker="o", capsize=3, label=name, color=COLOURS(number % 10))
-        axes.set(xscale="log", yscale="log", xlabel="phrases", ylabel="queries a second")
+        axes.set(xscale="log", yscale="log", xlabel="phrases", ylabel="queries per second")
         axes.set_title(title, fontsize=8)
 
 
 def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
     """Draw milliseconds of a search by keys, queries and neighbours: a colour an index, a style a store, the floor dotted.
 
-    Where stores of several widths were searched, by width too, a line an index. What is not on an axis is as in the first
+    Where stores of several widths were searched, by width too, a line per index. What is not on an axis is as in the first
     search, but the keys, which are as many as there were at most.
     """
     stores, indexes = (list(dict.fromkeys(getattr(search, name) for search in searches)) for name in ("store", "index"))
@@ -64,6 +64,6 @@ def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
             axes.set_xticks([], minor=True)
             axes.set_xticks(values, map(str, values))
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
-    panels[0].set_ylabel("milliseconds a search; dotted: the floor of exact search")
+    panels[0].set_ylabel("milliseconds per search; dotted: the floor of exact search")
     figure.suptitle(title, fontsize=9)
     save(figure, path)

@@ -20,7 +20,7 @@ class Comparison:
     decodings: Decodings
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row a system: scores, seconds, tokens a second, and those as a ratio to the base model's."""
+        """Return a row per system: scores, seconds, tokens per second, and those as a ratio to the base model's."""
         base = self.decodings.systems[BASE]
         return [
             {

@@ -20,7 +20,7 @@ INTERVAL = 2.5, 97.5  # percentiles
 
 @dataclass
 class SystemsComparison:
-    """A row a system, the first being the baseline, and how it was computed."""
+    """A row per system, the first being the baseline, and how it was computed."""
 
     rows: list[dict[str, Any]]  # system; for each metric its score, and against the baseline difference, interval, p
     signatures: dict[str, str]

@@ -24,7 +24,7 @@ class SystemOutput:
 
     @property
     def tokens_per_second(self) -> float:
-        """Target tokens of the best hypotheses a second."""
+        """Target tokens of the best hypotheses per second."""
         return self.tokens / self.seconds
 
 

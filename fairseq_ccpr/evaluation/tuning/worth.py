@@ -37,7 +37,7 @@ class TextWorth(NamedTuple):
 
 def table(texts: dict[str, TextWorth]) -> list[str]:
     """Write the lines of a table: a row for each system on each text."""
-    rows = [("nats a token, weights", "", "gain", "harm", "tokens", "phrases")]
+    rows = [("nats per token, weights", "", "gain", "harm", "tokens", "phrases")]
     for text, (model, systems) in texts.items():
         rows.append((text[-23:], "model alone", f"{model:.3f}", "", "", ""))
         for name, worth in systems.items():
