@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,37 +42,22 @@ def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Calla
     assert abs(grid[settings] - reference_log_probs(decode, *words)) > 1e-2  # of lambda as it is
 
 
-RETRIEVER = '''"""Exact search by one matrix product, as a retriever of one's own."""
-import torch
-from fairseq.tasks import register_task
-
-from fairseq_ccpr import Neighbours, TranslationRetrievalConfig, TranslationRetrievalTask
-
-
-class BruteForce:
-    def __init__(self, datastore, device):
-        self.datastore = datastore
-        self.keys = torch.tensor(datastore.keys).double().to(device)
-        self.values = torch.tensor(datastore.values).long().to(device)
-
-    def search(self, queries, k):
-        distances, ids = torch.cdist(queries.double(), self.keys).square().topk(k, largest=False)
-        return Neighbours(ids, -distances.float(), self.values[ids])
-
-    def describe(self):
-        return {"retriever": "BruteForce", "entries": len(self.values)}
+def plug_in(folder: Path, task: str) -> list[object]:
+    """Write the example of docs/extending.md that registers a task; the options that use it."""
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if f'"{task}"' in block)
+    (folder / task).mkdir()
+    (folder / task / "__init__.py").write_text(code, encoding="utf-8")
+    return ["--user-dir", folder / task, "--task", task]
 
 
-@register_task("translation_brute_force", dataclass=TranslationRetrievalConfig)
-class BruteForceTask(TranslationRetrievalTask):
-    retriever_class = BruteForce
-'''
+def test_the_policy_of_the_page_halves_lambda(world: World, decode: Callable, tmp_path: Path) -> None:
+    words = plug_in(tmp_path, "translation_cautious")
+    assert equal(decode(*words, "--beam", 1, "--knn-lambda", 0.8), decode("--beam", 1, "--knn-lambda", 0.4))
 
 
-def test_a_retriever_of_twenty_lines_decodes_tunes_and_explains(world: World, decode: Callable, tmp_path: Path) -> None:
-    (tmp_path / "brute_force").mkdir()
-    (tmp_path / "brute_force/__init__.py").write_text(RETRIEVER)
-    plugin = ["--user-dir", tmp_path / "brute_force", "--task", "translation_brute_force"]
+def test_the_retriever_of_the_page_decodes_tunes_and_explains(world: World, decode: Callable, tmp_path: Path) -> None:
+    plugin = plug_in(tmp_path, "translation_brute_force")
     assert equal(decode(*plugin, "--beam", 1), decode("--beam", 1), tolerance=3e-3)
     words = [*world.options("--no-progress-bar"), *map(str, plugin)]
     assert "retriever:BruteForce|entries:" in call("compare", *words, "--beam", 1).stdout
