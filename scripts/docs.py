@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build" / "pages"
-FILES = ("*.md", "*.png", "docs/site.css", "docs/results/data/*.json", "benchmarks/*.json")
+FILES = ("*.md", "*.png", "CITATION.cff", "docs/site.css", "docs/results/data/*.json", "benchmarks/*.json")
 
 
 def gather() -> None:
