@@ -77,7 +77,9 @@ def overview(group: str = "") -> str:
     for title, commands in (("daily work", DAILY), ("research", RESEARCH)):
         shown = {name: what for name, what in commands.items() if not group or name.split()[0] == group}
         lines += [f"{title}:", *(f"  {name:20} {what}" for name, what in shown.items()), ""] if shown else []
-    lines += [f"{PROGRAM} COMMAND --help tells more; {PROGRAM} {COMPLETION} bash|zsh|fish prints completion for the shell."]
+    lines += [
+        f"{PROGRAM} COMMAND --help tells more; {PROGRAM} {COMPLETION} bash|zsh|fish prints completion for the shell."
+    ]
     return "\n".join(lines)
 
 

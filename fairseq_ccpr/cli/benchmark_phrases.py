@@ -86,7 +86,9 @@ def benchmark(options: Options, settings: SearchSettings) -> int:
         results = {"machine": machine, "settings": asdict(settings), **rows}
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        draw_speed(searches, options.plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine['device']}")
+        draw_speed(
+            searches, options.plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine['device']}"
+        )
     return 0
 
 

@@ -162,7 +162,9 @@ def _model_of(known: list[Preprocessing]) -> str:
     """Return the checkpoint that a datastore was built with."""
     path = next((one.model for one in known if one.model), None)
     if path is None:
-        raise ConfigurationError("give a datastore with --datastore, which knows its model, or the model's checkpoint with --path")
+        raise ConfigurationError(
+            "give a datastore with --datastore, which knows its model, or the model's checkpoint with --path"
+        )
     if not all(Path(one).is_file() for one in utils.split_paths(path)):
         raise ConfigurationError(f"the datastore was built with the model {path}, which is not there: give --path")
     return path
