@@ -19,7 +19,7 @@ from contextvars import ContextVar, Token
 
 import torch
 
-# Of a step of decoding; the rest is the encoder and beam search. Phrases are found once per sentence, then followed each step.
+# Of a decoding step; the rest is the encoder and beam search. Phrases are found once per sentence, then followed each step.
 DECODER, PROJECTION, SEARCH, MERGE = "decoder", "projection", "search", "merge"
 FINDING, PHRASES = "finding phrases", "phrases"
 # Of mining.
