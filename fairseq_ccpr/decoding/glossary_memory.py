@@ -50,6 +50,11 @@ class GlossaryVotes(PhraseVotes):
         for weights in (self.similarity, self.covered, self.model):
             nn.init.zeros_(weights)
 
+    @property
+    def of_covered(self) -> Tensor:
+        """Nothing."""
+        return torch.zeros_like(self.covered)
+
     def forward(self, proposals: Proposals, consent: Consent, of_phrases: Tensor) -> Tensor:
         """Compute the votes, fp32 [N, A]; see `PhraseVotes`."""
         return super().forward(proposals, consent, of_phrases.masked_fill(proposals.covered > 0, float("-inf")))

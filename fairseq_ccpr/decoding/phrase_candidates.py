@@ -8,12 +8,11 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.written_subwords import open_or_write
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseTable
+from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, FlatPhrases, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens, merged
 from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
@@ -174,34 +173,33 @@ class PhraseCandidates:
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
         """Lay a batch out as tensors on the CPU."""
         counts = np.array([len(sentence.candidates.lengths) for sentence in batch])
-        size, phrases = len(batch), max(1, int(counts.max()))
-        rows = np.repeat(np.arange(size), counts)  # [C], the sentence of each candidate
-        slots = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
         lengths, extents, queries, _, scores = map(
             np.concatenate, zip(*(sentence.candidates[1:] for sentence in batch))
         )
-        tokens = np.full((len(rows), int(extents.max(initial=1))), NO_TOKEN, np.int32)  # [C, L]
-        columns = np.arange(tokens.shape[1])
         each = [sentence.candidates.tokens for sentence in batch]
-        tokens[columns < extents[:, None]] = np.concatenate([t[t != NO_TOKEN] for t in each])
-        letters = self._has_letter[tokens] & (columns < lengths[:, None])
-        prefixes = np.where(letters.any(axis=1), letters.argmax(axis=1) + 1, lengths)
-
-        def by_slot(of_candidates: np.ndarray, fill: int = 0) -> Tensor:
-            """[C, ...] -> [B, A, ...]"""
-            placed = np.full((size, phrases, *of_candidates.shape[1:]), fill, of_candidates.dtype)
-            placed[rows, slots] = of_candidates
-            return torch.from_numpy(placed)
-
-        return PhraseTable.of(
-            by_slot(tokens, NO_TOKEN), by_slot(lengths), by_slot(prefixes), by_slot(queries), by_slot(scores),
-            self.subwords.borders,
-        )  # fmt: skip
+        tokens = np.concatenate([t[t != NO_TOKEN] for t in each])
+        prefixes = _prefixes(self._has_letter[tokens], lengths, extents)
+        phrases = FlatPhrases(tokens, extents, lengths, prefixes, queries, scores)
+        return PhraseTable.of(counts, phrases, self.subwords.borders)
 
     @cached_property
     def _has_letter(self) -> np.ndarray:
         """Of each token, bool [V]: whether it has a letter or digit."""
         return np.array([any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols])
+
+
+def _prefixes(letters: np.ndarray, lengths: np.ndarray, extents: np.ndarray) -> np.ndarray:
+    """Count the subwords of phrases up to and with the first that has a letter, int64 [C]; all where none has.
+
+    Args:
+        letters: bool [N], which of their subwords have.
+        lengths: int64 [C], of the phrases.
+        extents: int64 [C], of the phrases in `letters`.
+    """
+    first = extents.cumsum() - extents
+    places = np.append(letters.nonzero()[0], len(letters))
+    before = places[np.searchsorted(places, first)] - first
+    return np.where(before < lengths, before + 1, lengths)
 
 
 class RememberedCandidates(PhraseCandidates):

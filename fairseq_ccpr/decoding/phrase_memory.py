@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
@@ -21,6 +21,7 @@ from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals
+from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.decoding.trust_features import PhraseEvidence
@@ -107,6 +108,8 @@ class PhraseBatch:
     similarity: Tensor  # fp32 [B], the highest of each sentence
     memory: PhraseMemory
     state: PhraseState
+    # Of the hypotheses, with the `rows` of the state that they were made for.
+    openings: tuple[Tensor, Openings] | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, phrases: list[SentencePhrases], table: PhraseTable, memory: PhraseMemory) -> PhraseBatch:
@@ -121,17 +124,25 @@ class PhraseBatch:
 
     @phase(PHRASES, whole=True)
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
-        return replace(self, state=self.state.reorder(order))
+        """Follow the beam: hypothesis i continues what hypothesis order[i] was.
+
+        Hypotheses change places within their sentence only, unless sentences have ended.
+        """
+        same = len(order) == len(self.state.rows)
+        return replace(self, state=self.state.reorder(order, same))
 
     @phase(PHRASES, whole=True)
     def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
         """Vote for the next token of each hypothesis."""
         if tokens.size(1) > 1:
             self.state.advance(tokens[:, -1])
-        proposals = self.state.proposals()
+        if self.openings is None or self.openings[0] is not self.state.rows:
+            openings = Openings.of(self.table, self.of_phrases).of_rows(self.state.rows)
+            self.openings = self.state.rows, openings
+        votes = self.memory.votes
+        proposals, of_phrases = merged_proposals(self.state, self.openings[1], self.of_phrases, votes.of_covered)
         model = DistributionView(log_probs, proposals.values)
-        return self.weigh(proposals, Consent.of(model), self.state.rows, model)
+        return self._vote(proposals, votes(proposals, Consent.of(model), of_phrases), self.state.rows, model)
 
     def force_proposals(self, previous: Tensor, real: Tensor) -> tuple[Proposals, Tensor]:
         """Collect the proposals at N tokens of given targets, and the sentences int64 [N] they are of.
@@ -155,7 +166,9 @@ class PhraseBatch:
             sentences: int64 [N], which one of the batch each is of.
             model: what it says of the proposals' tokens.
         """
-        votes = self.votes(proposals, consent, sentences)
+        return self._vote(proposals, self.votes(proposals, consent, sentences), sentences, model)
+
+    def _vote(self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView) -> Vote:
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
         if self.memory.trusted:
@@ -169,7 +182,7 @@ class PhraseBatch:
 
     def of_memory(self, memory: PhraseMemory) -> PhraseBatch:
         """Return the same phrases as another memory weighs them."""
-        return replace(self, of_phrases=memory.votes.of_phrases(self.table), memory=memory)
+        return replace(self, of_phrases=memory.votes.of_phrases(self.table), memory=memory, openings=None)
 
     def votes(self, proposals: Proposals, consent: Consent, sentences: Tensor) -> Tensor:
         """Compute what each candidate phrase gave to the token it proposed, fp32 [N, A]."""

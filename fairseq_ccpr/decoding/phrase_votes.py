@@ -61,6 +61,11 @@ class PhraseVotes(nn.Module):
         weighed = self.similarity[0] * scores + self.similarity[1] * (scores - best.gather(1, table.queries))
         return weighed.masked_fill(absent, float("-inf"))
 
+    @property
+    def of_covered(self) -> Tensor:
+        """What is left of the vote of a phrase that may begin although its source phrase is covered, fp32 [1]."""
+        return self.covered.exp()
+
     def forward(self, proposals: Proposals, consent: Consent, of_phrases: Tensor) -> Tensor:
         """Compute P, fp32 [N, A].
 

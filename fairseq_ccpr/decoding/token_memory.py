@@ -80,19 +80,14 @@ class DistributionView:
         return self.log_probs.gather(1, self.values)
 
     @cached_property
-    def _likeliest(self) -> tuple[Tensor, Tensor]:
-        best, favourite = self.log_probs.max(dim=1)
-        return best, favourite
-
-    @property
     def best(self) -> Tensor:
-        """log p_NMT of the likeliest token, fp32 [N]."""
-        return self._likeliest[0]
+        """log p_NMT of the likeliest token, fp32 [N]; alone it takes a fraction of the time of finding which one it is."""
+        return self.log_probs.amax(dim=1)
 
-    @property
+    @cached_property
     def favourite(self) -> Tensor:
         """The likeliest token, int64 [N]."""
-        return self._likeliest[1]
+        return self.log_probs.argmax(dim=1)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, PhraseState, PhraseTable
+from fairseq_ccpr.decoding.phrase_continuation import FlatPhrases, PhraseState, PhraseTable
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.text.decoder_subwords import WordBorders
@@ -34,17 +33,14 @@ NOWHERE = np.zeros((2, 64), bool)  # no word is unfinished after a token, and no
 
 def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> PhraseTable:
     """The phrases of each sentence, with the borders of words, bool [2, V]."""
-    size, most = len(batch), max(1, *map(len, batch))
-    longest = max([len(found.tokens) for sentence in batch for found in sentence], default=1)
-    tokens = torch.full((size, most, longest), NO_TOKEN, dtype=torch.int32)
-    lengths, begun, queries = torch.zeros(3, size, most, dtype=torch.long)
-    scores = torch.zeros(size, most)
-    for row, sentence in enumerate(batch):
-        for lane, found in enumerate(sentence):
-            tokens[row, lane, : len(found.tokens)] = torch.tensor(found.tokens)
-            lengths[row, lane], queries[row, lane], scores[row, lane] = len(found.phrase), found.query, found.score
-            begun[row, lane] = begun_after(found.phrase)
-    return PhraseTable.of(tokens, lengths, begun, queries, scores, WordBorders(*borders))
+    flat = [found for sentence in batch for found in sentence]
+    columns = [(len(one.tokens), len(one.phrase), begun_after(one.phrase), one.query) for one in flat]
+    extents, lengths, prefixes, queries = np.array(columns, np.int64).reshape(-1, 4).T
+    tokens = np.array([token for one in flat for token in one.tokens], np.int32)
+    scores = np.array([one.score for one in flat], np.float32)
+    counts = np.array([len(sentence) for sentence in batch])
+    phrases = FlatPhrases(tokens, extents, lengths, prefixes, queries, scores)
+    return PhraseTable.of(counts, phrases, WordBorders(*borders))
 
 
 def judge(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> Tensor:

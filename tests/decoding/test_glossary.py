@@ -14,12 +14,12 @@ import torch
 from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryCosts, GlossaryMemory, GlossaryVotes
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable
+from fairseq_ccpr.decoding.phrase_continuation import PhraseState
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, WordBorders
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.decoding.phrase_tables import NOWHERE, judge
+from tests.decoding.phrase_tables import Found, judge, make_table
 from tests.helpers import call, equal, refused, write_lines
 from tests.small_models import World, subword_options
 
@@ -78,11 +78,7 @@ def test_it_goes_with_a_datastore_and_is_in_the_signature(
 
 def test_votes_are_those_of_the_formula() -> None:
     """Two variants of one term and another term, after a beginning and after one that was written."""
-    tokens = torch.tensor([[[5, 6], [7, -1], [8, 9]]], dtype=torch.int32)
-    lengths, queries = torch.tensor([[2, 1, 2]]), torch.tensor([[0, 0, 1]])
-    table = PhraseTable.of(
-        tokens, lengths, torch.ones(1, 3, dtype=torch.long), queries, torch.ones(1, 3), WordBorders(*NOWHERE)
-    )
+    table = make_table([[Found([5, 6], 0, 1.0, []), Found([7], 0, 1.0, []), Found([8, 9], 1, 1.0, [])]])
     votes = GlossaryVotes()
     log_probs = torch.randn(1, 12).log_softmax(dim=1)
     state = PhraseState(table, torch.tensor([0]))
@@ -110,12 +106,7 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     words, sentences, hypotheses, length = 9, 3, 40, 7
     terms = [[list(rng.integers(4, words, rng.integers(1, 4))) for _ in range(5)] for _ in range(sentences)]
     queries = [0, 0, 1, 2, 2]
-    tokens = torch.tensor([[[*term, *[-1] * (3 - len(term))] for term in of] for of in terms], dtype=torch.int32)
-    lengths = (tokens >= 0).sum(dim=2)
-    table = PhraseTable.of(
-        tokens, lengths, torch.ones_like(lengths), torch.tensor([queries] * sentences), torch.ones(lengths.shape),
-        WordBorders(*NOWHERE),
-    )  # fmt: skip
+    table = make_table([[Found(term, query, 1.0, []) for query, term in zip(queries, of)] for of in terms])
     votes, rows = GlossaryVotes(), torch.tensor(rng.integers(0, sentences, hypotheses))
     memory = GlossaryMemory(None, PhraseSettings(), votes, torch.device("cpu"), end_token=2)  # type: ignore[arg-type]
     growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))

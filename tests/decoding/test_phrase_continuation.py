@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fairseq_ccpr.decoding import phrase_continuation
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_continuation import (
     BARRED,
@@ -19,9 +21,13 @@ from fairseq_ccpr.decoding.phrase_continuation import (
     MAX_SUBWORDS,
     STATES,
     WRITTEN,
+    Continuation,
     PhraseState,
+    PhraseTable,
 )
-from fairseq_ccpr.decoding.phrase_votes import LEAST_RATIO, PhraseVotes
+from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
+from fairseq_ccpr.decoding.phrase_votes import LEAST_RATIO, Consent, PhraseVotes
+from fairseq_ccpr.decoding.token_memory import DistributionView
 from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
@@ -98,8 +104,8 @@ def reference_votes(
 
 
 @settings(max_examples=150, deadline=None)
-@given(batch=st.lists(sentences, min_size=1, max_size=3), data=st.data())
-def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.DataObject) -> None:
+@given(batch=st.lists(sentences, min_size=1, max_size=3), asks=st.booleans(), data=st.data())
+def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: bool, data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))  # so that the example Hypothesis shows has it all
     borders = (torch.rand(2, VOCABULARY) < 0.5).numpy()
     table = make_table(batch, borders)
@@ -114,12 +120,14 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.
             order = data.draw(st.lists(st.integers(0, len(written) - 1), min_size=1, max_size=len(written)))
             tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=len(order), max_size=len(order)))
             state = state.reorder(torch.tensor(order))
-            state.advance(torch.tensor(tokens))
+            with patch.object(phrase_continuation, "may_ask", lambda device: asks):
+                state.advance(torch.tensor(tokens))
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
         lengths = state.prefixes(table.phrases[state.rows, :, 3])
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         proposals, each = state.proposals(), judge(votes, table, state, log_probs)
         merged = proposals.continuation(each, table.most_distinct)
+        check_openings(votes, table, state, log_probs, asks)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_prefix(found, tokens_so_far, borders) for found in sentence]
@@ -136,6 +144,26 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], data: st.
             begun = sum(vote for (_, vote), one in zip(wanted, states) if one)
             assert float(merged.going[row] * merged.mass[row]) == pytest.approx(begun, abs=1e-5)
             check_row(merged.values[row], merged.log_probs[row].exp(), float(merged.mass[row]), wanted)
+
+
+def check_openings(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, asks: bool) -> None:
+    """What phrases propose together is what each proposes, added up; `asks`: as on a CPU, else as on a GPU."""
+    each = state.proposals().continuation(judge(votes, table, state, log_probs), table.most_distinct)
+    of_phrases = votes.of_phrases(table)
+    openings = Openings.of(table, of_phrases).of_rows(state.rows)
+    with patch.object(phrase_continuation, "may_ask", lambda device: asks):
+        proposals, scores = merged_proposals(state, openings, of_phrases, votes.of_covered)
+    model = DistributionView(log_probs, proposals.values)
+    together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
+    for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert (each.mass == 0).equal(together.mass == 0)
+
+
+def spread(found: Continuation) -> Tensor:
+    """The distribution over the vocabulary, fp32 [H, V]."""
+    assert not found.log_probs.isnan().any()
+    return found.log_probs.new_zeros(len(found.values), VOCABULARY).scatter(1, found.values, found.log_probs.exp())
 
 
 def check_row(values: Tensor, probs: Tensor, mass: float, wanted: list[tuple[int, float]]) -> None:

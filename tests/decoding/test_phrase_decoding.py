@@ -348,7 +348,8 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
         whole = [max(1, len(ids) - after) for ids, after, *_ in phrases]
         assert table.lengths[row].tolist() == whole + [0] * (9 - len(phrases))
         for lane, (ids, _, query, _, score) in enumerate(phrases):
-            assert table.following[row, lane, :, 0].tolist() == ids + [0] * (table.following.size(2) - len(ids))
+            first = int(table.phrases[row, lane, 5])
+            assert table.following[first : first + len(ids), 0].tolist() == ids
             assert int(table.queries[row, lane]) == query and float(table.scores[row, lane]) == pytest.approx(score)
             begun = next((n for n, t in enumerate(ids[: whole[lane]], 1) if letters[t]), whole[lane])
             assert table.phrases[row, lane, 1] == begun
