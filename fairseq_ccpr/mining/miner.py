@@ -22,6 +22,7 @@ from fairseq_ccpr.mining.neighbours import IndexedKeys, SearchableText, Sentence
 from fairseq_ccpr.mining.threshold import BLOCK_SOURCES, Estimate, estimate
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.search import IndexDescription
+from fairseq_ccpr.search.base import Effort
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space
 from fairseq_ccpr.text.pairs import read_lines
@@ -175,7 +176,8 @@ class Miner:
         mapped, read = (
             np.load(path, mmap_mode="r" if array.rows else None) for path, array in zip((keys, fragments), arrays)
         )
-        description = plan_index(self.choice, "ip", "", *mapped.shape)
+        # Each sentence is searched for once, and what is not found is not mined: more effort than a step of decoding.
+        description = plan_index(self.choice, "ip", "", *mapped.shape, effort=Effort())
         indexed = index_keys(mapped, description, folder, self.quiet)
         text = SearchableText(
             indexed, np.concatenate(owners), np.concatenate(lengths), IndexedKeys(read), np.concatenate(fragment_owners)

@@ -90,17 +90,23 @@ def make_index(dimension: int, factory: str, metric: str) -> Any:
         ) from None
 
 
-def automatic_factory(size: int, dimension: int) -> str:
+def automatic_factory(size: int, dimension: int, metric: str) -> str:
     """Choose inverted lists of 4-bit codes that registers scan, the best few scored again from the fp16 keys.
 
-    There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are narrow.
+    There are about as many lists as keys in each, and a code for two dimensions, or for one where keys are narrow. By inner
+    product, codes are of what a key is beyond the centre of its list: half the bytes then find as much, and a query needs but
+    one more number of each list. A rotation shares out between all codes what there is to tell. By distance, a query would
+    need tables of its own in each list, which cost more than they find: codes are of whole keys.
 
-    >>> automatic_factory(1_000_000, 256), automatic_factory(1_000_000, 128)
-    ('IVF1024,PQ128x4fs,Refine(keys)', 'IVF1024,PQ128x4fs,Refine(keys)')
+    >>> automatic_factory(1_000_000, 256, "l2"), automatic_factory(1_000_000, 128, "ip")
+    ('IVF1024,PQ128x4fs,Refine(keys)', 'RR128,IVF1024,PQ64x4fsr,Refine(keys)')
     """
-    lists = list_count(size)
-    codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
-    return f"IVF{lists},PQ{codes}x4fs,Refine(keys)"
+    lists, by_angle = f"IVF{list_count(size)}", metric == "ip"
+    narrow = NARROW // 2 if by_angle else NARROW
+    if dimension <= narrow or dimension % 2:
+        return f"{lists},PQ{dimension}x4fs{'r' if by_angle else ''},Refine(keys)"
+    codes = f"{lists},PQ{dimension // 2}x4fs"
+    return f"RR{dimension},{codes}r,Refine(keys)" if by_angle else f"{codes},Refine(keys)"
 
 
 def disk_factory(size: int) -> str:

@@ -10,7 +10,8 @@ from fairseq_ccpr.search.base import EXACT_UP_TO, METRICS, Effort, Index, IndexD
 from fairseq_ccpr.search.faiss_library import automatic_factory
 from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
-TOKEN_EFFORT = Effort()
+# A token memory searches at each step. docs/benchmarks.md has what other effort takes, and what BLEU it gives.
+TOKEN_EFFORT = Effort(probes=16)
 # Once per sentence more inverted lists can be searched than at each step; and where 64 neighbours are asked for anyway, two
 # candidates scored again for each find nearly what eight do: of office's phrases 98.6% of the 16 nearest with both, and of
 # all 64 96.3% and 97.6%.
@@ -46,7 +47,7 @@ def plan_index(
         raise ConfigurationError(f"--metric is '{metric}': choose one of {', '.join(METRICS)}")
     if choice == "auto" and store is None:
         exact = gpu or size <= EXACT_UP_TO or importlib.util.find_spec("faiss") is None
-        choice = "exact" if exact else automatic_factory(size, dimension)
+        choice = "exact" if exact else automatic_factory(size, dimension, metric)
     request = IndexRequest(choice, metric, parameters, size, dimension, effort, store)
     return _backend_of(request).plan(request)
 

@@ -82,7 +82,7 @@ class TorchIvfIndex(ScoringIndex):
                 f"--index-parameters is '{request.parameters}': {TORCH_IVF} takes nprobe=N, the lists to search"
             )
         factory = f"{TORCH_IVF}{lists}"
-        parameters = request.parameters or f"nprobe={min(request.effort.probes or PROBES, lists)}"
+        parameters = request.parameters or f"nprobe={min(max(request.effort.probes or 0, PROBES), lists)}"
         file = f"{file_stem(factory, request.metric, TORCH_IVF)}.safetensors"
         return IndexDescription(TORCH_IVF, request.metric, factory, parameters, file)
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, faiss_build, open_index, tiled
 from fairseq_ccpr.search.faiss_library import inverted_lists
+from fairseq_ccpr.search.faiss_library import automatic_factory
 from fairseq_ccpr.search.index_plan import Effort, plan_index
+from fairseq_ccpr.search.recall import recall
 from tests.vectors import brute_force, clustered
 
 
@@ -205,10 +207,29 @@ def test_damaged_index_file_is_refused(tmp_path) -> None:
 
 def test_automatic_index_is_exact_where_that_is_fastest() -> None:
     assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
-    assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=24,k_factor_rf=8"
+    assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=16,k_factor_rf=8"
     assert plan_index("auto", "ip", "", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=64,k_factor_rf=2"
     assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=3"
     assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
     for odd in (7, 129, 200):  # the codes must share the width out evenly
         plan_index("auto", "ip", "", 10**6, odd)
     assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ16x4fs,Refine(keys)"
+    assert plan_index("auto", "ip", "", 10**6, 128).factory == "RR128,IVF1024,PQ64x4fsr,Refine(keys)"
+
+
+def test_codes_of_residuals_find_more_by_inner_product(tmp_path) -> None:
+    """Of two automatic candidates for keys of length 1 around centres, the one chosen finds more in as many bytes."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(300, 96))
+    keys = centres[rng.integers(300, size=25_000)] + 0.5 * rng.normal(size=(25_000, 96))
+    keys = (keys / np.linalg.norm(keys, axis=1, keepdims=True)).astype(np.float16)
+    queries = torch.from_numpy(keys[::125]).float() + 0.02 * torch.from_numpy(rng.normal(size=(200, 96))).float()
+    exact, recalls, sizes = ExactIndex(keys, "ip"), [], []
+    chosen = automatic_factory(len(keys), 96, "ip")
+    assert chosen == "RR96,IVF128,PQ48x4fsr,Refine(keys)"
+    for factory in (chosen, "IVF128,PQ48x4fs,Refine(keys)"):
+        description = plan_index(factory, "ip", "nprobe=16,k_factor_rf=2", *keys.shape)
+        build_index(keys, description, path := tmp_path / description.file, lambda _: None)
+        recalls.append(recall(open_index(description, keys, tmp_path), exact, queries, 8))
+        sizes.append(path.stat().st_size)
+    assert sizes[0] < 1.1 * sizes[1] and recalls[0] > recalls[1] + 0.05

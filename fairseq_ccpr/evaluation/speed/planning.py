@@ -112,7 +112,7 @@ def needs(
         exact("host", keys + kept, 0),
         exact("device", 0, keys + norms + values),
         lists(DISK, "disk"),
-        lists(automatic_factory(size, d), "host"),
+        lists(automatic_factory(size, d, metric), "host"),
         torch_lists(),
         lists(f"IVF{list_count(size)},SQfp16", "devices"),  # which FAISS has for GPUs, and shares among them
         *(lists(choice, "disk" if choice.partition(":")[0] == DISK else "host") for choice in others),
