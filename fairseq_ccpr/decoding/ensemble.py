@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
 from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
+from fairseq_ccpr.decoding.likeliest import likeliest
 from fairseq_ccpr.decoding.memory import Batch, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
@@ -209,7 +210,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         votes = self.limited(token_vote, phrase_vote)
         if self.trust is None or not votes:
             return votes
-        decision = self.trust(step_of(ModelEvidence(*log_probs.max(dim=1)), token_vote, phrase_vote, votes))
+        decision = self.trust(step_of(ModelEvidence(*likeliest(log_probs)), token_vote, phrase_vote, votes))
         votes = [vote._replace(weight=weight) for vote, weight in zip(votes, decision.weights.unbind(dim=1))]
         if decision.spread is not None:
             votes[0] = votes[0]._replace(log_probs=merge_equal(decision.spread, votes[0].values).log())

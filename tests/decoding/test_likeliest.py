@@ -1,0 +1,24 @@
+"""The likeliest tokens against `max`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fairseq_ccpr.decoding.likeliest import RUN, likeliest
+
+
+@pytest.mark.parametrize("words", [1, RUN - 1, 2 * RUN - 1, 2 * RUN, 2 * RUN + 1, 3 * RUN - 1, 1000, 4099])
+@pytest.mark.parametrize("values", [2, 10**6])
+def test_likeliest_tokens_are_those_of_max(words, values) -> None:
+    """Two values make nearly all tokens equal to others; some rows have nothing that is possible."""
+    log_probs = -torch.randint(values, (40, words), generator=torch.Generator().manual_seed(words)).float()
+    log_probs[::7] = float("-inf")
+    log_probs[3, -1] = log_probs[4, 0] = 1.0
+    best, favourite = likeliest(log_probs)
+    wanted = log_probs.max(dim=1)
+    assert torch.equal(best, wanted.values) and torch.equal(favourite, wanted.indices)
+
+
+def test_no_hypotheses_have_no_likeliest_tokens() -> None:
+    assert [tuple(part.shape) for part in likeliest(torch.empty(0, 1000))] == [(0,), (0,)]
