@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, faiss_build, open_index, tiled
-from fairseq_ccpr.search.faiss_library import inverted_lists
-from fairseq_ccpr.search.faiss_library import automatic_factory
+from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
 from tests.vectors import brute_force, clustered
