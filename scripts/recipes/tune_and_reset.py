@@ -12,7 +12,7 @@ and with a datastore, with options as tune prints them. Translations go to OUTPU
 import argparse
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -93,7 +93,7 @@ def nearest(sentences: list[str], pairs: Pairs, count: int) -> list[Pairs]:
 
 def choose(tuning: Tuning, valid: Pairs, train: Pairs) -> tuple[int, float, int]:
     """Return the number of pairs, the learning rate and the number of updates that make the references likeliest."""
-    costs, alone, tokens = Counter[tuple[int, float, int]](), 0.0, 0
+    costs, alone, tokens = defaultdict[tuple[int, float, int], float](float), 0.0, 0
     for row, like in zip(valid, nearest([source for source, _ in valid], train, max(PAIRS))):
         tuning.reset()
         if (reference := tuning.batch([row])) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import io
 import lzma
 import tarfile
@@ -92,6 +93,11 @@ def test_office_is_joined_by_page_and_id(tmp_path: Path, monkeypatch: pytest.Mon
         ("Klicken Sie!", "Click!"),
         ("Ein Satz. Zwei.", "One sentence; two."),
     }  # neither what one language lacks nor what is the same in both
+
+
+def test_the_examples_are_true() -> None:
+    done = doctest.testmod(fetch_texts)
+    assert done.failed == 0 and done.attempted >= 4
 
 
 def verse_file(texts: list[str]) -> str:
