@@ -259,7 +259,7 @@ class PhraseState:
         return ((self.matched >> ends) & 1).any(dim=1)
 
     def begun(self) -> Begun:
-        """Collect the phrases that have begun, each once, after `advance` or before anything was written."""
+        """Collect the phrases that have begun, each once, after `advance` or before anything was written; see `may_ask`."""
         table, phrases = self.table, self._matched.size(1)
         hypotheses, lanes, subword = self._found
         of_lanes = table.phrases.view(-1, table.phrases.size(2)).index_select(
@@ -272,10 +272,6 @@ class PhraseState:
         states = table.state_of.index_select(0, kinds * (MAX_SUBWORDS + 1) + lengths)
         values, slots = table.following.index_select(0, of_lanes[:, 5] + lengths).long().unbind(dim=1)
         columns = torch.stack([lanes, values, slots, states], dim=1)
-        if not may_ask(columns.device):
-            there = there.view(len(self.rows), len(there) // len(self.rows))
-            laid = columns.view(*there.shape, 4).masked_fill(~there.unsqueeze(2), 0)
-            return Begun(laid[:, :, 0], there, *laid[:, :, 1:].unbind(dim=2))
         hypotheses, columns = hypotheses[there], columns[there]
         counts = torch.bincount(hypotheses, minlength=len(self.rows))
         at = torch.arange(len(hypotheses)) - (counts.cumsum(dim=0) - counts).index_select(0, hypotheses)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.projection import KeyProjection
-from fairseq_ccpr.decoding import phrase_continuation
+from fairseq_ccpr.decoding import phrase_continuation, phrase_memory
 from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import interpolate_
@@ -42,7 +42,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU may be asked how many phrases have begun; here it is not."""
-    monkeypatch.setattr(phrase_continuation, "may_ask", lambda device: False)
+    for module in (phrase_continuation, phrase_memory):
+        monkeypatch.setattr(module, "may_ask", lambda device: False)
 
 
 def make_retriever(metric: str, device: torch.device) -> TokenRetriever:

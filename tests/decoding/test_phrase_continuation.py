@@ -127,7 +127,8 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: boo
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         proposals, each = state.proposals(), judge(votes, table, state, log_probs)
         merged = proposals.continuation(each, table.most_distinct)
-        check_openings(votes, table, state, log_probs, asks)
+        if asks:
+            check_openings(votes, table, state, log_probs)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_prefix(found, tokens_so_far, borders) for found in sentence]
@@ -146,13 +147,12 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: boo
             check_row(merged.values[row], merged.log_probs[row].exp(), float(merged.mass[row]), wanted)
 
 
-def check_openings(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor, asks: bool) -> None:
-    """What phrases propose together is what each proposes, added up; `asks`: as on a CPU, else as on a GPU."""
+def check_openings(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> None:
+    """What phrases propose together is what each proposes, added up."""
     each = state.proposals().continuation(judge(votes, table, state, log_probs), table.most_distinct)
     of_phrases = votes.of_phrases(table)
     openings = Openings.of(table, of_phrases).of_rows(state.rows)
-    with patch.object(phrase_continuation, "may_ask", lambda device: asks):
-        proposals, scores = merged_proposals(state, openings, of_phrases, votes.of_covered)
+    proposals, scores = merged_proposals(state, openings, of_phrases, votes.of_covered)
     model = DistributionView(log_probs, proposals.values)
     together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
