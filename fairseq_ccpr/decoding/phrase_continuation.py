@@ -180,9 +180,8 @@ class PhraseState:
 
     def __init__(self, table: PhraseTable, rows: Tensor) -> None:
         self.table, self.rows = table, rows
-        self._matched = rows.new_zeros(
-            len(rows), table.lengths.size(1)
-        )  # bit m: the last m + 1 tokens begin the phrase
+        # Bit m: the last m + 1 tokens begin the phrase.
+        self._matched = rows.new_zeros(len(rows), table.lengths.size(1))
         self._origins = torch.arange(len(rows), device=rows.device)  # the row of `_matched` of each hypothesis
         # Hypotheses, phrases, and which of their subwords the last token is, of a prefix that matches; or else -1: int64 [M].
         self._found = rows[:0], rows[:0], rows[:0]

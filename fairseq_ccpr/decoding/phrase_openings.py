@@ -17,9 +17,8 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.phrase_continuation import BARRED, PhraseState, PhraseTable, Proposals
 
-LEAST_LEFT = (
-    1e-6  # of the sum over the phrases of a pair: less is what rounding leaves of one whose phrases have all begun
-)
+# Of the sum over the phrases of a pair: less is what rounding leaves of one whose phrases have all begun.
+LEAST_LEFT = 1e-6
 
 
 @dataclass(frozen=True)
