@@ -177,7 +177,7 @@ class Miner:
             np.load(path, mmap_mode="r" if array.rows else None) for path, array in zip((keys, fragments), arrays)
         )
         # Each sentence is searched for once, and what is not found is not mined: more effort than a step of decoding.
-        description = plan_index(self.choice, "ip", "", *mapped.shape, effort=Effort())
+        description = plan_index(self.choice, "ip", "", len(mapped), mapped.shape[1], effort=Effort())
         indexed = index_keys(mapped, description, folder, self.quiet)
         text = SearchableText(
             indexed, np.concatenate(owners), np.concatenate(lengths), IndexedKeys(read), np.concatenate(fragment_owners)
