@@ -12,11 +12,10 @@ from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
 # A token memory searches at each step. docs/benchmarks.md has what other effort takes, and what BLEU it gives.
 TOKEN_EFFORT = Effort(probes=16)
-# Once per sentence more inverted lists can be searched than at each step; and where 64 neighbours are asked for anyway, two
-# candidates scored again for each find nearly what eight do: of office's phrases 98.6% of the 16 nearest with both, and of
-# all 64 96.3% and 97.6%.
-PHRASE_EFFORT = Effort(probes=64, candidates=2)
-PHRASE_DEPTH = 64  # neighbours that are asked for, at least
+# Once per sentence more inverted lists can be searched than at each step, and few candidates scored again for each of the
+# neighbours, of which more are asked for than phrases are wanted. docs/results/phrases.md has speed and BLEU of other effort.
+PHRASE_EFFORT = Effort(probes=24, candidates=2)
+PHRASE_DEPTH = 32  # neighbours that are asked for, at least
 
 
 def plan_index(
