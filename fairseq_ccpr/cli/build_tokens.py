@@ -30,8 +30,7 @@ keys: narrower, and trained to find the right token. Decoding needs no further o
 --monolingual builds from text of the target language alone. A model of the opposite direction translates each sentence back,
 and these pairs take the place of those of DATA_BIN, whose subwords and dictionaries are used:
 
-  fairseq-ccpr build tokens data-bin --path model.pt --output datastores/mine --monolingual mono.en.txt.xz \
-    --reverse-model reverse.pt
+  fairseq-ccpr build tokens data-bin --path model.pt --output mine --monolingual mono.txt --reverse-model reverse.pt
 
 The folder back-translations of the datastore keeps the pairs: a table, pairs.tsv, and a DATA_BIN. Lines that are empty, too
 long for the reverse model, or translated with nothing are left out and counted. fairseq-ccpr merge joins such a datastore

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding import phrase_continuation, phrase_memory
 from tests.helpers import call, run
 from tests.small_models import World
 
@@ -34,3 +35,10 @@ def check_rescoring(world: World, decode: Callable, tmp_path_factory: pytest.Tem
             assert abs(scores[i] - hypotheses_of_sentence[0]["score"].item() / np.log(2)) < 5e-3
 
     return check
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU may be asked how many phrases have begun; here it is not."""
+    for module in (phrase_continuation, phrase_memory):
+        monkeypatch.setattr(module, "may_ask", lambda device: False)

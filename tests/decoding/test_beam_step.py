@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.projection import KeyProjection
-from fairseq_ccpr.decoding import phrase_continuation, phrase_memory
 from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import interpolate_
@@ -37,13 +36,7 @@ from tests.helpers import vote
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU may be asked how many phrases have begun; here it is not."""
-    for module in (phrase_continuation, phrase_memory):
-        monkeypatch.setattr(module, "may_ask", lambda device: False)
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
 
 
 def make_retriever(metric: str, device: torch.device) -> TokenRetriever:

@@ -73,7 +73,7 @@ def test_merge_equals_dense_reference(rows, k, vocabulary, temperature, share, h
 def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> None:
     """Some neighbours are missing, of some rows all."""
     generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(6, k, generator=generator)
+    scores = torch.randn(6, k, generator=generator).clamp(-2, 2)  # no probability of T 0.05 is below fp32's least
     scores[torch.rand(6, k, generator=generator) < torch.rand(6, 1, generator=generator)] = float("-inf")
     scores[0] = float("-inf")
     values = torch.randint(0, 5, (6, k), generator=generator)

@@ -113,6 +113,7 @@ def learning(ensemble: Any, count: int) -> Any:
     return ensemble.with_memories(tokens, ensemble.phrases)
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(metric: str) -> None:
     counts = []

@@ -296,7 +296,7 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
     assert "| index | phrases | queries/s |" in shown and "| IVF4,Flat | 300 |" in shown and "| 20 | " in shown
     done = json.loads((tmp_path / "b.json").read_text())
     assert {"device", "torch", "numpy", "faiss", "command", "date"} <= set(done["machine"]) and "--sizes" in shown
-    assert done["settings"] == {"dimension": 8, "queries": 5, "k": 64, "repeats": 2}
+    assert done["settings"] == {"dimension": 8, "queries": 5, "k": 32, "repeats": 2}
     assert [row["sentences"] for row in done["building"]] == [10, 20]
     for row in done["building"]:
         assert (
