@@ -169,7 +169,7 @@ class TokenBuildSettings:
             return
         for path in self.monolingual:
             if not path.is_file():
-                raise ConfigurationError(f"there is no text {path}: give files of one sentence a line")
+                raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")
         pairs_alone = {
             "--subset": self.subset != [TRAIN],
             "--fraction": self.fraction < 1,

@@ -213,7 +213,7 @@ class BackTranslation:
             self._discard()
             raise ConfigurationError(
                 f"--monolingual: {', '.join(map(str, self.settings.monolingual))} gives no sentence pair "
-                f"({tell_left_out(left_out) or 'there are no lines'}): give text of one sentence a line"
+                f"({tell_left_out(left_out) or 'there are no lines'}): give text of one sentence per line"
             )
         write_checked_json(self.partial / LEFT_OUT, dict(left_out))
 

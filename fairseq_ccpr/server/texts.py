@@ -61,7 +61,7 @@ class Segments:
         return [self.parts[place] for place in self.places]
 
     def join(self, translations: Sequence[str]) -> str:
-        """Put translations, one per sentence, in the place of the sentences."""
+        """Return the text with each of its sentences replaced by its translation, in order."""
         parts = list(self.parts)
         for place, translation in zip(self.places, translations, strict=True):
             parts[place] = self.escape(translation)

@@ -97,7 +97,7 @@ def main() -> None:
     if interactive:
         took = by_interactive(shlex.split(interactive), sentences, float(seconds))
         print(
-            f"fairseq-interactive: {len(took):,} sentences, {len(took) / sum(took):.1f} a second, median and 95 in 100"
+            f"fairseq-interactive: {len(took):,} sentences, {len(took) / sum(took):.1f} per second, median and 95 in 100"
         )
         print(" and ".join(quantiles(took)), "ms")
 
@@ -186,16 +186,8 @@ def by_interactive(words: list[str], sentences: list[str], seconds: float) -> li
     """Give fairseq-interactive one sentence after another; returns the seconds that each took."""
     # The package lets torch read fairseq's checkpoints, which it refuses otherwise.
     package = Path(__file__).resolve().parent.parent.parent / "fairseq_ccpr"
-    command = [
-        sys.executable,
-        "-m",
-        "fairseq_cli.interactive",
-        *words,
-        "--buffer-size",
-        "1",
-        "--user-dir",
-        str(package),
-    ]
+    options = ["--buffer-size", "1", "--user-dir", str(package)]
+    command = [sys.executable, "-m", "fairseq_cli.interactive", *words, *options]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     took: list[float] = []
     with subprocess.Popen(

@@ -137,7 +137,7 @@ def main() -> None:
                 list(tuning.updates(like, rate, updates))
             texts[name] += [one.text for one in system.translate([source])]
             seconds[name] += time.process_time() - start
-    table = [[f"{len(test):,} sentences", "BLEU", "chrF", "seconds a sentence"]]
+    table = [[f"{len(test):,} sentences", "BLEU", "chrF", "seconds per sentence"]]
     for name, of in ((name, score(lines, references)) for name, lines in texts.items()):
         table.append([name, f"{of.bleu:.2f}", f"{of.chrf:.2f}", f"{seconds[name] / len(test):.3f}"])
     print(f"{pairs} pairs, learning rate {rate:g}, updates: {updates}\n\n{markdown_table(table)}")
