@@ -91,7 +91,7 @@ class PhraseSearchSettings:
         metavar="CKPT", unsigned="the datastore's signature has the encoder's fingerprint",
     )  # fmt: skip
     k: int = option(
-        8, "target phrases retrieved for each phrase of a source sentence", within="[1, inf)",
+        16, "target phrases retrieved for each phrase of a source sentence", within="[1, inf)",
         needs="at least 1 phrase", metavar="N", automatic=True,
     )  # fmt: skip
     min_similarity: float = option(

@@ -168,7 +168,7 @@ def test_every_setting_is_in_the_signature(
     digests = section.files["phrase/keys.npy"]["sha256"][:12], section.fingerprints["encoder"][:12]
     assert signature() == (
         f"retrieval signature: phrases:{digests[0]}|entries:{section.size}|encoder:{digests[1]}|index:{section.index}|"
-        f"query:learned>0.5<=5words,edges:own>0.02|k:8|s0:0.3|v:{__version__}"  # as many words as in the datastore
+        f"query:learned>0.5<=5words,edges:own>0.02|k:16|s0:0.3|v:{__version__}"  # as many words as in the datastore
     )
     changes: list[list[object]] = [
         ["--phrase-k", 3], ["--phrase-min-similarity", 0.1], ["--phrase-segmentation", "all"], ["--phrase-threshold", 0.4],
