@@ -96,7 +96,7 @@ def test_the_recipe_reports_all_systems(world: World, translator: Translator, tm
     done = run(
         ROOT / "scripts/recipes/tune_and_reset.py", tmp_path / "model.pt", *texts, tmp_path / "out", *words
     ).stdout
-    assert "of 2 validation sentences" in done and "| 4 sentences | BLEU | chrF | seconds a sentence |" in done
+    assert "of 2 validation sentences" in done and "| 4 sentences | BLEU | chrF | seconds per sentence |" in done
     assert all(f"\n| {name} | " in done for name in ("alone", "tune-and-reset", "datastore"))
     chosen = rows["test"][:8:2]
     alone = (tmp_path / "out/alone.txt").read_text(encoding="utf-8").splitlines()
