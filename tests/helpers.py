@@ -25,9 +25,10 @@ from fairseq import checkpoint_utils
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli import main
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
-from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,4 +189,4 @@ def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None
 def vote(memory: TokenMemory, states: torch.Tensor, log_probs: torch.Tensor) -> Vote:
     """What a token memory says after given states, [N, d], of a model that says log_probs [N, V]."""
     neighbours, retrieved = memory.retrieve(states)
-    return memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values))
+    return memory.vote(neighbours, retrieved, Distribution(log_probs).at(neighbours.values))

@@ -16,15 +16,15 @@ from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
 from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
-from fairseq_ccpr.decoding.likeliest import likeliest
 from fairseq_ccpr.decoding.memory import Batch, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import Consent
-from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import Step, Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence
 from fairseq_ccpr.errors import ConfigurationError
@@ -189,8 +189,9 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         log_probs = log_probs.float()
         written = tokens[:, self.forced :]
-        votes = [batch.vote(written, log_probs) if batch is not None else None for batch in batches]
-        log_probs = self.mix(log_probs, self.decided(log_probs, *votes))
+        model = Distribution(log_probs)
+        votes = [batch.vote(written, model) if batch is not None else None for batch in batches]
+        log_probs = self.mix(log_probs, self.decided(model, *votes))
         if encoder_outs.glossary is not None:
             log_probs = encoder_outs.glossary.apply(written, log_probs)
         return log_probs, attention
@@ -201,16 +202,12 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return interpolate_(log_probs, *votes) if votes else log_probs
 
     @phase(MERGE)
-    def decided(self, log_probs: Tensor, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
-        """Return the votes of the memories that there are, with the weights that they have in the end.
-
-        Args:
-            log_probs: fp32 [H, V], log p_NMT.
-        """
+    def decided(self, model: Distribution, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
+        """Return the votes of the memories that there are, with the weights that they have in the end."""
         votes = self.limited(token_vote, phrase_vote)
         if self.trust is None or not votes:
             return votes
-        decision = self.trust(step_of(ModelEvidence(*likeliest(log_probs)), token_vote, phrase_vote, votes))
+        decision = self.trust(step_of(model.likeliest, token_vote, phrase_vote, votes))
         votes = [vote._replace(weight=weight) for vote, weight in zip(votes, decision.weights.unbind(dim=1))]
         if decision.spread is not None:
             votes[0] = votes[0]._replace(log_probs=merge_equal(decision.spread, votes[0].values).log())
@@ -240,20 +237,19 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
             )
         log_probs, queries, attention = self.force_decode_models(sample, temperature)
         real = self.real_tokens(sample["target"])
-        of_real = log_probs[real]
+        model = Distribution(log_probs[real])
         forced, (tokens, phrases) = Forced(real, log_probs, attention), self._memories_now()
         if tokens is not None:
-            forced.neighbours, course = tokens.force_search(queries[real], tokens.settings.k, of_real, real)
+            forced.neighbours, course = tokens.force_search(queries[real], tokens.settings.k, model, real)
             _, retrieved = tokens.weighed(forced.neighbours)
-            model = DistributionView(of_real, forced.neighbours.values)
-            forced.token_vote = tokens.vote(forced.neighbours, retrieved, model, course)
+            forced.token_vote = tokens.vote(forced.neighbours, retrieved, model.at(forced.neighbours.values), course)
         if phrases is not None:
             forced.phrases = phrases.start(sample["net_input"]["src_tokens"])()
             proposals, sentences = self.force_proposals(forced.phrases, sample)
-            view = DistributionView(of_real, proposals.values)
+            view = model.at(proposals.values)
             forced.proposals = proposals, Consent.of(view), sentences
             forced.phrase_vote = forced.phrases.weigh(*forced.proposals, view)
-        forced.votes = self.decided(of_real, forced.token_vote, forced.phrase_vote)
+        forced.votes = self.decided(model, forced.token_vote, forced.phrase_vote)
         return forced
 
     def real_tokens(self, targets: Tensor) -> Tensor:

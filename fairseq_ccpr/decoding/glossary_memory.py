@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.options import PhraseSettings
@@ -149,7 +150,7 @@ class GlossaryBatch(PhraseBatch):
         Args:
             tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
         """
-        mixed = interpolate_(log_probs, self.vote(tokens, log_probs))
+        mixed = interpolate_(log_probs, self.vote(tokens, Distribution(log_probs)))
         open_terms = self.terms.index_select(0, self.state.rows) - self.state.covered.sum(dim=1)
         self.costs.take(mixed, open_terms, self.state.ended().float())
         return mixed

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 
@@ -82,12 +83,12 @@ class Batch(Protocol):
         """Open a context in which the models compute a step: what their layers say may be read meanwhile."""
         ...
 
-    def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
+    def vote(self, tokens: Tensor, model: Distribution) -> Vote:
         """Vote for the next token, once per step.
 
         Args:
             tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
-            log_probs: fp32 [H, V], log p_NMT.
+            model: what it says at them.
         """
         ...
 

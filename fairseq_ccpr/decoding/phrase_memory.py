@@ -14,6 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
@@ -23,7 +24,6 @@ from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, Remembered
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals, may_ask
 from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
-from fairseq_ccpr.decoding.token_memory import DistributionView
 from fairseq_ccpr.decoding.trust_features import PhraseEvidence
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
@@ -132,14 +132,14 @@ class PhraseBatch:
         return replace(self, state=self.state.reorder(order, same))
 
     @phase(PHRASES, whole=True)
-    def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
+    def vote(self, tokens: Tensor, model: Distribution) -> Vote:
         """Vote for the next token of each hypothesis."""
         if tokens.size(1) > 1:
             self.state.advance(tokens[:, -1])
         proposals, of_phrases = self._proposals()
-        model = DistributionView(log_probs, proposals.values)
-        votes = self.memory.votes(proposals, Consent.of(model), of_phrases)
-        return self._vote(proposals, votes, self.state.rows, model)
+        view = model.at(proposals.values)
+        votes = self.memory.votes(proposals, Consent.of(view), of_phrases)
+        return self._vote(proposals, votes, self.state.rows, view)
 
     def _proposals(self) -> tuple[Proposals, Tensor]:
         """Collect proposals, and the part of their scores that no state changes: on a CPU few, on a GPU in few operations."""

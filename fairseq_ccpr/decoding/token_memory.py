@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import (
     ALMOST_ALL,
     Vote,
@@ -19,7 +19,6 @@ from fairseq_ccpr.decoding.interpolation import (
     retrieval_confidence,
 )
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
-from fairseq_ccpr.decoding.likeliest import likeliest
 from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
@@ -61,38 +60,6 @@ def guards(familiarity: Tensor, ids: Tensor, first_learnt: int) -> Tensor:
         ids: int64 [N, k], entries; those from `first_learnt` on were learnt.
     """
     return torch.where(ids >= first_learnt, torch.ones_like(familiarity).unsqueeze(1), familiarity.unsqueeze(1))
-
-
-@dataclass
-class DistributionView:
-    """A `ModelView` of a whole distribution.
-
-    Args:
-        log_probs: fp32 [N, V], log p_NMT.
-        values: int64 [N, k], the neighbours' tokens.
-    """
-
-    log_probs: Tensor
-    values: Tensor
-
-    @cached_property
-    def neighbours(self) -> Tensor:
-        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
-        return self.log_probs.gather(1, self.values)
-
-    @cached_property
-    def _likeliest(self) -> tuple[Tensor, Tensor]:
-        return likeliest(self.log_probs)
-
-    @property
-    def best(self) -> Tensor:
-        """log p_NMT of the likeliest token, fp32 [N]."""
-        return self._likeliest[0]
-
-    @property
-    def favourite(self) -> Tensor:
-        """The likeliest token, int64 [N]."""
-        return self._likeliest[1]
 
 
 @dataclass(frozen=True)
@@ -216,14 +183,15 @@ class TokenMemory:
             return torch.stack([torch.zeros_like(norm), torch.zeros_like(norm), norm], dim=1)
         return torch.stack([self.domain.distance(states), self.domain.cosine(states), norm], dim=1)
 
-    def force_search(self, queries: Tensor, k: int, log_probs: Tensor, real: Tensor) -> tuple[Neighbours, Course]:
+    def force_search(self, queries: Tensor, k: int, model: Distribution, real: Tensor) -> tuple[Neighbours, Course]:
         """Search and follow given targets as beam search does.
 
         Args:
-            queries, log_probs: [N, d] and fp32 [N, V] of the N real tokens, log p_NMT the last.
+            queries: [N, d], of the N real tokens.
+            model: what it says at them.
             real: bool [B, T], where they are.
         """
-        state, (best, favourite) = self.observe(queries), likeliest(log_probs)
+        state, (best, favourite) = self.observe(queries), model.likeliest
         positions = (real.long().cumsum(dim=1) - 1)[real]
         if self.skips:
             distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
@@ -323,18 +291,18 @@ class TokenBatch:
         with torch.cuda.stream(self._stream):
             yield
 
-    def vote(self, tokens: Tensor, log_probs: Tensor) -> Vote:
+    def vote(self, tokens: Tensor, model: Distribution) -> Vote:
         """Vote for the next token of each hypothesis."""
         queries = self._queries.pop()
         if not (self.memory.skips or self.memory.observes):
             neighbours, retrieved = self._retrieved.pop()
-            return self.memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values))
-        state, (best, favourite) = self.memory.observe(queries), likeliest(log_probs)
+            return self.memory.vote(neighbours, retrieved, model.at(neighbours.values))
+        state, (best, favourite) = self.memory.observe(queries), model.likeliest
         neighbours, retrieved = self._some(queries, best, state, tokens.size(1))
         seen = observed(neighbours.scores, neighbours.values, state, favourite)
         self._sums = seen if self._sums is None else self._sums + seen
         course = Course.of(state, self._sums, tokens.size(1))
-        return self.memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values), course)
+        return self.memory.vote(neighbours, retrieved, model.at(neighbours.values), course)
 
     def _some(self, queries: Tensor, best: Tensor, state: Tensor, length: int) -> tuple[Neighbours, Tensor]:
         """Search for the hypotheses that need it. On a GPU all were searched for, without waiting for this to be known."""

@@ -24,9 +24,10 @@ from fairseq_ccpr.building import adapter_build, adapter_training, part, token_p
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.datastore.projection import fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
@@ -144,7 +145,7 @@ def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     memory = TokenMemory(capture, retriever, TokenRetrievalSettings(16, 0.9, 0.05, confidence=True), 3)
     neighbours, retrieved = memory.retrieve(states)
     log_probs = torch.randn(len(states), int(neighbours.values.max()) + 9).log_softmax(1)
-    vote = memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values))
+    vote = memory.vote(neighbours, retrieved, Distribution(log_probs).at(neighbours.values))
     assert vote.weight.min() < vote.weight.max() <= 0.9
     mixed = interpolate_(log_probs, vote)
     torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.decoding import interpolation
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import (
     Vote,
     interpolate_,
@@ -17,7 +18,7 @@ from fairseq_ccpr.decoding.interpolation import (
 )
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import DistributionView, confidence_weight, token_weight
+from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
 
 
 def dense_reference(log_probs, scores, ids, values, share, temperature):
@@ -97,7 +98,7 @@ def test_weight_of_tokens_is_lambda_or_lambda_star(confidence: bool) -> None:
     s0 = 0.25 if confidence else 0.0
     options = TokenRetrievalSettings(9, 0.5, 0.1, confidence, min_similarity=s0)
     values = torch.randint(0, 5, (6, 9))
-    model = DistributionView(torch.randn(6, 5).log_softmax(dim=1), values)
+    model = Distribution(torch.randn(6, 5).log_softmax(dim=1)).at(values)
     weight = token_weight(confidence_weight, Neighbours(found.long() - 1, scores, values), model, options)
     mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / found.sum(dim=1).clamp_min(1)
     torch.testing.assert_close(weight, 0.5 * (mean if confidence else found.any(dim=1).float()))

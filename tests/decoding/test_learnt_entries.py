@@ -16,11 +16,12 @@ from torch import Tensor
 from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding import learnt_memory
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.search import ExactIndex, growing_lists, segment
 from fairseq_ccpr.search.exact import half_norms
@@ -234,7 +235,7 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     assert not memory.skips
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours, retrieved = memory.retrieve(queries)
-    given = memory.vote(neighbours, retrieved, DistributionView(log_probs, neighbours.values), course)
+    given = memory.vote(neighbours, retrieved, Distribution(log_probs).at(neighbours.values), course)
     mixed = interpolate_(log_probs.clone(), given).exp()
     shares = (neighbours.scores / 0.3).softmax(dim=1)
     for row in range(3):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding import phrase_continuation
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_continuation import (
     BARRED,
@@ -27,7 +28,6 @@ from fairseq_ccpr.decoding.phrase_continuation import (
 )
 from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
 from fairseq_ccpr.decoding.phrase_votes import LEAST_RATIO, Consent, PhraseVotes
-from fairseq_ccpr.decoding.token_memory import DistributionView
 from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
@@ -153,7 +153,7 @@ def check_openings(votes: PhraseVotes, table: PhraseTable, state: PhraseState, l
     of_phrases = votes.of_phrases(table)
     openings = Openings.of(table, of_phrases).of_rows(state.rows)
     proposals, scores = merged_proposals(state, openings, of_phrases, votes.of_covered)
-    model = DistributionView(log_probs, proposals.values)
+    model = Distribution(log_probs).at(proposals.values)
     together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import Vote, neighbour_log_probabilities, target_log_probabilities
 from fairseq_ccpr.decoding.memory import Neighbours
@@ -16,7 +17,7 @@ from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import Consent
-from fairseq_ccpr.decoding.token_memory import DistributionView, TokenMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
 
 TOKENS = (
@@ -155,18 +156,16 @@ def force_decode_text(
     for sample in tqdm(samples, desc=name, unit="batch"):
         real = ensemble.real_tokens(sample["target"])
         log_probs, queries, _ = ensemble.force_decode_models(sample)
-        targets, of_tokens = sample["target"][real], log_probs[real]
+        targets, model = sample["target"][real], Distribution(log_probs[real])
         numbers = real.nonzero()[:, 0]
-        view = DistributionView(of_tokens, targets.unsqueeze(1))
+        view = model.at(targets.unsqueeze(1))
         of_model = [targets, view.neighbours.squeeze(1), view.best, view.favourite, numbers + sentences]
-        of_memory = (
-            _of_tokens(ensemble.tokens, queries[real], of_tokens, real, k) if ensemble.tokens is not None else []
-        )
+        of_memory = _of_tokens(ensemble.tokens, queries[real], model, real, k) if ensemble.tokens is not None else []
         columns.append(tuple(part.cpu() for part in (*of_model, *of_memory)))
         if ensemble.phrases is not None and id(sample) in phrase_samples:
             batch = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
             proposals, places = ensemble.force_proposals(batch, sample)
-            kept = (of_tokens.gather(1, proposals.values), view.best, view.favourite)
+            kept = (model.at(proposals.values).neighbours, view.best, view.favourite)
             rows = torch.arange(total, total + len(targets))
             phrases.batches.append(
                 PhraseRows(
@@ -187,9 +186,9 @@ def force_decode_text(
     return HeldOut(name, numbers, targets, log_probs, ModelEvidence(best, favourite), tokens, phrases)
 
 
-def _of_tokens(memory: TokenMemory, queries: Tensor, log_probs: Tensor, real: Tensor, k: int) -> list[Tensor]:
-    neighbours, course = memory.force_search(queries, k, log_probs, real)
-    return [*neighbours, DistributionView(log_probs, neighbours.values).neighbours, *course]
+def _of_tokens(memory: TokenMemory, queries: Tensor, model: Distribution, real: Tensor, k: int) -> list[Tensor]:
+    neighbours, course = memory.force_search(queries, k, model, real)
+    return [*neighbours, model.at(neighbours.values).neighbours, *course]
 
 
 def spread(samples: list[Any], size: int, most: int) -> list[Any]:
