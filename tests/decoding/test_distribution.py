@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from fairseq_ccpr.decoding.distribution import RUN, Distribution, likeliest
 
 

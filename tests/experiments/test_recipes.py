@@ -120,6 +120,27 @@ def test_a_model_is_fine_tuned_at_several_rates(world: World, tmp_path: Path) ->
     assert all(torch.allclose(kept[name].float(), trained[name].float(), atol=1e-2) for name in trained)
 
 
+def test_adapter_layers_alone_are_trained(world: World, tmp_path: Path) -> None:
+    """A plain checkpoint is where they start; what they are trained to is then translated with."""
+    plug_in = ROOT / "scripts/recipes/adapter_layers"
+    words = ["--user-dir", plug_in, "--arch", "transformer_adapters", "--adapter-width", 8, *TINY.split()]
+    sizes = ["--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 64]
+    words += ["--task", "translation_cpu_bf16", *sizes, "--finetune-from-model", world.model, "--cpu"]
+    call("fairseq-train", world.data_bin, *words, "--max-update", 2, "--max-tokens", 1500, "--save-dir", tmp_path)
+    before, after = (torch.load(path)["model"] for path in (world.model, tmp_path / "checkpoint_best.pt"))
+    assert all(torch.equal(value.float(), after[name].float()) for name, value in before.items())
+    added = {name for name in after if name not in before}
+    assert {name.split(".adapter.")[0] for name in added} == {
+        "encoder.layers.0",
+        "decoder.layers.0",
+        "decoder.layers.1",
+    }
+    assert all(after[name].any() for name in added if name.endswith("up.weight"))
+    of_model = ["--path", tmp_path / "checkpoint_best.pt", "--user-dir", plug_in, "--data", world.data_bin, "--cpu"]
+    (tmp_path / "in.txt").write_text("Und Gott sprach: Es werde Licht.\n", encoding="utf-8")
+    assert call("translate", *of_model, "--input", tmp_path / "in.txt").stdout.strip()
+
+
 def test_the_base_models_recipe_trains_the_reverse_model(world: World, tmp_path: Path) -> None:
     languages = {"SOURCE": "de", "TARGET": "en", "REVERSE": "1"}
     subwords = {"SPM": str(world.spm), "DICT": str(world.data_bin / "dict.en.txt"), "FROM": str(world.model)}
