@@ -1,9 +1,10 @@
 """Draw what systems gain on a domain against what they cost another one, from the results of experiments.
 
-python scripts/recipes/home_and_abroad.py HOME ABROAD OUTPUT.png RESULTS.json [RESULTS.json ...]
+python scripts/recipes/home_and_abroad.py HOME ABROAD OUTPUT.png RESULTS.json [RESULTS.json ...] [NAME=LABEL ...]
 
 A point is a system NAME of the domain HOME and the system HOME-NAME of the domain ABROAD, each as BLEU over the model alone:
-see scripts/experiments/trust.yaml and fine-tuning.yaml. `fairseq-ccpr experiment run` writes results.json.
+see scripts/experiments/trust.yaml and fine-tuning.yaml. `fairseq-ccpr experiment run` writes results.json. A LABEL stands in
+the picture in place of the name.
 """
 
 import json
@@ -11,16 +12,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.evaluation.figures import COLOURS, lines
+from fairseq_ccpr.evaluation.figures import save
+
+SIDES = {6: "left", -6: "right", 0: "center"}  # of a label, by how far right of its point it begins
+# Where the label of a point may stand, in points from it: the nearer, the earlier.
+PLACES = [(x, y, side) for y in (0, 9, -9, 18, -18) for x, side in SIDES.items() if x or y]
 
 
 def main() -> None:
     if len(sys.argv) < 5:
         sys.exit(__doc__.strip())
-    home, abroad, output, *files = sys.argv[1:]
+    home, abroad, output, *rest = sys.argv[1:]
+    files = [word for word in rest if word.endswith(".json")]
+    labels = dict(word.split("=", 1) for word in rest if not word.endswith(".json"))
     points: dict[str, tuple[float, float]] = {}
     for file in files:
         domains = json.loads(Path(file).read_text(encoding="utf-8"))["domains"]
@@ -32,14 +44,55 @@ def main() -> None:
                 points[name] = gain, lost[f"{home}-{name}"]
     if not points:
         sys.exit(f"no system NAME of {home} has its {home}-NAME of {abroad} in {', '.join(files)}")
-    with lines(Path(output)) as axes:
-        for number, (name, (gain, loss)) in enumerate(points.items()):
-            axes.plot([loss], [gain], "os^v"[number // 10 % 4], color=COLOURS(number % 10), label=name)
-        axes.axvline(0, color="0.6", linewidth=0.8)
-        axes.set_xlabel(f"{abroad}, BLEU over the model alone")
-        axes.set_ylabel(f"{home}, BLEU over the model alone")
+    points = {labels.get(name, name): point for name, point in points.items()}
+    draw(points, home, abroad, Path(output))
     rows = [[name, f"{gain:+.2f}", f"{loss:+.2f}"] for name, (gain, loss) in points.items()]
     print(markdown_table([["system", home, abroad], *rows]))
+
+
+def draw(points: dict[str, tuple[float, float]], home: str, abroad: str, output: Path) -> None:
+    """Draw a labelled point for each system."""
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    gained, lost = zip(*points.values())
+    axes.plot(lost, gained, "o", markersize=4)
+    axes.axvline(0, color="0.6", linewidth=0.8)
+    axes.margins(0.15, 0.08)
+    axes.grid(alpha=0.3)
+    axes.set_xlabel(f"{abroad}, BLEU over the model alone")
+    axes.set_ylabel(f"{home}, BLEU over the model alone")
+    figure.canvas.draw()
+    places = axes.transData.transform(list(zip(lost, gained)))
+    taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    for name, (gain, loss) in points.items():
+        taken.append(write_label(axes, name, (loss, gain), taken))
+    save(figure, output)
+
+
+def write_label(axes: Axes, name: str, point: tuple[float, float], taken: list[Bbox]) -> Bbox:
+    """Write a label next to its point, where it covers the least of what is there, and return its place."""
+    texts = [
+        axes.annotate(name, point, (x, y), textcoords="offset points", ha=side, va="center", fontsize=7)
+        for x, y, side in PLACES
+    ]
+    boxes = [text.get_window_extent() for text in texts]
+    covered = [sum(area(Bbox.intersection(box, other)) for other in taken) + outside(axes, box) for box in boxes]
+    best = covered.index(min(covered))
+    for number, text in enumerate(texts):
+        if number != best:
+            text.remove()
+    return boxes[best]
+
+
+def area(box: Bbox | None) -> float:
+    """Return the area that two boxes share, in square pixels."""
+    return box.width * box.height if box is not None else 0.0
+
+
+def outside(axes: Axes, box: Bbox) -> float:
+    """Return the area of a box that is outside of the axes."""
+    return area(box) - area(Bbox.intersection(box, axes.get_window_extent()))
 
 
 def gains(domain: dict[str, Any]) -> dict[str, float]:

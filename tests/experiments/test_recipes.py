@@ -168,7 +168,7 @@ def test_gain_at_home_against_loss_abroad(tmp_path: Path) -> None:
     results, picture = tmp_path / "results.json", tmp_path / "picture.png"
     home, abroad = domain(base=20.0, a=30.5, b=25.0), domain(**{"base": 40.0, "home-a": 39.5})
     results.write_text(json.dumps({"domains": {"home": home, "abroad": abroad}}), encoding="utf-8")
-    shown = run("scripts/recipes/home_and_abroad.py", "home", "abroad", picture, results).stdout
-    assert "| a | +10.50 | -0.50 |" in shown and "| b |" not in shown and picture.stat().st_size > 5000
+    shown = run("scripts/recipes/home_and_abroad.py", "home", "abroad", picture, results, "a=The first").stdout
+    assert "| The first | +10.50 | -0.50 |" in shown and "| b |" not in shown and picture.stat().st_size > 5000
     missing = run("scripts/recipes/home_and_abroad.py", "home", "elsewhere", picture, results, check=False)
     assert "has no results of elsewhere" in missing.stderr
