@@ -34,7 +34,7 @@ from fairseq_ccpr import models, training  # noqa: E402
 from fairseq_ccpr.datastore.phrase import PhraseDatastore  # noqa: E402
 from fairseq_ccpr.datastore.token import TokenDatastore  # noqa: E402
 from fairseq_ccpr.decoding.language_tags import LanguageTags  # noqa: E402
-from fairseq_ccpr.decoding.memory import Memory, ModelView, Neighbours, Retriever  # noqa: E402
+from fairseq_ccpr.decoding.memory import LearningRetriever, Memory, ModelView, Neighbours, Retriever  # noqa: E402
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, TranslationRetrievalConfig  # noqa: E402
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
@@ -47,6 +47,7 @@ refuse_retrieval_by_hub()
 
 __all__ = [
     "LanguageTags",
+    "LearningRetriever",
     "Memory",
     "ModelView",
     "Neighbours",

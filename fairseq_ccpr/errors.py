@@ -56,7 +56,14 @@ def explain_usage(message: str, known: Iterable[str]) -> str:
 
     >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
     'there is no option --baem; did you mean --beam?'
+    >>> explain_usage("argument --task: invalid choice: 'tranlation' (choose from 'denoising', 'translation')", [])
+    '--task tranlation: there is no such choice; did you mean translation?'
     """
+    if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL):
+        option, word, listed = choice.groups()
+        choices = [one.strip(" '") for one in listed.split(",")]
+        near = did_you_mean(word, choices)
+        return f"{option} {word}: there is no such choice" + (near or f"; give one of {', '.join(choices)}")
     kind, _, rest = message.partition("unrecognized arguments: ")
     if kind or not rest:
         return message
@@ -77,8 +84,9 @@ def describe(error: BaseException) -> str | None:
             "read from checkpoints; if you trust its maker, re-save it with its weights and settings alone"
         )
     if isinstance(error, OSError):
-        if not error.strerror:
-            return str(error)
+        if not error.strerror:  # as fairseq raises them, with nothing but the path
+            missing = isinstance(error, FileNotFoundError) and str(error).strip()
+            return f"{error}: there is no such file or folder" if missing and " " not in missing else str(error)
         names = " -> ".join(str(n) for n in (error.filename, error.filename2) if n is not None)
         return f"{names}: {error.strerror}" if names else error.strerror
     return None

@@ -29,6 +29,8 @@ CLASSES = (
     "PhraseDatastore",
     "Memory",
     "Retriever",
+    "LearningRetriever",
+    "TokenRetriever",
     "ModelView",
     "Neighbours",
 )
@@ -69,7 +71,11 @@ def python() -> str:
         members = {**{inherited: getattr(kind, inherited) for inherited in INHERITED.get(name, ())}, **vars(kind)}
         for method, value in members.items():
             function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-            if not method.startswith("_") and inspect.isfunction(function) and function.__doc__:
+            if method.startswith("_"):
+                continue
+            if isinstance(value, property) and value.__doc__:
+                parts += [f"### {name}.{method}", _code(f"{method}\n\n{inspect.getdoc(value)}")]
+            elif inspect.isfunction(function) and function.__doc__:
                 parts += [f"### {name}.{method}", _documented(method, function)]
     return _page(parts)
 
@@ -117,10 +123,17 @@ def _cell(text: str) -> str:
 
 def _documented(name: str, thing: Any) -> str:
     doc = inspect.getdoc(thing) or ""
-    function = thing.__init__ if inspect.isclass(thing) else thing
+    if getattr(thing, "_is_protocol", False):
+        return _code(f"{name}, an interface\n\n{doc}")
+    function = thing.__new__ if _is_named_tuple(thing) else thing.__init__ if inspect.isclass(thing) else thing
     signature = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
     signature = re.sub(r"<function .+? at 0x\w+>", "...", signature)  # whose address is another each time
     return _code(f"{name}{signature}\n\n{doc}")
+
+
+def _is_named_tuple(thing: Any) -> bool:
+    """Tell whether a thing is a class of named tuples, whose arguments `__new__` takes."""
+    return inspect.isclass(thing) and issubclass(thing, tuple)
 
 
 def _code(text: str) -> str:

@@ -83,7 +83,7 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
 
 def binarise(
     subsets: dict[str, Path], languages: tuple[str, str], subwords: list[str], dictionaries: list[Path], output: Path
-) -> None:
+) -> dict[str, int]:
     """Split the pairs of each subset (train, valid, test) and binarise them with fairseq-preprocess.
 
     Args:
@@ -92,6 +92,9 @@ def binarise(
         subwords: see `splitter`.
         dictionaries: a joint one, or those of source and target.
         output: the DATA_BIN; its folder `text` keeps the subwords.
+
+    Returns:
+        How many pairs each subset has.
     """
     split_source, split_target = splitter(subwords, languages[0]), splitter(subwords, languages[1], target=True)
     text = output / "text"
@@ -101,14 +104,16 @@ def binarise(
         "-s", source_lang, "-t", target_lang, "--destdir", str(output),
         "--srcdict", str(dictionaries[0]), "--tgtdict", str(dictionaries[-1]),
     ]  # fmt: skip
+    counts = dict.fromkeys(subsets, 0)
     for name, path in subsets.items():
         with (
             (text / f"{name}.{source_lang}").open("w", encoding="utf-8") as source_text,
             (text / f"{name}.{target_lang}").open("w", encoding="utf-8") as target_text,
         ):
-            for source, target in read_subset(path, *languages):
+            for counts[name], (source, target) in enumerate(read_subset(path, *languages), 1):
                 source_text.write(split_source(source) + "\n")
                 target_text.write(split_target(target) + "\n")
         arguments += [f"--{name}pref", str(text / name)]
     with redirect_stdout(io.StringIO()):
         preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    return counts

@@ -22,7 +22,7 @@ from fairseq_ccpr.decoding.options import (
     TokenRetrievalSettings,
     TranslationRetrievalConfig,
 )
-from fairseq_ccpr.errors import ConfigurationError, describe, explain_usage
+from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean, explain_usage
 from fairseq_ccpr.inference.passed_on import Known, options_of_decoding, options_of_subwords, part
 from fairseq_ccpr.settings import add_options, check, read_options
 
@@ -45,11 +45,16 @@ class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence, with the option that may have been meant."""
 
     of_fairseq: Collection[str] = ()  # options that are passed on to it
+    words: Collection[str] = ()  # of the command line
 
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
-        known = [name for action in self._actions for name in action.option_strings]
-        print(f"{self.prog}: error: {explain_usage(message, [*known, *self.of_fairseq])}", file=sys.stderr)
+        known = [name for action in self._actions for name in action.option_strings] + [*self.of_fairseq]
+        if "arguments are required" in message:  # perhaps since the option that was given is misspelt
+            names = [word.partition("=")[0] for word in self.words if word.startswith("--")]
+            misspelt = [name for name in names if name not in known and did_you_mean(name, known)]
+            message = f"unrecognized arguments: {misspelt[0]}" if misspelt else message
+        print(f"{self.prog}: error: {explain_usage(message, known)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -107,6 +112,7 @@ class Command:
     def parse(self, words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
         """Return the command's own options and, with `rest`, the words of others, which fairseq must know."""
         parser = self.parser()
+        parser.words = words
         if not self.rest:
             return parser.parse_args(words), []
         parser.of_fairseq = self._passed_on()

@@ -22,6 +22,7 @@ phrases wanted it, in which sentences they stand, and what the model alone would
 
   fairseq-ccpr explain data-bin --datastore datastores/mine --output page.html
 
+DATA_BIN is what prepare makes of pairs; Translator.explain, in Python, explains sentences without references.
 All other options are those of fairseq-generate --task translation_retrieval. A file of that name is overwritten.
 """
 

@@ -90,9 +90,9 @@ def prepare(options: Options, subwords: list[str]) -> int:
             model, dictionaries = folder / "spm.model", [folder / "dict.txt"]
             write_dictionary(model, dictionaries[0])
             subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", str(model)]
-        binarise(subsets, languages, subwords, dictionaries, folder)
+        counts = binarise(subsets, languages, subwords, dictionaries, folder)
         Preprocessing(folder, *languages, named_options(subwords)).save(folder)
-    print(f"{options.output}: {', '.join(subsets)}")
+    print(f"{options.output}: {', '.join(f'{name} {count:,}' for name, count in counts.items())} pairs")
     return 0
 
 

@@ -26,6 +26,7 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 
 FIXED = "fixed"
+FEW = 150  # sentences, of which a point of BLEU may be chance
 HELP = """\
 Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-lambda with
 --combiner fixed), the votes of retrieved phrases, and trust, a small network that weighs model, tokens and phrases at each
@@ -131,7 +132,9 @@ def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
     print("\n".join(table(tuned.texts)))
     for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
         print(f"{scores.bleu:7.2f}  {name}")
-    print(f"BLEU {tuned.scores[BASE].bleu_signature}, of a third of {subset}")
+    print(f"BLEU {tuned.scores[BASE].bleu_signature}, of {tuned.sentences:,} sentences, a third of {subset}")
+    if tuned.sentences < FEW:
+        print(f"{tuned.sentences:,} sentences are few: differences of a point of BLEU may be chance")
     print(f"retrieval {tuned.best.ensemble.signature()}")
     print(
         f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood, {len(tuned.scores) - 1} by BLEU, in "

@@ -19,11 +19,17 @@ from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 
 
 class Neighbours(NamedTuple):
-    """The nearest entries of N queries, best first; missing ones may stand between them."""
+    """The nearest entries of N queries, best first; missing ones may stand between them.
 
-    ids: Tensor  # int64 [N, k], entries; -1 where one is missing
-    scores: Tensor  # fp32 [N, k], inner products or minus squared distances; -inf where one is missing
-    values: Tensor  # int64 [N, k], their tokens; any token where one is missing
+    Args:
+        ids: int64 [N, k], entries; -1 where one is missing.
+        scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
+        values: int64 [N, k], their tokens; any token where one is missing.
+    """
+
+    ids: Tensor
+    scores: Tensor
+    values: Tensor
 
 
 class Retriever(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -42,10 +43,10 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
-from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight
+from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
-from fairseq_ccpr.decoding.trust_file import load_trust
+from fairseq_ccpr.decoding.trust_file import TrustDescription, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
@@ -107,6 +108,7 @@ class RetrievalTask(FairseqTask):
         """Read what was tuned for the datastore: settings by the prefix of their options, and trust."""
         if cfg.trust is not None and cfg.trust != NO_TRUST:
             trust, described = load_trust(Path(cfg.trust), self.parts)
+            self._check_weight(cfg.trust, described)
             return described.settings, trust
         tuned = {} if cfg.untuned else read_tuned(self.parts)
         unknown = _unknown_settings(tuned)
@@ -119,7 +121,20 @@ class RetrievalTask(FairseqTask):
             return {}, None
         logger.info("settings that are not given are those that tuning left with the datastore (--untuned: defaults)")
         path = tuned_trust(self.parts) if cfg.trust is None else None
-        return tuned, load_trust(path, self.parts)[0] if path is not None else None
+        if path is None:
+            return tuned, None
+        trust, described = load_trust(path, self.parts)
+        self._check_weight(path, described)
+        return tuned, trust
+
+    def _check_weight(self, path: str | Path, described: TrustDescription) -> None:
+        """Warn where trust was learned on top of another weight of the tokens than the task has."""
+        here = name_of(self._policy)
+        if described.weight not in ("", here):
+            logger.warning(
+                "%s was learned with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
+                path, described.weight, here,
+            )  # fmt: skip
 
     @property
     def parts(self) -> dict[str, TokenDatastore | PhraseDatastore]:
@@ -257,18 +272,29 @@ class RetrievalTask(FairseqTask):
         capture = KeyCapture(member, datastore.section.key_layer)
         device = next(member.parameters()).device
         retriever = self.retriever_class(datastore, device)
+        if missing := [name for name in ("datastore", "search", "describe") if not hasattr(retriever, name)]:
+            raise ConfigurationError(
+                f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it datastore, search and "
+                "describe, as fairseq_ccpr.Retriever has them"
+            )
         learnt = LearntMemory(datastore, device, self._learning_phrases)
         if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
-                f"learnt beside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods of "
-                "LearningRetriever"
+                f"learnt beside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods "
+                "of fairseq_ccpr.LearningRetriever, project and with_learnt"
             )
         domain = datastore.open_domain()
         return TokenMemory(
-            capture, retriever, self.token_settings, self.target_dictionary.unk(), self.token_weight,
+            capture, retriever, self.token_settings, self.target_dictionary.unk(), self._policy,
             domain.to(device) if domain is not None else None, learnt=learnt,
         )  # fmt: skip
+
+    @property
+    def _policy(self) -> WeightPolicy:
+        """The weight of the tokens, which a plug-in may set as the function itself or as a static method."""
+        policy: Any = inspect.getattr_static(self, "token_weight")
+        return policy.__func__ if isinstance(policy, staticmethod) else policy
 
     @property
     def without_phrases(self) -> bool:

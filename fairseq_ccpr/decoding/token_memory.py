@@ -22,6 +22,7 @@ from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.settings import signature, signed
 from fairseq_ccpr.timing import MERGE, phase
@@ -32,6 +33,11 @@ CONFIDENT = 8
 # (-inf and any token where one is missing), of what the model says, and of the settings. Decoder, tuner and explanation call
 # it; `TranslationRetrievalTask.token_weight` names it.
 WeightPolicy = Callable[[Tensor, Tensor, ModelView, TokenRetrievalSettings], Tensor]
+
+
+def name_of(policy: WeightPolicy) -> str:
+    """Name a policy, for signatures and messages."""
+    return getattr(policy, "__name__", type(policy).__name__)
 
 
 def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
@@ -45,9 +51,19 @@ def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings
 def token_weight(
     policy: WeightPolicy, neighbours: Neighbours, model: ModelView, settings: TokenRetrievalSettings
 ) -> Tensor:
-    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
+    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found.
+
+    Raises:
+        ConfigurationError: the policy returned something else than a weight for each token.
+    """
     scores = neighbours.scores
     weight = policy(scores, neighbours.values, model, settings)
+    if not isinstance(weight, Tensor) or weight.shape != scores.shape[:1]:
+        found = list(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ConfigurationError(
+            f"the weight {name_of(policy)} returned {found} for neighbours {list(scores.shape)}: return a tensor "
+            f"[{len(scores)}], a weight for each hypothesis"
+        )
     return weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
 
 
@@ -235,8 +251,7 @@ class TokenMemory:
 
     def signature(self) -> str:
         """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
-        name = getattr(self.policy, "__name__", type(self.policy).__name__)
-        return signature({**self._retriever.describe(), **signed(self.settings), "weight": name})
+        return signature({**self._retriever.describe(), **signed(self.settings), "weight": name_of(self.policy)})
 
 
 @dataclass

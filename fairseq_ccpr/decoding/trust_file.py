@@ -26,6 +26,8 @@ from fairseq_ccpr.storage.atomic import atomic_file
 
 logger = logging.getLogger(__name__)
 
+DIGEST = 64  # digits of a fingerprint
+
 Parts = Mapping[str, TokenDatastore | PhraseDatastore]  # "token", "phrase", or both in this order
 
 
@@ -40,6 +42,7 @@ class TrustDescription:
     settings: dict[str, dict[str, Any]]  # of retrieval it was learned with, by the prefix of their options
     texts: dict[str, Any] = field(default_factory=dict)  # what it was worth when it was learned, by text and system
     features: int = VERSION
+    weight: str = ""  # the policy of the token memory's weight it was learned with; older files do not say
 
     @property
     def parts(self) -> list[str]:
@@ -110,8 +113,9 @@ def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
     return trust.requires_grad_(False), described
 
 
-def _short(digest: str | None) -> str:
-    return fingerprint.short(digest or "none")
+def _short(value: str | None) -> str:
+    """Return a digest's first digits, and what is no digest as it is."""
+    return fingerprint.short(value) if value and len(value) == DIGEST else value or "none"
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], TrustDescription]:

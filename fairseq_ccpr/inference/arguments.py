@@ -35,6 +35,7 @@ def parse_generation(words: list[str]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
+    cfg.common.no_progress_bar |= cfg.common_eval.quiet
     if not issubclass(TASK_REGISTRY[cfg.task._name], RetrievalTask):
         retrieving = RETRIEVING.get(cfg.task._name, BILINGUAL)
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use {retrieving}")

@@ -51,7 +51,7 @@ class Learner:
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search what is learnt: give it the methods of "
-                "LearningRetriever"
+                "fairseq_ccpr.LearningRetriever, project and with_learnt"
             )
         self.retriever, self.capture = retriever, system.ensemble.tokens.capture
         self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))

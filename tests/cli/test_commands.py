@@ -13,6 +13,7 @@ from fairseq_ccpr.cli import COMMANDS, tune
 from fairseq_ccpr.cli.command import HelpFormatter
 from fairseq_ccpr.version import __version__
 from tests.helpers import ROOT, call, refused, run
+from tests.small_models import World
 
 
 def test_every_command_is_a_module_and_every_module_a_command() -> None:
@@ -69,12 +70,28 @@ def test_overview_and_version() -> None:
         (["compare", "DATA", "--phrse-k=3"], "there is no option --phrse-k; did you mean --phrase-k?"),
         (["translate", "--gensubset", "x"], "there is no option --gensubset; did you mean --gen-subset?"),
         (["prepare", "-s", "a", "-t", "b", "--output", "D", "--bpe-code", "F"], "did you mean --bpe-codes?"),
+        (["build tokens", "DATA", "--path", "M", "--ouput", "D"], "there is no option --ouput; did you mean --output?"),
+        (["build tokens", "DATA", "--path", "M"], "the following arguments are required: --output"),
     ],
 )
 def test_a_typo_is_answered_in_one_sentence(words: list[str], sentence: str) -> None:
     done = call(" ".join(words[:1]), *words[1:], check=False)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--task", "translation_retrival"],
+            "--task translation_retrival: there is no such choice; did you mean translation_ret",
+        ),
+        (["--user-dir", "no/plug_in"], "no/plug_in: there is no such file or folder"),
+    ],
+)
+def test_a_plug_in_that_is_not_there_is_named(world: World, words: list[str], sentence: str) -> None:
+    refused(call("translate", "--path", world.model, "--data", world.data_bin, *words, check=False), sentence)
 
 
 def test_the_options_of_fairseq_may_stand_before_the_folder() -> None:

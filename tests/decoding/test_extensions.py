@@ -18,7 +18,7 @@ from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, equal, output_of, run, write_lines
+from tests.helpers import ROOT, call, equal, output_of, refused, run, write_lines
 from tests.small_models import World, subword_options
 
 OF_THE_EXAMPLE = ["--user-dir", ROOT / "user_dir", "--task", "translation_agreement"]
@@ -54,6 +54,45 @@ def plug_in(folder: Path, task: str) -> list[object]:
 def test_the_policy_of_the_page_halves_lambda(world: World, decode: Callable, tmp_path: Path) -> None:
     words = plug_in(tmp_path, "translation_cautious")
     assert equal(decode(*words, "--beam", 1, "--knn-lambda", 0.8), decode("--beam", 1, "--knn-lambda", 0.4))
+
+
+HEAD = """\
+from fairseq.tasks import register_task
+from fairseq_ccpr import TranslationRetrievalConfig, TranslationRetrievalTask
+"""
+WIDE = """
+@register_task("wide", dataclass=TranslationRetrievalConfig)
+class WideTask(TranslationRetrievalTask):
+    def token_weight(scores, values, model, settings):
+        return scores[:, :1]
+"""
+SHORT = """
+class Short:
+    def __init__(self, datastore, device):
+        self.datastore = datastore
+
+@register_task("short", dataclass=TranslationRetrievalConfig)
+class ShortTask(TranslationRetrievalTask):
+    retriever_class = Short
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "sentence"),
+    [
+        (
+            "wide",
+            WIDE,
+            r"the weight token_weight returned \[\d+, 1\] for neighbours \[\d+, 4\]: return a tensor \[\d+\], a",
+        ),
+        ("short", SHORT, "the retriever Short has no search and no describe: give it datastore, search and describe"),
+    ],
+)
+def test_what_a_plug_in_lacks_is_named(world: World, tmp_path: Path, name: str, code: str, sentence: str) -> None:
+    (tmp_path / f"of_{name}").mkdir()
+    (tmp_path / f"of_{name}/__init__.py").write_text(HEAD + code, encoding="utf-8")
+    words = [*world.options("--no-progress-bar", "--knn-k", 4, "--beam", 1)]
+    refused(call("compare", *words, "--user-dir", tmp_path / f"of_{name}", "--task", name, check=False), sentence)
 
 
 def test_the_retriever_of_the_page_decodes_tunes_and_explains(world: World, decode: Callable, tmp_path: Path) -> None:

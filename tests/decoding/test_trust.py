@@ -76,6 +76,19 @@ def joint_trust(both: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(trust, both, tmp_path_factory.mktemp("trust") / "joint.trust")
 
 
+def test_trust_of_another_weight_is_warned_of(
+    world: World, random_trust: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files that do not say which weight they were learned with are taken as they are."""
+    path = write(LearnedTrust(tokens=True, phrases=False), world.datastore, tmp_path / "t", weight="my_weight")
+    words = [*world.options("--no-progress-bar"), "--beam", 1, "--trust"]
+    warned = "learned with the weight my_weight, and --task has confidence_weight: tune again"
+    call("compare", *words, random_trust)
+    assert "learned with the weight" not in caplog.text
+    call("compare", *words, path)
+    assert warned in caplog.text
+
+
 def test_a_network_of_zeros_changes_nothing_to_the_bit(
     world: World, both: Path, decode: Callable, joint: list, tmp_path: Path
 ) -> None:

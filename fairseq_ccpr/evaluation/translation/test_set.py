@@ -83,7 +83,9 @@ def decode(
     """
     decodings = Decodings({name: SystemOutput() for name in generators})
     to_text = inference.detokeniser(cfg, task)
-    for number, sample in enumerate(batches(cfg, task, models) if samples is None else tqdm(samples, unit="batch")):
+    quiet = cfg.common.no_progress_bar
+    given = batches(cfg, task, models) if samples is None else tqdm(samples, "decoding", unit="batch", disable=quiet)
+    for number, sample in enumerate(given):
         ids = sample["id"].tolist()
         for row, i in enumerate(ids):
             decodings.sources[i] = to_text(task.source_dictionary, sample["net_input"]["src_tokens"][row])

@@ -138,7 +138,7 @@ class HeldOut:
 
 @torch.inference_mode()
 def force_decode_text(
-    name: str, samples: list[Any], ensemble: RetrievalEnsemble, k: int, most: int = TOKENS
+    name: str, samples: list[Any], ensemble: RetrievalEnsemble, k: int, most: int = TOKENS, quiet: bool = False
 ) -> HeldOut:
     """Force-decode batches of held-out sentences, keeping what model, k nearest neighbours and phrases say.
 
@@ -146,6 +146,7 @@ def force_decode_text(
         name: of the text.
         samples: fairseq's batches, spread over all lengths; of many, some are left out.
         most: tokens, about, of which phrases are asked about as many as their share of `TOKENS`.
+        quiet: without a progress bar.
     """
     size = sum(int(sample["ntokens"]) for sample in samples)
     samples = spread(samples, size, most)
@@ -153,7 +154,7 @@ def force_decode_text(
     columns: list[tuple[Tensor, ...]] = []
     phrases = PhraseCache()
     total = sentences = 0
-    for sample in tqdm(samples, desc=name, unit="batch"):
+    for sample in tqdm(samples, desc=name, unit="batch", disable=quiet):
         real = ensemble.real_tokens(sample["target"])
         log_probs, queries, _ = ensemble.force_decode_models(sample)
         targets, model = sample["target"][real], Distribution(log_probs[real])

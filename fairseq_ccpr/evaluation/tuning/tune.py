@@ -8,6 +8,7 @@ from typing import Any
 
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
+from fairseq_ccpr.decoding.token_memory import name_of
 from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
 from fairseq_ccpr.errors import ConfigurationError
@@ -50,6 +51,7 @@ class Tuned:
     seconds: float  # of everything
     base_seconds: float  # of decoding the whole subset without retrieval
     decoded: float  # how often the subset was decoded, all systems together
+    sentences: int  # that were decoded
     linear: bool  # whether there were too few tokens for a hidden layer
     texts: dict[
         str, TextWorth
@@ -80,7 +82,11 @@ class Tuned:
             name: {system: worth._asdict() for system, worth in systems.items()}
             for name, systems in self.best.texts.items()
         }
-        return TrustDescription(trust.KIND, trust.arguments(), needs_of(parts), keys, self.settings, texts)
+        tokens = self.best.ensemble.tokens
+        weight = name_of(tokens.policy) if tokens is not None else ""
+        return TrustDescription(
+            trust.KIND, trust.arguments(), needs_of(parts), keys, self.settings, texts, weight=weight
+        )
 
 
 def tune(system: System, also: list[OtherText], kind: str | None, count: int, hidden: int | None = None) -> Tuned:
@@ -111,10 +117,11 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     start = time.perf_counter()
     if ensemble.phrases is not None:  # one search serves all settings
         ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
-    texts = [force_decode_text(cfg.dataset.gen_subset, samples, ensemble, max(NEIGHBOURS))]
+    most, quiet = max(NEIGHBOURS), cfg.common.no_progress_bar
+    texts = [force_decode_text(cfg.dataset.gen_subset, samples, ensemble, most, quiet=quiet)]
     for one in also:  # many cost as much as one
         others = one.samples(system)
-        texts.append(force_decode_text(one.name, others, ensemble, max(NEIGHBOURS), TOKENS // len(also)))
+        texts.append(force_decode_text(one.name, others, ensemble, most, TOKENS // len(also), quiet))
     grids = Grids.of(cfg, ensemble, texts[0])
     if kind is None:
         tried = [Candidate(with_settings(ensemble, *pair)) for pair in grids.best_pairs(count)]
@@ -141,6 +148,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     return Tuned(
         winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
+        sentences=sum(len(one["id"]) for one in sample),
         linear=kind == LearnedTrust.KIND and hidden is None and is_small(texts[0]), texts=measured,
     )  # fmt: skip
 
