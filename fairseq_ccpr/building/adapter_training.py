@@ -136,5 +136,5 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
         lines = (save_dir / LOG).read_text(encoding="utf-8").strip().splitlines() if quiet else []
         raise ConfigurationError(
             f"fairseq-train ended with exit code {code} ({lines[-1] if lines else 'see above'}); "
-            "when its cause is gone, the same command resumes it"
+            "fix the cause, then run the same command to resume"
         )

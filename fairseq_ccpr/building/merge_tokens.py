@@ -84,7 +84,7 @@ def _write_domain(
         domain, before = one.store.open_domain(), 0
         if domain is None:
             logger.warning(
-                "%s does not know its own text, and so the merged datastore does not: build it again", one.directory
+                "%s lacks statistics of its own text, so the merged datastore has none: build it again", one.directory
             )
             return False
         for source in one.sources:

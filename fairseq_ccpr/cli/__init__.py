@@ -9,7 +9,7 @@ from fairseq_ccpr.errors import PROGRAM, did_you_mean
 from fairseq_ccpr.version import __version__
 
 DAILY = {
-    "convert": "make a model of fairseq of one from Hugging Face: Marian (OPUS-MT), or an encoder",
+    "convert": "convert a Hugging Face model to fairseq: Marian (OPUS-MT), or an encoder",
     "prepare": "make a DATA_BIN from sentence pairs",
     "build tokens": "build a token datastore from sentence pairs",
     "build phrases": "build a phrase datastore from target-language text alone",
@@ -18,7 +18,7 @@ DAILY = {
     "forget": "take pairs out of what was learnt",
     "memory": "show what was learnt, or export it",
     "compact": "move what was learnt into the datastore, and remove what was forgotten",
-    "tune": "choose the settings of retrieval, which are left with the datastore",
+    "tune": "choose the settings of retrieval, and store them with the datastore",
     "translate": "translate text with a model and a datastore",
     "serve": "serve translations, and learn corrections, by LibreTranslate's API and a page in the browser",
     "explain": "write a page that shows where each token of a translation came from",
@@ -34,7 +34,7 @@ RESEARCH = {
     "evaluate types": "measure how often a phrase of a dictionary finds its translation",
     "evaluate retrieved": "compare what phrase datastores retrieve with reference translations",
     "evaluate alignment": "measure the alignment error rate on gold alignments",
-    "evaluate mining": "measure how well translations are found among sentences many of which have none",
+    "evaluate mining": "measure how well mining finds translations where many sentences have none",
     "extract": "extract phrase pairs from sentence pairs",
     "lexicon": "find example sentences for the phrases of a dictionary",
     "mine": "mine sentence pairs from two texts that were not aligned",

@@ -34,7 +34,7 @@ from fairseq_ccpr.settings import option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
 
 HELP = """\
-Speed with token datastores of any size: of decoding, relative to plain fairseq in the same process, and of search alone.
+Measure, for token datastores of any size, decoding speed relative to plain fairseq in the same process, and search alone.
 
   fairseq-ccpr benchmark decoding DATA_BIN --path model.pt -s de -t en --bpe sentencepiece --sentencepiece-model spm.model \\
     --systems knn-mt=datastores/raw clknn=datastores/clknn clknn+phrases=datastores/clknn:datastores/phrases \\
@@ -48,7 +48,7 @@ Decoding is measured with the first --index, in batches of sentences of about th
 single sentence. Search alone is measured with every --index, for every number of --queries and every --k. --only leaves out
 one of the two.
 
-The floor is what exact search cannot beat: 2Nd bytes to be read or 2HNd operations to be done, whichever takes longer by the
+The floor is the least time of exact search: to read 2Nd bytes or to do 2HNd operations, whichever takes longer at the
 bandwidth and the operations a second that are measured first. Peak memory is what tensors held on the GPU in each
 measurement; on a CPU, what the process held so far.
 """

@@ -6,8 +6,8 @@ from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import command
 
 HELP = """\
-Move what a datastore has learnt into its own entries, which its index finds, and erase what was forgotten: no text and no
-key of it is then left in any file of the datastore.
+Move what a datastore has learnt into its own entries, which its index finds, and erase what was forgotten: none of its text
+or keys remains in any file of the datastore.
 
   fairseq-ccpr compact datastores/mine
 

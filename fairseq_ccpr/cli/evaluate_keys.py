@@ -52,7 +52,7 @@ class Options:
     )
     count: int = count_option(1000, "queries in a band, at most")
     k: int = count_option(64, "the most neighbours")
-    seed: int = option(1, "of all that is random", metavar="N")
+    seed: int = option(1, "random seed", metavar="N")
     json: Optional[Path] = json_option()
     plots: Optional[Path] = option(None, "folder for pictures: curves by token frequency, and clusters", metavar="DIR")
     quiet: bool = quiet_option()

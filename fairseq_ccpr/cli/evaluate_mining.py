@@ -33,7 +33,7 @@ from fairseq_ccpr.settings import option, signature
 from fairseq_ccpr.storage import fingerprint
 
 HELP = f"""\
-F1 of sentence retrieval, among sources and as many targets, a share of which has no partner on the other side. All methods of
+Measure F1 of sentence retrieval. A fraction of the sources, and of as many targets, has no partner. All methods of
 fairseq-ccpr mine use the same vectors. Each is tuned on --tuning-size other sentences with the same share, and also sets its
 threshold without labels.
 
@@ -42,7 +42,7 @@ threshold without labels.
 
 It takes --size pairs of each TSV, and more for the sentences without a partner (half as many for a share of 0.5); likewise
 --tuning-size for each tuning set. Pairs with the same words as an earlier one are left out. p is McNemar's test against
-{BASELINE} on which sources are answered rightly, "none" included; of several draws or tuning sets it is that of a paired
+{BASELINE} on which sources are answered correctly, "none" included; with several draws or tuning sets, p is of a paired
 bootstrap over sources, also after Holm's correction for the rows of its table. {AT_ONE} is the margin ratio with a threshold
 of 1, untuned.
 

@@ -48,8 +48,8 @@ difference to the first datastore, the 95% interval of the difference, and p, th
 datastores (paired bootstrap over sentences).
 
 --hypotheses names translations of the sentences, such as those that fairseq-ccpr compare --results-path writes. "and in base"
-is the fraction of the reference's words inside a string that is retrieved, right, and written in base's translation. What
-decoding with phrases has more than the model alone, the phrases contributed.
+is the fraction of the reference's words inside a string that is retrieved, right, and written in base's translation. Phrases
+contributed what decoding with them has beyond the model alone.
 
   fairseq-ccpr evaluate retrieved ... --hypotheses base=results/base.txt phrases=results/retrieval.txt
 

@@ -41,7 +41,7 @@ class Options:
     more_references: list[Path] = option([], "further references of the same sentences", nargs="+", metavar="FILE")
     unlike: Optional[Path] = option(
         None,
-        "score again without the sentences whose reference nearly stands in this text, TSV of sentence pairs or target "
+        "score again without sentences whose reference has a near-duplicate in this text, TSV of sentence pairs or target "
         f"sentences: with a word-set Jaccard similarity of {NEAR} or more",
         metavar="TEXT",
     )

@@ -37,7 +37,7 @@ class Options:
     """The command's options."""
 
     config: Path = option(help="the YAML file; its paths are relative to it", positional=True, metavar="CONFIG")
-    output: Optional[Path] = option(None, "(datastores/NAME.experiment, CONFIG being NAME.yaml)", metavar="DIR")
+    output: Optional[Path] = option(None, "output folder (datastores/NAME.experiment for NAME.yaml)", metavar="DIR")
     only: list[str] = option([], "these systems, and those they are compared with", nargs="+", metavar="SYSTEM")
     dry_run: bool = option(False, "show the stages and which of them would run")
 

@@ -16,9 +16,9 @@ from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import option
 
 HELP = """\
-Translate sentences with retrieval and without, and write a page for any browser, one file that needs no network: for each
-token how much of its probability came from the model, the token datastore and the phrase datastore, which neighbours and
-phrases wanted it, in which sentences they stand, and what the model alone would have written.
+Translate sentences with and without retrieval, and write a page for any browser, one file that needs no network. It shows
+how much of each token's probability came from the model, the token datastore and the phrase datastore. It lists the
+neighbours and phrases that proposed the token, in their sentences, and what the model alone would have written.
 
   fairseq-ccpr explain data-bin --datastore datastores/mine --output page.html
 

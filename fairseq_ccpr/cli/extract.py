@@ -58,7 +58,7 @@ def extract(options: TextOptions, settings: ExtractionSettings) -> int:
         raise ConfigurationError(f"--aligner {settings.aligner} and --alignments exclude each other: give one of them")
     if options.alignments and (options.valid_pairs or options.align_with):
         raise ConfigurationError(
-            "--alignments are those of the text alone: hold out with --valid, and leave --valid-pairs and --align-with away"
+            "--alignments are those of the text alone: hold out with --valid, and leave out --valid-pairs and --align-with"
         )
     extraction = PairExtraction(
         TextPairs(options.source, options.target, options.pairs, options.alignments), settings, options.valid,

@@ -27,7 +27,7 @@ class Options:
     """The command's options."""
 
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
-    ids: list[int] = option([], "of pairs", positional=True, nargs="*", metavar="ID")
+    ids: list[int] = option([], "ids of the pairs", positional=True, nargs="*", metavar="ID")
     all: bool = option(False, "forget everything that was learnt")
 
 

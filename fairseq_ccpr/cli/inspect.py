@@ -44,9 +44,7 @@ class Options:
 
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
     top: int = option(10, "how many of the most frequent tokens, and of the phrases, to show", metavar="N")
-    plan: bool = option(
-        False, "say what it needs, and read no more of its keys than shows how fast the disk is (up to 0.3 GB)"
-    )
+    plan: bool = option(False, "print what it needs; reads up to 0.3 GB of its keys to measure the disk")
     size: Optional[int] = count_option(None, "entries to plan for (those it has)")
     queries: int = option(
         160, "looked up together: hypotheses of a batch, or phrases",

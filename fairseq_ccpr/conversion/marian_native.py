@@ -38,8 +38,8 @@ def refuse_native(folder: Path) -> None:
         if settings.get("transformer-tied-layers"):
             raise CheckpointError(f"{path} has layers that are tied to each other: it cannot be converted")
     raise CheckpointError(
-        f"{files[0]} is in Marian's own format: make a folder of Hugging Face of it with transformers' "
-        "convert_marian_to_pytorch.py, unless its decoder is of SSRU cells, as Bergamot's and Firefox's are, and give that"
+        f"{files[0]} is in Marian's own format: convert it with transformers' "
+        "convert_marian_to_pytorch.py, and give that folder; SSRU decoders (Bergamot, Firefox) cannot be converted"
     )
 
 

@@ -148,6 +148,6 @@ def _loaded(
                 f"{tuple(wanted[name].shape)}: they are not of one model; copy the model's whole folder again"
             )
         if not tensor.isfinite().all():
-            raise CheckpointError(f"{name} in the weights of {folder} has numbers that are none: copy it again")
+            raise CheckpointError(f"{name} in the weights of {folder} has NaN or infinite values: copy it again")
     model.load_state_dict({name: tensor.float() for name, tensor in converted.items()}, strict=True)
     return dict(model.state_dict())

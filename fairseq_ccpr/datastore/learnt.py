@@ -132,7 +132,7 @@ class LearntStore:
             for number in ids:
                 if number not in self.pairs:
                     raise ConfigurationError(
-                        f"there is no pair {number} among what was learnt beside {self.datastore.directory}: it was "
+                        f"there is no pair {number} among what was learnt into {self.datastore.directory}: it was "
                         "forgotten, or never learnt"
                     )
             self._append(writer, [records.forgotten(number) for number in ids])
@@ -277,7 +277,7 @@ class LearntStore:
             if there != here:
                 raise DatastoreError(
                     f"{self.path} was learnt with another {name} than {self.datastore.directory} has ({_brief(there)}, here "
-                    f"{_brief(here)}): move it away, or bring the datastore back that it belongs to"
+                    f"{_brief(here)}): move it away, or restore the datastore it belongs to"
                 )
 
     def _writer(self) -> JournalWriter:
@@ -300,11 +300,11 @@ class LearntStore:
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
                 raise DatastoreError(
-                    f"{self.folder} cannot be written ({error.strerror}): nothing was changed; free some space, or see to "
+                    f"{self.folder} cannot be written ({error.strerror}): nothing was changed; free some space, or check "
                     "the disk"
                 ) from None
             raise NotWritableError(
-                f"{self.folder} cannot be written ({error.strerror}), and learning needs to: nothing was changed; see to its "
+                f"{self.folder} cannot be written ({error.strerror}), as learning requires: nothing was changed; check its "
                 "permissions, or learn into a copy of the datastore"
             ) from None
         return self._writing[1]

@@ -100,7 +100,7 @@ def _tuned_of(parts: Parts) -> dict[str, Any] | None:
     path = _file_of(parts)
     tuned: dict[str, Any] | None = _read(path).get(_name_of(parts))
     if tuned is not None and any(tuned["keys"].get(name) not in part.keys_fingerprints for name, part in parts.items()):
-        logger.warning("%s is of other keys than the datastore has now, and not used: tune again", path)
+        logger.warning("%s was tuned for keys that the datastore no longer has, and is not used: tune again", path)
         return None
     return tuned
 

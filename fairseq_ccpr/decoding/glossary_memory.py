@@ -129,8 +129,8 @@ class GlossaryCandidates(PhraseCandidates):
             ids = self.subwords.slice(pieces, 0, len(term)) or []
             if not 0 < len(ids) <= MAX_SUBWORDS:
                 logger.warning(
-                    "%s: the model cannot write '%s', of which the dictionary has no pieces, or which has more than %d of "
-                    "them: it counts for nothing", self.glossary.path, term, MAX_SUBWORDS,
+                    "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the dictionary, or more "
+                    "than %d", self.glossary.path, term, MAX_SUBWORDS,
                 )  # fmt: skip
                 ids = []
             self._ids[term] = ids

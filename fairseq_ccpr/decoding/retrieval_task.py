@@ -114,8 +114,8 @@ class RetrievalTask(FairseqTask):
         unknown = _unknown_settings(tuned)
         if unknown:
             logger.warning(
-                "what tuning left with the datastore is of another version, with settings that this one does not know (%s), "
-                "and not used: tune again", ", ".join(unknown),
+                "the datastore was tuned by another version, with settings unknown to this one (%s): the tuned settings are "
+                "not used; tune again", ", ".join(unknown),
             )  # fmt: skip
         if unknown or not tuned:
             return {}, None

@@ -150,7 +150,7 @@ class BackTranslation:
         others = [output / name for name in (TOKENS.name, f"{TOKENS.name}.partial", RAW)]
         if not self.begun and (published or any(path.exists() for path in others)):
             raise DatastoreError(
-                f"{output} holds tokens, and not the back-translations they would be of: give another --output, or delete it"
+                f"{output} holds tokens that were not built with --monolingual: give another --output, or delete it"
             )
 
     def begin(self) -> None:

@@ -241,8 +241,8 @@ def _options_of(file: Path, tokenizer: str | None) -> dict[str, str]:
         return {"bpe": "sentencepiece", "sentencepiece_model": str(file)}
     if tokenizer is None:
         raise ConfigurationError(
-            f"{file} does not say whether its text was tokenised before: give --tokenizer, moses as most models of BPE "
-            "have it, or space if it was not"
+            f"{file} does not say whether its text was tokenised before: give --tokenizer moses, as for most BPE models, "
+            "or --tokenizer space if it was not"
         )
     with file.open(encoding="utf-8") as stream:
         first = stream.readline()

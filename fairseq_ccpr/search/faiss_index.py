@@ -169,7 +169,7 @@ def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription
     index = make_index(request.dimension, factory, request.metric)
     if backend == DISK and not can_stay_on_disk(index):
         raise ConfigurationError(
-            f"--index {DISK}:{factory} has more than inverted lists of plain codes, and FAISS keeps no others on disk: give "
+            f"--index {DISK}:{factory} is not plain inverted lists, the only index that FAISS keeps on disk: give "
             f"one such as {DISK}:{disk_factory(request.size)}"
         )
     if (ivf := inverted_lists(index)) is not None and ivf.nlist > request.size:

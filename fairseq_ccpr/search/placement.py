@@ -45,8 +45,8 @@ def open_for_device(
         index = open_index(description, keys, folder)
         if description.backend == EXACT and index.size >= MANY:
             logger.warning(
-                "the index of %s is exact, and each search compares with %s keys on the CPU: %s makes another one, and "
-                "nothing else", folder, f"{index.size:,}", rebuild,
+                "the index of %s is exact, and each search compares with %s keys on the CPU: %s rebuilds only "
+                "the index", folder, f"{index.size:,}", rebuild,
             )  # fmt: skip
         return index
     fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= SHARE * free_bytes(device)
@@ -63,7 +63,7 @@ def open_for_device(
         return _stand_in(keys, description, device)
     if index.on_host:
         logger.warning(
-            "the index of %s, %s, is searched on the CPU, for which the GPU waits: it has no room for %s keys", folder,
+            "the index of %s, %s, is searched on the CPU while the GPU waits: the GPU has no room for %s keys", folder,
             description, f"{index.size:,}",
         )  # fmt: skip
     return index

@@ -176,7 +176,7 @@ class WriterLock:
             holder = os.pread(file, 200, 0).decode("utf-8", "replace") or "another process"
             self.release()
             raise DatastoreError(
-                f"{path.parent} is being written to by {holder}: end that one, or let it do what is wanted here"
+                f"{path.parent} is being written to by {holder}: end that process, or make the change there"
             ) from None
         os.ftruncate(file, 0)
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())

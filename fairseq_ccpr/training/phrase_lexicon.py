@@ -65,7 +65,7 @@ class PhraseLexiconTask(PhraseTask):
         """Load a split of every lexicon as one data set."""
         if split not in ("train", "valid"):
             raise ConfigurationError(
-                f"--valid-subset is {split}: give valid; fairseq-ccpr evaluate phrases --task xpr tests on others"
+                f"--valid-subset is {split}: give valid; fairseq-ccpr evaluate types tests on others"
             )
         lexicons = list(self.open_folders(split, Lexicon))
         self.datasets[split] = LexiconDataset(

@@ -110,7 +110,7 @@ def test_what_cannot_stay_on_disk_is_refused(factory: str, world: World, tmp_pat
         "--cpu",
     ]
     done = call("build", *words, "--quiet", "--index", f"disk:{factory}", check=False)
-    refused(done, "FAISS keeps no others on disk: give one such as disk:IVF")
+    refused(done, "the only index that FAISS keeps on disk: give one such as disk:IVF")
     assert not (tmp_path / "s").exists()
 
 

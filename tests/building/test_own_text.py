@@ -197,7 +197,7 @@ def test_merged_projected_keys_do_not_know_what_one_does_not(
     shutil.copytree(projected["test"], tmp_path / "test")
     forget(tmp_path / "test")
     merge(f"valid={projected['valid']}", tmp_path / "test", "--output", tmp_path / "both")
-    assert f"{tmp_path / 'test'} does not know its own text" in caplog.text
+    assert f"{tmp_path / 'test'} lacks statistics of its own text" in caplog.text
     assert TokenDatastore(tmp_path / "both").open_domain() is None and not (tmp_path / "both" / FILE).exists()
     assert "health         good" in call("inspect", tmp_path / "both").stdout
 

@@ -145,7 +145,7 @@ BAD: list[tuple[Callable[[Path], None], str]] = [
     (edit_weights(model__shared__weight=None), r"have no model\.encoder\.embed_tokens\.weight"),
     (edit_weights(lm_head__weight=torch.zeros(708, 32)), r"lm_head\.weight of its own"),
     (edit_weights(model__decoder__layers__0__rnn__weight=torch.zeros(2)), r"no Marian Transformer has.*rnn.*SSRU"),
-    (edit_weights(model__encoder__layers__0__fc1__bias=torch.full((64,), float("nan"))), r"numbers that are none"),
+    (edit_weights(model__encoder__layers__0__fc1__bias=torch.full((64,), float("nan"))), r"NaN or infinite values"),
     (edit_weights(decoder__guided_alignment__weight=torch.zeros(2)), r"no Marian Transformer has.*guided"),
     (native("type: transformer\ntransformer-decoder-autoreg: rnn\ndec-cell: ssru\n"), r"decoder of SSRU cells"),
     (native("type: transformer\ntransformer-tied-layers: [1, 1, 2]\n"), r"layers that are tied to each other"),

@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_read_and_not_learnt_beside(folder: P
             for name in ("with", "without"):
                 store = store_at(Path(open_to_all) / name)
                 with pytest.raises(
-                    DatastoreError, match=r"learnt cannot be written \(Permission denied\), and learning needs to"
+                    DatastoreError, match=r"learnt cannot be written \(Permission denied\), as learning requires"
                 ):
                     store.learn([new_pair(2)])
         assert contents(Path(open_to_all)) == before

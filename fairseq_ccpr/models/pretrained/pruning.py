@@ -67,7 +67,7 @@ def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
     if not 1 <= layers <= encoder.layers:
         raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
     if encoder.transformer.layer_norm is not None and layers < encoder.layers:
-        raise ConfigurationError("--layers: this encoder normalises the states of its last layer, it cannot lose it")
+        raise ConfigurationError("--layers: this encoder normalises the states of its last layer: keep all layers")
     above = tuple(f"{TRANSFORMER}layers.{number}." for number in range(layers, encoder.layers))
     weights = {name: tensor for name, tensor in _weights(encoder).items() if not name.startswith(above)}
     arguments = Namespace(**{**vars(encoder.arguments), "encoder_layers": layers})
