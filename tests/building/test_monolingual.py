@@ -223,7 +223,9 @@ def test_another_text_or_reverse_model_is_refused(
         build(world, begun, *of_text, *of_model, "--max-tokens", 900, check=False), "another max tokens: 1500 there"
     )
     shutil.copytree(world.datastore, of_pairs := tmp_path / "pairs")
-    refused(build(world, of_pairs, *of_text, *of_model, check=False), "holds tokens that were not built with --monolingual")
+    refused(
+        build(world, of_pairs, *of_text, *of_model, check=False), "holds tokens that were not built with --monolingual"
+    )
     assert contents(of_pairs) == contents(world.datastore)
 
 

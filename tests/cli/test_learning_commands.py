@@ -109,9 +109,7 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
         forgotten.stdout.startswith(f"3\t{rows[2][0]}\t{rows[2][1]}\n1\t")
         and "forgot 2 pairs; 6 are left" in forgotten.stdout
     )
-    refused(
-        call("forget", store, 3, check=False), "there is no pair 3 among what was learnt into .*: it was forgotten"
-    )
+    refused(call("forget", store, 3, check=False), "there is no pair 3 among what was learnt into .*: it was forgotten")
     assert "forgot 6 pairs; 0 are left" in call("forget", store, "--all").stdout
     assert not call("memory", store).stdout
 
