@@ -333,7 +333,10 @@ def test_settings_of_other_keys_are_not_taken(world: World, tmp_path: Path, capl
     write_checked_json(store / TUNED, {"format_version": 1, "tuned": tuned})
     with caplog.at_level("WARNING"):
         signature = Translator(datastore=store, device="cpu").signature
-    assert "|k:8|lambda:0.5|T:10.0|" in signature and "does not know (of_old), and not used: tune again" in caplog.text
+    assert (
+        "|k:8|lambda:0.5|T:10.0|" in signature
+        and "unknown to this one (of_old): the tuned settings are not used; tune again" in caplog.text
+    )
 
 
 def test_where_retrieval_does_not_help_tuning_silences_it(world: World, tmp_path: Path) -> None:

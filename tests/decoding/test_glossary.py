@@ -178,7 +178,7 @@ def test_what_cannot_be_written_or_explained_is_told(
     terms = write_lines(tmp_path / "terms.tsv", "und\t世界", "und\tone")
     with caplog.at_level(logging.WARNING):
         assert translations(world, sentences[:1], glossary=terms)
-    assert "the model cannot write '世界'" in caplog.text
+    assert "'世界' is ignored: the model cannot write it" in caplog.text
     translator = Translator(datastore=world.datastore, glossary=terms, **SHORT)
     with pytest.raises(ConfigurationError, match="--glossary works in beam search alone"):
         translator.explain(sentences[0])

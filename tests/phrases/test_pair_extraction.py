@@ -353,7 +353,7 @@ def test_bad_alignments_are_refused(text: Path, tmp_path: Path) -> None:
     refused(with_links("0-0\n0:1\n" + "0-0\n" * 398), "links, line 2: '0:1' is no link")
     refused(with_links("0-0\n" * 3), r"links has fewer lines than .*text\.de")
     refused(with_links("0-0\n" * 401), r"text\.de has fewer lines than .*links")
-    refused(with_links("0-0\n" * 400, "--valid-pairs", text / "text.tsv"), "leave --valid-pairs")
+    refused(with_links("0-0\n" * 400, "--valid-pairs", text / "text.tsv"), "leave out --valid-pairs")
 
 
 def test_an_aligner_may_learn_nothing(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
