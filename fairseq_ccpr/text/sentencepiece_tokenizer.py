@@ -58,7 +58,7 @@ class SentencePieceTokenizer(SubwordTokenizer):
         try:
             return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
         except RuntimeError:
-            raise CheckpointError(f"{path} is no SentencePiece model: copy the encoder's directory again") from None
+            raise CheckpointError(f"{path} is no SentencePiece model: copy the encoder's folder again") from None
 
 
 def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:

@@ -155,7 +155,7 @@ def read_symbols(path: Path) -> list[str]:
         CheckpointError: it is missing or damaged.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no {path.name}: an encoder directory names its pieces there")
+        raise CheckpointError(f"{path.parent} has no {path.name}: an encoder's folder names its subwords there")
     try:
         dictionary = Dictionary.load(str(path))
     except (ValueError, RuntimeError) as error:

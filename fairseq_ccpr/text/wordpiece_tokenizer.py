@@ -108,7 +108,7 @@ class WordPieceTokenizer(SubwordTokenizer):
         try:
             settings = WordPieceSettings(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}): copy the encoder's directory again") from None
+            raise CheckpointError(f"{path} is damaged ({error}): copy the encoder's folder again") from None
         return cls(read_symbols(directory / DICTIONARY), settings)
 
 

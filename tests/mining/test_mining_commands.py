@@ -290,7 +290,7 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
         refused(
             call(*words, *given, check=False), "--entropy-over neighbours is of rfr, and --method is (margin|logistic)"
         )
-    refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the directory")
+    refused(call(*words, "--encoder", "none", check=False), "no encoder 'none': give muse, e5, the folder")
     refused(call(*words, "--index", "Hexagon", check=False), "FAISS cannot make an index 'Hexagon'")
     refused(call(*words, "--output", tmp_path / "no" / "x.tsv", check=False), "--output .*x.tsv: there is no folder")
     other = write_lines(tmp_path / "other.txt", "a text without a vector")

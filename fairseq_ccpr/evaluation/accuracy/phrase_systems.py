@@ -169,7 +169,7 @@ def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSy
     if word == MUSE:
         return load_muse(device)
     raise ConfigurationError(
-        f"there is no encoder '{word}': give a checkpoint of fairseq-train --task phrase_contrast, the directory of a "
+        f"there is no encoder '{word}': give a checkpoint of fairseq-train --task phrase_contrast, the folder of a "
         f"pretrained encoder, or {MUSE}"
     )
 

@@ -156,7 +156,7 @@ def load_type_system(
             raise ConfigurationError(f"--encoder {word} learns from phrase pairs: give --train FOLDER")
         raw = load_type_system(word.removeprefix(ORTHOGONAL), layers, train, device, bf16)
         if not isinstance(raw, TransformerTypes):
-            raise ConfigurationError(f"--encoder {word}: give the directory of a pretrained encoder after {ORTHOGONAL}")
+            raise ConfigurationError(f"--encoder {word}: give the folder of a pretrained encoder after {ORTHOGONAL}")
         return OrthogonalTypes(raw, train)
     path = Path(word)
     if path.is_dir():
@@ -169,7 +169,7 @@ def load_type_system(
         return MuseTypes(device)
     raise ConfigurationError(
         f"there is no encoder '{word}': give a checkpoint of fairseq-train --task phrase_lexicon or phrase_contrast, the "
-        f"directory of a pretrained encoder, the same after {ORTHOGONAL}, or {MUSE}"
+        f"folder of a pretrained encoder, the same after {ORTHOGONAL}, or {MUSE}"
     )
 
 

@@ -162,7 +162,7 @@ class ContextEncoder(nn.Module):
             message = " ".join(str(error).split())[:200] or type(error).__name__
             raise CheckpointError(
                 f"{path} is no XLM-R-style encoder with the {len(tokenizer.dictionary):,} entries of its dictionary "
-                f"({message}): copy the encoder's directory again"
+                f"({message}): copy the encoder's folder again"
             ) from None
 
     def save(self, directory: Path, half: bool = True) -> None:

@@ -170,6 +170,6 @@ def load_sentence_encoder(word: str, device: torch.device, bf16: bool = False) -
     if word == MUSE:
         return MuseEncoder()
     raise ConfigurationError(
-        f"there is no encoder '{word}': give {MUSE}, {E5}, the directory of a pretrained encoder, or a folder with "
+        f"there is no encoder '{word}': give {MUSE}, {E5}, the folder of a pretrained encoder, or one with "
         f"{TEXTS} and {VECTORS}"
     )
