@@ -58,6 +58,7 @@ from fairseq_ccpr.text.glossary import Glossary
 logger = logging.getLogger(__name__)
 
 
+WEIGHT_ARGUMENTS = 4  # of a `WeightPolicy`
 LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
 
 
@@ -292,9 +293,10 @@ class RetrievalTask(FairseqTask):
 
     @property
     def _policy(self) -> WeightPolicy:
-        """The weight of the tokens, which a plug-in may set as the function itself or as a static method."""
+        """The weight of the tokens, which a plug-in may set as the function itself, a static method or one of the task."""
         policy: Any = inspect.getattr_static(self, "token_weight")
-        return policy.__func__ if isinstance(policy, staticmethod) else policy
+        as_function = inspect.isfunction(policy) and len(inspect.signature(policy).parameters) == WEIGHT_ARGUMENTS
+        return policy if as_function else self.token_weight
 
     @property
     def without_phrases(self) -> bool:
