@@ -105,6 +105,18 @@ def test_the_retriever_of_the_page_decodes_tunes_and_explains(world: World, deco
     assert "--knn-k" in (tmp_path / "options").read_text() and (tmp_path / "page.html").stat().st_size > 1000
 
 
+def test_the_extended_retriever_of_the_page_finds_four(world: World, decode: Callable, tmp_path: Path) -> None:
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Nearest" in block)
+    task = '\n@register_task("nearest", dataclass=TranslationRetrievalConfig)\nclass NearestTask(TranslationRetrievalTask):\n'
+    (tmp_path / "nearest").mkdir()
+    (tmp_path / "nearest/__init__.py").write_text(
+        HEAD + code + task + "    retriever_class = Nearest\n", encoding="utf-8"
+    )
+    words = ["--user-dir", tmp_path / "nearest", "--task", "nearest", "--beam", 1, "--knn-lambda", 0.6]
+    assert equal(decode(*words, "--knn-k", 16), decode("--beam", 1, "--knn-lambda", 0.6, "--knn-k", 4))
+
+
 def test_threads_that_share_an_ensemble_do_not_mix_their_sentences(world: World, joint: list[object]) -> None:
     words = ["--no-progress-bar", "--batch-size", 4, "--beam", 3, "--max-len-b", 15, *joint]
     cfg = parse_generation(world.options(*words))
