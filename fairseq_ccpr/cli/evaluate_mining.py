@@ -34,13 +34,13 @@ from fairseq_ccpr.storage import fingerprint
 
 HELP = f"""\
 Measure F1 of sentence retrieval. A fraction of the sources, and of as many targets, has no partner. All methods of
-fairseq-ccpr mine use the same vectors. Each is tuned on --tuning-size other sentences with the same share, and also sets its
-threshold without labels.
+fairseq-ccpr mine use the same vectors. Each is tuned on --tuning-size other sentences with the same fraction, and also sets
+its threshold without labels.
 
   fairseq-ccpr evaluate mining --pairs office.tsv bible.tsv --encoder {MUSE} {E5} --ablations --draws 5 --tuning-sets 5
-  fairseq-ccpr evaluate mining --pairs office.tsv --encoder {MUSE} --shares 0 0.1 0.25 0.5 0.75 0.9 0.97 --plot curve.png
+  fairseq-ccpr evaluate mining --pairs office.tsv --encoder {MUSE} --curve 0 0.1 0.25 0.5 0.75 0.9 0.97 --plot curve.png
 
-It takes --size pairs of each TSV, and more for the sentences without a partner (half as many for a share of 0.5); likewise
+It takes --size pairs of each TSV, and more for the sentences without a partner (half as many for a fraction of 0.5); likewise
 --tuning-size for each tuning set. Pairs with the same words as an earlier one are left out. p is McNemar's test against
 {BASELINE} on which sources are answered correctly, "none" included; with several draws or tuning sets, p is of a paired
 bootstrap over sources, also after Holm's correction for the rows of its table. {AT_ONE} is the margin ratio with a threshold
@@ -62,7 +62,7 @@ class Options:
     )  # fmt: skip
     questions: Optional[Path] = option(None, "questions, for --paragraphs", metavar="TSV")
     paragraphs: Optional[Path] = option(None, "paragraphs that answer --questions", metavar="TSV")
-    plot: Optional[Path] = plot_option("where the curve of --shares goes, as PNG")
+    plot: Optional[Path] = plot_option("where the plot of --curve goes, as PNG")
     bf16: bool = bf16_option()
     json: Optional[Path] = json_option()
     cpu: bool = cpu_option()
@@ -73,8 +73,8 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
     """Draw, encode, tune, test, print."""
     check_folder("--json", options.json)
     check_folder("--plot", options.plot)
-    if options.plot and not settings.shares:
-        raise ConfigurationError("--plot draws a curve over --shares: give some, such as 0 0.25 0.5 0.75 0.9")
+    if options.plot and not settings.curve:
+        raise ConfigurationError("--plot draws the fractions of --curve: give some, such as 0 0.25 0.5 0.75 0.9")
     if (options.questions is None) != (options.paragraphs is None):
         raise ConfigurationError("--questions and --paragraphs belong together: give both or neither")
     questions = None
@@ -134,7 +134,7 @@ def _signature(
     return signature({
         **{name: fingerprint.short(fingerprint.of_file(path)) for name, path in files.items()},
         "size": settings.size,
-        "non-pairing": ",".join(f"{share:g}" for share in (settings.non_pairing, *settings.shares)),
+        "non-pairing": ",".join(f"{fraction:g}" for fraction in (settings.non_pairing, *settings.curve)),
         "bf16": "yes" if bf16 else "no",
         "tuning": f"{settings.tuning_sets}x{settings.tuning_size}",
         "draws": settings.draws,
@@ -149,23 +149,23 @@ def _print(
     results: list[MiningResult], compared: list[Comparison], settings: MiningBenchmarkSettings, asked: bool
 ) -> None:
     pairs = [result for result in results if result.set != QUESTIONS]
-    share = settings.non_pairing
-    print(f"{settings.size:,} sentences on either side, {share:.0%} of them non-pairing; per cent\n")
-    print(markdown_table(main_table(pairs, share)) + "\n")
+    fraction = settings.non_pairing
+    print(f"{settings.size:,} sentences on either side, {fraction:.0%} of them non-pairing; per cent\n")
+    print(markdown_table(main_table(pairs, fraction)) + "\n")
     if settings.ablations:
         print("F1 of what RFR is made of\n")
-        print(markdown_table(ablation_table(pairs, share)) + "\n")
+        print(markdown_table(ablation_table(pairs, fraction)) + "\n")
     if compared:
         times = f"{settings.draws} tests and {settings.tuning_sets} tuning sets of each, mean and standard deviation"
         for labels, word in ((True, "F1"), (False, "F1 without labels")):
             print(f"{word} over {times}\n")
-            print(markdown_table(spread_table(pairs, share, labels)) + "\n")
+            print(markdown_table(spread_table(pairs, fraction, labels)) + "\n")
             print(
                 f"{word} against {BASELINE}, all tests together, with 95% intervals; p by paired bootstrap over sources\n"
             )
             print(markdown_table(comparison_table([one for one in compared if one.labels == labels])) + "\n")
-    if settings.shares:
-        print("F1 by the share of non-pairing sentences\n")
+    if settings.curve:
+        print("F1 by the fraction of non-pairing sentences\n")
         print(markdown_table(curve_table(pairs)) + "\n")
     if asked:
         print("paragraphs that answer questions\n")

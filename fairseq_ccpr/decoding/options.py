@@ -95,7 +95,7 @@ class PhraseSearchSettings:
         needs="at least 1 phrase", metavar="N", automatic=True,
     )  # fmt: skip
     min_similarity: float = option(
-        0.3, "similarity, 0 to 1, at or below which a phrase is not retrieved", within="[0, 1)", needs=COSINE, sign="s0",
+        0.3, "similarity, 0 to 1, at or below which a phrase is not retrieved", within="[0, 1)", needs=COSINE,
         metavar="S", automatic=True,
     )  # fmt: skip
     threshold: float = option(
@@ -131,7 +131,7 @@ class PhraseSettings(PhraseSearchSettings):
 
     lambda_: float = option(
         1.0, "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",
-        within="[0, 1]", needs=SHARE, sign="lambda*", automatic=True,
+        within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
     )  # fmt: skip
     reach: int = option(
         16, "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",

@@ -226,8 +226,8 @@ class PhraseRetriever:
         """Name all that decides what is retrieved, in one line to be printed with results.
 
         Args:
-            settings: what counts beside datastore, encoder and segmentation, by name; k and s0 of this retriever if not
-                given.
+            settings: what counts beside datastore, encoder and segmentation, by name; k and min_similarity of this retriever
+                if not given.
             learnt: see `retrieve`.
         """
         datastore, section = self.datastore, self.datastore.section
@@ -239,7 +239,7 @@ class PhraseRetriever:
                 "index": EXACT if self.index.stands_in else section.index,
                 "query": self.finder.description,
                 **({} if learnt is None or learnt.empty else {"learnt": learnt}),
-                **({"k": self.k, "s0": self.min_similarity} if settings is None else settings),
+                **({"k": self.k, "min_similarity": self.min_similarity} if settings is None else settings),
             }
         )
 

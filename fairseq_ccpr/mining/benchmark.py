@@ -72,17 +72,17 @@ def tune_all(trial: Trial, settings: MiningBenchmarkSettings, test: Trial) -> Tu
 def evaluate_pairs(
     name: str, sample: PairSample, draw: int, encoder_name: str, encoder: SentenceEncoder, quiet: bool
 ) -> Iterator[MiningResult]:
-    """Test a set with an encoder: once for each tuning set, then the curve, each share tuned with that share."""
+    """Test a set with an encoder: once for each tuning set, then the curve, each fraction tuned with that fraction."""
     settings = sample.settings
     encoded = sample.encode(encoder, f"{name}, {encoder_name}", quiet)
     tests = {settings.non_pairing: settings.tuning_sets}
     if draw == 0:
-        tests |= dict.fromkeys(sorted({*settings.shares} - {settings.non_pairing}), 1)
-    for share, tuning_sets in tests.items():
-        test = sample.test(encoded, share)
+        tests |= dict.fromkeys(sorted({*settings.curve} - {settings.non_pairing}), 1)
+    for fraction, tuning_sets in tests.items():
+        test = sample.test(encoded, fraction)
         for number in range(tuning_sets):
-            tuned = tune_all(sample.tuning(encoded, number, share), settings, test)
-            yield from _compare(test, tuned, _About(name, encoder_name, share, draw, number), sample.sources)
+            tuned = tune_all(sample.tuning(encoded, number, fraction), settings, test)
+            yield from _compare(test, tuned, _About(name, encoder_name, fraction, draw, number), sample.sources)
 
 
 def evaluate_questions(

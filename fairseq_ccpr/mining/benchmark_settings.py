@@ -33,8 +33,8 @@ ABLATIONS: dict[str, tuple[MiningMethod, Grid | None]] = {
 }
 HALF = 0.5
 
-share_option = partial(
-    option, within="[0, 1)", needs="a share of sentences, at least 0 and less than 1,", metavar="SHARE"
+fraction_option = partial(
+    option, within="[0, 1)", needs="a fraction of sentences, at least 0 and less than 1,", metavar="FRACTION"
 )
 
 
@@ -47,8 +47,8 @@ class MiningBenchmarkSettings:
     """
 
     size: int = count_option(1000, "sentences on either side of a test")
-    non_pairing: float = share_option(HALF, "of them without a partner")
-    shares: list[float] = share_option([], "a curve: tests with these shares as well", nargs="+")  # noqa: RUF009
+    non_pairing: float = fraction_option(HALF, "of them without a partner")
+    curve: list[float] = fraction_option([], "tests with these fractions of them as well", nargs="+")  # noqa: RUF009
     tuning_size: int = count_option(100, "sentences that settings are tuned on")
     tuning_sets: int = count_option(1, "how many times, on others each time")
     draws: int = count_option(1, "tests, each of other sentences")

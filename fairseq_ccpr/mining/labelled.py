@@ -104,8 +104,8 @@ def label(sources: Sequence[str], targets: Sequence[str], partners: Sequence[str
     return LabelledText(list(sources), list(numbers), gold)
 
 
-def remove_partners(size: int, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose sides of pairs for `size` sources and as many targets, a share of which have no partner.
+def remove_partners(size: int, fraction: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose sides of pairs for `size` sources and as many targets, a fraction of which have no partner.
 
     The first sources keep their partner. The others lose it to the targets of further pairs.
 
@@ -115,7 +115,7 @@ def remove_partners(size: int, share: float) -> tuple[np.ndarray, np.ndarray, np
     >>> remove_partners(4, 0.5)
     (array([0, 1, 2, 3]), array([0, 1, 4, 5]), array([ 0,  1, -1, -1]))
     """
-    kept = size - round(share * size)
+    kept = size - round(fraction * size)
     rows = np.arange(size)
     paired = rows < kept
     return rows, np.where(paired, rows, rows + size - kept), np.where(paired, rows, -1)

@@ -35,16 +35,16 @@ class PairSample:
         """Name the sources of the test, int64 [size]: their numbers in the file."""
         return self.numbers[: self.settings.size]
 
-    def test(self, encoded: tuple[EncodedText, EncodedText], share: float) -> Trial:
-        """Make the test with a share of non-pairing sentences; a larger share replaces more of the same targets."""
-        return self._make(encoded, 0, self.settings.size, share)
+    def test(self, encoded: tuple[EncodedText, EncodedText], fraction: float) -> Trial:
+        """Make the test with a fraction of non-pairing sentences; a larger fraction replaces more of the same targets."""
+        return self._make(encoded, 0, self.settings.size, fraction)
 
-    def tuning(self, encoded: tuple[EncodedText, EncodedText], number: int, share: float) -> Trial:
-        """Make the n-th of the tuning sets, from 0, with a share of non-pairing sentences."""
-        return self._make(encoded, _tuning_start(self.settings, number), self.settings.tuning_size, share)
+    def tuning(self, encoded: tuple[EncodedText, EncodedText], number: int, fraction: float) -> Trial:
+        """Make the n-th of the tuning sets, from 0, with a fraction of non-pairing sentences."""
+        return self._make(encoded, _tuning_start(self.settings, number), self.settings.tuning_size, fraction)
 
-    def _make(self, encoded: tuple[EncodedText, EncodedText], start: int, size: int, share: float) -> Trial:
-        source_rows, target_rows, partners = remove_partners(size, share)
+    def _make(self, encoded: tuple[EncodedText, EncodedText], start: int, size: int, fraction: float) -> Trial:
+        source_rows, target_rows, partners = remove_partners(size, fraction)
         order = np.random.default_rng([self.settings.seed, start]).permutation(size)  # so that an index gives no hint
         gold = np.where(partners >= 0, order.argsort()[partners], -1)
         return Trial(encoded[0].select(start + source_rows), encoded[1].select(start + target_rows[order]), gold)
@@ -88,7 +88,7 @@ def draw_samples(path: Path, settings: MiningBenchmarkSettings) -> list[PairSamp
 
 
 def _spares(settings: MiningBenchmarkSettings, size: int) -> int:
-    return round(max(settings.non_pairing, *settings.shares, 0) * size)
+    return round(max(settings.non_pairing, *settings.curve, 0) * size)
 
 
 def _tuning_start(settings: MiningBenchmarkSettings, number: int) -> int:

@@ -39,13 +39,15 @@ def ablation_table(results: Sequence[MiningResult], non_pairing: float) -> Rows:
 
 
 def curve_table(results: Sequence[MiningResult]) -> Rows:
-    """Tabulate F1 by the share of non-pairing sentences: figure 2 of the paper."""
+    """Tabulate F1 by the fraction of non-pairing sentences: figure 2 of the paper."""
     chosen = _of_curve(results)
     shares = sorted({result.non_pairing for result in chosen})
-    rows: Rows = [["set", "encoder", "system", *(f"{share:.0%}" for share in shares)]]
+    rows: Rows = [["set", "encoder", "system", *(f"{fraction:.0%}" for fraction in shares)]]
     for key in dict.fromkeys((result.set, result.encoder, result.system) for result in chosen):
-        by_share = {r.non_pairing: r.f1 for r in chosen if (r.set, r.encoder, r.system) == key}
-        rows.append([*key, *(_percent(by_share[share]) if share in by_share else "" for share in shares)])
+        by_fraction = {r.non_pairing: r.f1 for r in chosen if (r.set, r.encoder, r.system) == key}
+        rows.append(
+            [*key, *(_percent(by_fraction[fraction]) if fraction in by_fraction else "" for fraction in shares)]
+        )
     return rows
 
 
@@ -54,7 +56,7 @@ def spread_table(results: Sequence[MiningResult], non_pairing: float, labels: bo
 
     Args:
         results: of any tests.
-        non_pairing: share of the tests that count.
+        non_pairing: fraction of the tests that count.
         labels: whether thresholds are tuned; otherwise scores alone set them.
     """
     chosen = [r for r in results if r.non_pairing == non_pairing and r.system not in ABLATIONS]
@@ -86,7 +88,7 @@ def comparisons(results: Sequence[MiningResult], non_pairing: float, labels: boo
 
     Args:
         results: of any tests.
-        non_pairing: share of the tests that count.
+        non_pairing: fraction of the tests that count.
         labels: see `Comparison`.
     """
     outcomes = defaultdict(list)
@@ -113,7 +115,7 @@ def comparison_table(compared: Sequence[Comparison]) -> Rows:
 
 
 def curves(results: Sequence[MiningResult]) -> dict[str, dict[float, float]]:
-    """Collect F1 in per cent by share of non-pairing sentences, for each set, encoder and system."""
+    """Collect F1 in per cent by fraction of non-pairing sentences, for each set, encoder and system."""
     by_name: dict[str, dict[float, float]] = {}
     for result in _of_curve(results):
         name = f"{result.set}, {result.encoder}, {result.system}"

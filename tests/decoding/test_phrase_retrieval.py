@@ -168,7 +168,8 @@ def test_every_setting_is_in_the_signature(
     digests = section.files["phrase/keys.npy"]["sha256"][:12], section.fingerprints["encoder"][:12]
     assert signature() == (
         f"retrieval signature: phrases:{digests[0]}|entries:{section.size}|encoder:{digests[1]}|index:{section.index}|"
-        f"query:learned>0.5<=5words,edges:own>0.02|k:16|s0:0.3|v:{__version__}"  # as many words as in the datastore
+        f"query:learned>0.5<=5words,edges:own>0.02|k:16|"  # as many words as in the datastore
+        f"min_similarity:0.3|v:{__version__}"
     )
     changes: list[list[object]] = [
         ["--phrase-k", 3], ["--phrase-min-similarity", 0.1], ["--phrase-segmentation", "all"], ["--phrase-threshold", 0.4],
@@ -184,8 +185,8 @@ def test_what_tuning_left_is_what_is_retrieved(ccpr: Ccpr, sharded_store: Path, 
     shutil.copytree(sharded_store, store := tmp_path / "store")
     text = queries_of(ccpr)[0]
     write_tuned({"phrase": PhraseDatastore(store)}, {"phrase": {"k": 2, "min_similarity": 0.1}}, "signature")
-    assert "|k:2|s0:0.1|" in retrieve(ccpr, store, text).stderr
-    assert "|k:3|s0:0.1|" in retrieve(ccpr, store, text, "--phrase-k", 3).stderr
+    assert "|k:2|min_similarity:0.1|" in retrieve(ccpr, store, text).stderr
+    assert "|k:3|min_similarity:0.1|" in retrieve(ccpr, store, text, "--phrase-k", 3).stderr
 
 
 SENTENCE = "In the beginning God created the heavens and the earth. | Now the earth was formless and empty."

@@ -184,7 +184,7 @@ def all_vectors(made: Path) -> Path:
 
 
 def test_the_evaluation(made: Path, all_vectors: Path, tmp_path: Path) -> None:
-    words = evaluation(made, "--ablations", "--tuning-sets", 2, "--shares", 0, 0.5, 0.9)
+    words = evaluation(made, "--ablations", "--tuning-sets", 2, "--curve", 0, 0.5, 0.9)
     shown = call(*words, "--plot", tmp_path / "c.png", "--json", tmp_path / "r.json").stdout
     assert call(*words).stdout == shown
     assert "| set | encoder | system | F1 | precision | recall | p | F1 without labels |" in shown
@@ -301,8 +301,8 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
     refused(
         call(*many, check=False), r"pairs.tsv has \d+ pairs of different words, and the test needs 1,395: give more"
     )
-    refused(call(*evaluation(made, "--shares", 1), check=False), "--shares has 1.0: a share of sentences")
-    refused(call(*evaluation(made, "--plot", tmp_path / "x.png"), check=False), "--plot draws a curve over --shares")
+    refused(call(*evaluation(made, "--curve", 1), check=False), "--curve has 1.0: a fraction of sentences")
+    refused(call(*evaluation(made, "--plot", tmp_path / "x.png"), check=False), "--plot draws the fractions of --curve")
 
 
 def test_vectors_that_do_not_fit(made: Path, tmp_path: Path) -> None:
