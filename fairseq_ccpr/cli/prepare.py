@@ -12,6 +12,7 @@ from fairseq_ccpr.common_options import source_language_option, target_language_
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import find_beside
+from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
@@ -102,6 +103,14 @@ def of_model(options: Options, subwords: list[str]) -> tuple[list[str], list[Pat
         raise ConfigurationError("--path takes the dictionaries next to the model: leave out --dict")
     assert options.path is not None
     languages = options.source_lang, options.target_lang
+    if not options.path.is_file():
+        raise ConfigurationError(f"--path: there is no checkpoint {options.path}")
+    trained = read_task(options.path)
+    if (trained.get("target_lang"), trained.get("source_lang")) == languages:
+        raise ConfigurationError(
+            f"{options.path} translates from {languages[1]} to {languages[0]}, but -s is {languages[0]} and -t is "
+            f"{languages[1]}: exchange them"
+        )
     found = find_beside(options.path, *languages, named_options(subwords))
     if found is None or not found.options:
         raise ConfigurationError(

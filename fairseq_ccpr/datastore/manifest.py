@@ -174,7 +174,10 @@ class Manifest:
                 raise DatastoreError(
                     f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
                 )
-            raise DatastoreError(f"{directory} is no datastore: it has no {MANIFEST}")
+            raise DatastoreError(
+                f"{directory} is no datastore: it has no {MANIFEST}; build one with fairseq-ccpr build tokens or "
+                "build phrases"
+            )
         try:
             data = read_checked_json(path)
             version = data["format_version"]

@@ -163,7 +163,7 @@ class RetrievalTask(FairseqTask):
                 raise
             raise ConfigurationError(
                 f"{self.cfg.data} has no subset '{split}': prepare the data with --{split.rstrip('0123456789')}, or name "
-                "another subset with --gen-subset"
+                "another subset with --gen-subset (of tune, --subset)"
             ) from None
 
     def inference_dataset(self, tokens: list[Tensor]) -> Any:

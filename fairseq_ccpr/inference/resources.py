@@ -52,7 +52,7 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
     kept = _of_pair([one for one in map(remembered, datastores) if one], source, target)
     known = [found for found in (read_preprocessing(data) if data else None, *kept) if found]
-    path = given.common_eval.path or _model_of(known)
+    path = given.common_eval.path or _model_of(known, datastores)
     models = [Path(one) for one in utils.split_paths(path)]
     for model in models:
         if not model.is_file():
@@ -158,9 +158,14 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
     return replace(known, model=str(model.resolve()))
 
 
-def _model_of(known: list[Preprocessing]) -> str:
+def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
     """Return the checkpoint that a datastore was built with."""
     path = next((one.model for one in known if one.model), None)
+    if path is None and datastores:
+        raise ConfigurationError(
+            f"{', '.join(map(str, datastores))} does not say which model it is for, as phrases alone do not until they are "
+            "tuned: give the model's checkpoint with --path"
+        )
     if path is None:
         raise ConfigurationError(
             "give a datastore with --datastore, which knows its model, or the model's checkpoint with --path"

@@ -96,7 +96,8 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
     """
     if not path.is_file():
         raise CheckpointError(
-            f"there is no phrase encoder {path}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon"
+            f"there is no phrase encoder {path}: give a checkpoint of fairseq-train --task phrase_contrast or "
+            "phrase_lexicon; the repository has one for German and English, datastores/demo/ccpr/ccpr.pt"
         )
     tokenizer = load_tokenizer(path.parent)
     try:

@@ -91,7 +91,11 @@ def _refuse(error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     """Answer where there is no such path or method."""
-    return _refuse(error)
+    path = request.url.path
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allowed = sorted({*(error.headers or {}).get("Allow", "").split(", ")} - {"HEAD"})
+        return _refuse(HTTPException(405, f"{request.method} is not allowed for {path}: use {' or '.join(allowed)}"))
+    return _refuse(HTTPException(404, f"there is no path {path}"))
 
 
 def make_app(service: Service) -> Starlette:

@@ -50,5 +50,6 @@ def serve(translator: Translator, limits: Limits, listening: socket.socket) -> N
         log.addHandler(handler)
         log.setLevel(level)
         log.propagate = False
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when all is done: that is no failure
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)  # uvicorn raises it again when all is done: that is no failure
     make_server(translator, limits).run([listening])

@@ -47,7 +47,9 @@ def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = 
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             if skipped is None:
-                raise ConfigurationError(f"{name}, line {number}: the bytes are not UTF-8") from None
+                raise ConfigurationError(
+                    f"{name}, line {number}: the bytes are not UTF-8: convert the text, such as by iconv -f latin1 -t utf-8"
+                ) from None
             skipped["a line is not UTF-8"] += 1
         else:
             yield text
@@ -70,7 +72,8 @@ def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | No
             continue
         if len(columns) != 2:
             raise ConfigurationError(
-                f"{path}, line {number}: {len(columns)} columns, and a pair has 2: source, tab, target"
+                f"{path}, line {number}: {len(columns)} column{'' if len(columns) == 1 else 's'}, and a pair has 2: source, "
+                "tab, target"
             )
         yield columns[0], columns[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fairseq_ccpr.building.preparation import read_pairs
-from tests.helpers import call, refused
+from tests.helpers import DEMO, call, refused
 from tests.small_models import World
 
 
@@ -32,3 +32,8 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
     ):
         refused(call("prepare", *words, *extra, check=False), sentence)
         assert not list(tmp_path.glob("other*"))
+    model = world.folder / "lonely.pt"
+    refused(call("prepare", *words, "--path", model, check=False), f"--path: there is no checkpoint {model}")
+    words[3], words[5] = "en", "de"
+    swapped = call("prepare", *words, "--path", DEMO / "model.pt", check=False)
+    refused(swapped, "translates from de to en, but -s is en and -t is de: exchange them")

@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for target in (folder, demo):
         for name in ("model.pt", "dict.de.txt", "dict.en.txt", "spm.model"):
             (target / name).symlink_to(DEMO / name)
-    (folder / "ccpr").symlink_to(DEMO / "ccpr")
+    (demo / "ccpr").symlink_to(DEMO / "ccpr")
     for subset, count in LINES.items():
         rows = [pair for pair in read_pairs(DEMO / f"bible.{subset}.tsv.xz") if len(pair[1]) < 60][:count]
         text = "".join(f"{source}\t{target}\n" for source, target in rows)

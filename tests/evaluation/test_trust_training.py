@@ -390,6 +390,7 @@ def test_bad_input_is_refused_in_one_sentence(world: World, wrong_domain: tuple[
     refused(tuned("--trust-hidden", -1), "--trust-hidden is -1: 0 to 1,024 is needed")
     refused(tuned("--trust-hidden", 2000), "--trust-hidden is 2000: 0 to 1,024 is needed")
     refused(tuned("--trust-hidden", "many"), "--trust-hidden")
+    refused(tuned("--gen-subset", "train"), "--gen-subset is for decoding: name the held-out pairs with --subset")
     for kind in ("fixed", "adaptive"):
         refused(tuned("--trust-hidden", 4, "--combiner", kind), f"for --combiner learned, and --combiner is {kind}")
     assert not (tmp_path / "x").exists()

@@ -330,7 +330,7 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     (bad / "text.tsv").write_text("one\ttwo\nthree\n")
     refused(
         call("extract", "--pairs", bad / "text.tsv", "--output", output, "--quiet", check=False),
-        r"text\.tsv, line 2: 1 columns",
+        r"text\.tsv, line 2: 1 column,",
     )
     (bad / "text.tsv.xz").write_bytes(b"no archive")
     refused(

@@ -20,7 +20,7 @@ def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
-    [(b"a\tb\tc\n", "line 2: 3 columns"), (b"alone\n", "line 2: 1 columns"), (b"\xff\ta\n", "not UTF-8")],
+    [(b"a\tb\tc\n", "line 2: 3 columns"), (b"alone\n", "line 2: 1 column,"), (b"\xff\ta\n", "not UTF-8")],
 )
 def test_bad_pairs_are_named_by_their_line(tmp_path: Path, line: bytes, sentence: str) -> None:
     (tmp_path / "a.tsv").write_bytes(b"a\tb\n" + line)
