@@ -133,6 +133,12 @@ class PhraseSettings(PhraseSearchSettings):
         1.0, "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",
         within="[0, 1]", needs=SHARE, sign="lambda", automatic=True,
     )  # fmt: skip
+    queries: Optional[str] = option(
+        None,
+        "query head: finds the phrases of the source with the translation model's own states, in place of the phrase encoder "
+        "(fairseq-train --task phrase_queries; default: none, or as tuned)",
+        metavar="CKPT", unsigned="the description of the queries has it", automatic=True,
+    )  # fmt: skip
     reach: int = option(
         16, "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",
         within="[0, inf)", needs="at least 0 subwords", metavar="N", automatic=True,

@@ -22,6 +22,7 @@ from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.options import SKIP, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
+from fairseq_ccpr.models.query_head import QueryHead
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
@@ -75,6 +76,7 @@ class PhraseRetriever:
         min_similarity: score below which an entry is left out.
         device: where encoder and, where it can, index work.
         waiting: how long a remote index may take, and what is done when it does not answer.
+        queries: segments and encodes in the place of the phrase encoder, if given.
 
     Attributes:
         too_long: sentences so far that are longer than the encoder reads, and were read in windows.
@@ -97,12 +99,16 @@ class PhraseRetriever:
         min_similarity: float,
         device: torch.device,
         waiting: StoreSettings | None = None,
+        queries: QueryHead | None = None,
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
         datastore.check_encoder(encoder.fingerprint())
+        if queries is not None:
+            datastore.check_encoder(queries.teacher)
         self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
-        self.finder = PhraseFinder(encoder.to(device), segmentation)
+        self.encoder = encoder
+        self.finder = PhraseFinder((queries or encoder).to(device), segmentation)
         self.waiting = waiting or StoreSettings()
         self.index = datastore.open_index(self.waiting.timeout, device)
         self.device = device

@@ -49,6 +49,7 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.models.query_head import load_query_head
 from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
@@ -95,6 +96,9 @@ class RetrievalTask(FairseqTask):
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
             self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
+            if self.phrase_settings.queries:  # which is kept with the datastore
+                place = str(Path(self.phrase_settings.queries).resolve())
+                self.phrase_settings = replace(self.phrase_settings, queries=place)
             if self.trust is not None and not self.trust.phrases and self.phrase_settings.lambda_ > 0:
                 raise ConfigurationError(
                     f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
@@ -328,8 +332,11 @@ class RetrievalTask(FairseqTask):
             )  # fmt: skip
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         waiting = read_options(StoreSettings, self.cfg)
+        queries = (
+            load_query_head(Path(settings.queries), models[0].encoder, settings.bf16) if settings.queries else None
+        )
         retriever = PhraseRetriever(
-            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting
+            datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting, queries
         )
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
         learned = self.trust.votes if isinstance(self.trust, LearnedTrust) else None

@@ -119,7 +119,7 @@ class Learner:
         if why_not := why_not_learnt(self.memory.store.datastore.directory, retriever.datastore):
             logger.warning("the phrases of what is learnt do not count: %s", why_not)
             return None
-        return PhraseLearner(retriever.datastore, retriever.finder.encoder)
+        return PhraseLearner(retriever.datastore, retriever.encoder)
 
     def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
         """Say why the model cannot decode a pair; nothing where it can."""

@@ -56,6 +56,10 @@ class SpanEncoder(BaseFairseqModel):
         """
         raise NotImplementedError
 
+    def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Compute the log-odds that spans are phrases, fp32 [K], where `segments`; arguments as in `vectors`."""
+        raise NotImplementedError
+
     def fingerprint(self) -> str:
         """Digest all that decides the phrases and vectors of a text."""
         raise NotImplementedError

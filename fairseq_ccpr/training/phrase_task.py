@@ -13,6 +13,7 @@ from omegaconf import II
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_ccpr.training.contrast_task import ContrastTask
 
@@ -55,27 +56,8 @@ class PhraseTask(ContrastTask):
                 f"--max-subwords is {self.cfg.max_subwords}, but the encoder {self.cfg.encoder} takes {context.max_positions}"
             )
         self.context_settings = vars(context.arguments)
-        self._save_tokenizer(Path(self.cfg.save_dir))
+        save_tokenizer(self.tokenizer, Path(self.cfg.save_dir), self.cfg.encoder)
         return model
-
-    def _save_tokenizer(self, folder: Path) -> None:
-        """Write it to the folder of the checkpoints, unless those that are there have one."""
-        if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
-            if not self._same_tokenizer(folder):
-                raise ConfigurationError(
-                    f"--save-dir {folder} holds checkpoints with another tokenizer than that of {self.cfg.encoder}: "
-                    "give the encoder they were trained from, or another --save-dir"
-                )
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder)
-
-    def _same_tokenizer(self, folder: Path) -> bool:
-        """Tell whether the checkpoints of a folder have the tokenizer of this training."""
-        there = load_tokenizer(folder)
-        return (there.filename, there.content, there.symbols) == (
-            self.tokenizer.filename, self.tokenizer.content, self.tokenizer.symbols,
-        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings of the context encoder, for a checkpoint."""
@@ -99,3 +81,26 @@ class PhraseTask(ContrastTask):
             opened = kind(folder)
             opened.check()
             yield opened
+
+
+def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, origin: str) -> None:
+    """Write a tokenizer to the folder of the checkpoints, unless those that are there have it.
+
+    Args:
+        tokenizer: what their models read.
+        folder: `--save-dir`.
+        origin: where the tokenizer is from.
+
+    Raises:
+        ConfigurationError: they have another.
+    """
+    if any(folder.glob("*.pt")) and any((folder / filename).is_file() for filename in TOKENIZERS):
+        there = load_tokenizer(folder)
+        if (there.filename, there.content, there.symbols) != (tokenizer.filename, tokenizer.content, tokenizer.symbols):
+            raise ConfigurationError(
+                f"--save-dir {folder} holds checkpoints with another tokenizer than that of {origin}: "
+                "give the encoder they were trained from, or another --save-dir"
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)

@@ -1,0 +1,188 @@
+"""A query head: phrases of a source sentence from the states that the translation model computes anyway."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import register_model
+from torch import Tensor, nn
+
+from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.models.phrase_encoder import project_ends
+from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
+from fairseq_ccpr.text.subwords import SubwordTokenizer
+from fairseq_ccpr.text.tokenizers import load_tokenizer
+
+ARCHITECTURE = "phrase_query_head"
+LAYERS = 3  # whose states are read: the embeddings, the middle layer, the last
+
+
+@dataclass
+class QueryHeadConfig(FairseqDataclass):
+    """Options of `--arch phrase_query_head`."""
+
+    head_dim: int = field(default=256, metadata={"help": "H, width of the head's own layer"})
+    head_attention_heads: int = field(default=4, metadata={"help": "attention heads of that layer"})
+    dropout: float = field(default=0.1, metadata={"help": "dropout in that layer"})
+
+
+class TranslationStates(nn.Module):
+    """The encoder of a translation model, which stays as it is, in the place of a context encoder.
+
+    Args:
+        encoder: a Transformer encoder of fairseq, in evaluation mode; its weights are no parameters of this module.
+        tokenizer: of the model's source language, with the ids of its dictionary.
+        bf16: whether to compute in bfloat16.
+    """
+
+    def __init__(self, encoder: Any, tokenizer: SubwordTokenizer, bf16: bool = False) -> None:
+        super().__init__()
+        self._encoder = (encoder,)
+        self.tokenizer, self.bf16 = tokenizer, bf16
+        self.hidden = LAYERS * int(encoder.layers[0].embed_dim)
+
+    @property
+    def max_positions(self) -> int:
+        """Subwords that a sentence may have, its end not counted."""
+        return int(self._encoder[0].max_positions()) - 1
+
+    @torch.no_grad()
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Compute the states of `LAYERS` layers, int64 [S, L] with both markers -> [S, L, hidden].
+
+        Translation models have no start marker: its state is 0.
+        """
+        [encoder] = self._encoder
+        own = tokens[:, 1:]
+        found = encoder(own, own.ne(self.tokenizer.pad).sum(dim=1), return_all_hiddens=True)
+        layers = found["encoder_states"]
+        chosen = [layers[0], layers[len(layers) // 2], found["encoder_out"][0]]
+        states = torch.cat([layer.transpose(0, 1) for layer in chosen], dim=2)
+        return nn.functional.pad(states.float(), (0, 0, 1, 0))
+
+    def fingerprint(self) -> str:
+        """Digest the encoder, and what makes its subwords."""
+        weights = of_parameters(self._encoder[0].named_parameters())
+        return of_strings([weights, self.tokenizer.content.hex(), *self.tokenizer.symbols])
+
+
+@register_model(ARCHITECTURE, dataclass=QueryHeadConfig)
+class QueryHead(SpanEncoder):
+    """Vectors and segmentation of a phrase encoder, predicted from the translation model's states.
+
+    One Transformer layer over three layers of the model's encoder; then, as in equations 1 and 5 of the CCPR paper,
+    h = MLP([H_s ; H_e]) and P(phrase) = sigmoid(MLP([H_i ; H_j])), here with a hidden layer.
+
+    Args:
+        context: the translation model's encoder.
+        width: H.
+        heads: attention heads.
+        dropout: in the layer.
+        dimension: o, of the phrase encoder.
+        teacher: fingerprint of the phrase encoder, whose keys its queries are for.
+    """
+
+    segments = True
+
+    def __init__(
+        self, context: TranslationStates, width: int, heads: int, dropout: float, dimension: int, teacher: str
+    ) -> None:
+        super().__init__()
+        self.context = context  # type: ignore[assignment]  # it has what a phrase finder asks of a context encoder
+        self.dimension, self.teacher = dimension, teacher
+        self.mix = nn.Linear(context.hidden, width)
+        self.layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout, nn.functional.gelu, batch_first=True, norm_first=True
+        )
+        self.norm = nn.LayerNorm(width)
+        self.align, self.align_out = nn.Linear(2 * width, 2 * width), nn.Linear(2 * width, dimension)
+        self.segment, self.segment_out = nn.Linear(2 * width, width), nn.Linear(width, 1)
+
+    @classmethod
+    def build_model(cls, cfg: QueryHeadConfig, task: Any) -> "QueryHead":
+        """Build an untrained head for the translation model and the phrase encoder of the task."""
+        teacher = task.teacher
+        head = cls(
+            task.context, cfg.head_dim, cfg.head_attention_heads, cfg.dropout, teacher.dimension, teacher.fingerprint()
+        )
+        head.edges = teacher.edges
+        return head
+
+    def forward(self, tokens: Tensor, phrases: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute all that training needs: vectors of phrases [K, o], and log-odds of spans [C]."""
+        states = self.states(tokens)
+        return self.vectors(states, phrases), self.phrase_logits(states, spans)
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Compute the states of the head's own layer."""
+        if not self.context.bf16:
+            return self._states(tokens)
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return self._states(tokens).float()
+
+    def _states(self, tokens: Tensor) -> Tensor:
+        mixed = self.mix(self.context(tokens).to(self.mix.weight.dtype))
+        return self.norm(self.layer(mixed, src_key_padding_mask=tokens.eq(self.context.tokenizer.pad)))
+
+    def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Compute vectors of phrases, of length 1."""
+        return nn.functional.normalize(_two_layers(self.align, self.align_out, states, spans), dim=1)
+
+    def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Compute the log-odds that spans are phrases, fp32 [K]."""
+        return _two_layers(self.segment, self.segment_out, states, spans).squeeze(1)
+
+    def fingerprint(self) -> str:
+        """Digest the head and what it was made for."""
+        return of_strings([of_parameters(self.named_parameters()), self.teacher])
+
+
+def _two_layers(first: nn.Linear, second: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
+    """Compute second(gelu(first([H_s ; H_e]))), fp32 [K, m]; arguments as in `project_ends`."""
+    hidden = nn.functional.gelu(project_ends(first, states, spans))
+    return second(hidden.to(second.weight.dtype)).float()
+
+
+def load_query_head(path: Path, encoder: Any, bf16: bool = False) -> QueryHead:
+    """Load a head that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
+
+    Args:
+        path: the checkpoint, with the tokenizer that training left next to it.
+        encoder: of the translation model that it was trained for.
+        bf16: whether to compute in bfloat16.
+
+    Raises:
+        CheckpointError: a missing file, the checkpoint of something else, or a head of another translation model.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no query head {path}: train one with fairseq-train --task phrase_queries")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    settings, told = (state.get("cfg") or {}).get("model") or {}, state.get("task_state") or {}
+    if not isinstance(settings, dict) and hasattr(settings, "_name"):
+        settings = dict(settings)
+    if settings.get("_name") != ARCHITECTURE:
+        raise CheckpointError(f"{path} is no query head: give a checkpoint of fairseq-train --task phrase_queries")
+    tokenizer = load_tokenizer(path.parent)
+    context = TranslationStates(encoder, tokenizer, bf16)
+    if told["translation"] != context.fingerprint():
+        raise CheckpointError(
+            f"the query head {path} was trained for another translation model, or other subwords: train one for this model"
+        )
+    head = QueryHead(
+        context, settings["head_dim"], settings["head_attention_heads"], settings["dropout"], told["dimension"],
+        told["teacher"],
+    )  # fmt: skip
+    try:
+        head.load_state_dict(state["model"])
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} is no query head ({str(error).splitlines()[-1].strip()}): train it again"
+        ) from None
+    head.edges = str(told["edges"])
+    return head.eval()

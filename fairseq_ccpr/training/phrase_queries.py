@@ -1,0 +1,140 @@
+"""`--task phrase_queries`: training a query head on source text, to judge phrases as a phrase encoder does."""
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import utils
+from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import II, MISSING
+
+from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.checkpoint import load_models
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.query_head import TranslationStates
+from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.training.contrast_task import ContrastTask
+from fairseq_ccpr.training.phrase_task import save_tokenizer
+from fairseq_ccpr.training.query_texts import QueryTexts
+
+MOST_WORDS = 7  # of a phrase, as datastores have them
+SENTENCEPIECE = "sentencepiece"
+
+
+@dataclass
+class PhraseQueriesConfig(FairseqDataclass):
+    """Options of the task."""
+
+    data: str = field(default=MISSING, metadata={"help": "DATA_BIN of fairseq-ccpr prepare, for the translation model"})
+    text: str = field(
+        default="",
+        metadata={"help": "source text of any domains: files of a sentence per line, or of pairs, separated by ':'"},
+    )
+    translation_model: str = field(default="", metadata={"help": "checkpoint of the translation model"})
+    phrase_encoder: str = field(default="", metadata={"help": "checkpoint of the phrase encoder that is imitated"})
+    valid_sentences: int = field(default=500, metadata={"help": "the first sentences, which are held out"})
+    seed: int = II("common.seed")
+    cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
+    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
+    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
+    disable_validation: bool = II("dataset.disable_validation")
+
+
+@register_task("phrase_queries", dataclass=PhraseQueriesConfig)
+class PhraseQueriesTask(ContrastTask):
+    """Distillation of a phrase encoder into a `phrase_query_head`.
+
+    Validation measures for how many held-out phrases the head's vector is nearest, in its batch, to the phrase encoder's.
+
+    Attributes:
+        teacher: the phrase encoder, which is not trained.
+        context: the encoder of the translation model, which is not trained either.
+
+    Raises:
+        ConfigurationError: an option is missing, or the translation model has other subwords than SentencePiece's.
+        CheckpointError: a checkpoint is missing, or one of something else.
+    """
+
+    def __init__(self, cfg: PhraseQueriesConfig) -> None:
+        super().__init__(cfg)
+        for name in ("text", "translation_model", "phrase_encoder"):
+            if not getattr(cfg, name):
+                raise ConfigurationError(f"--{name.replace('_', '-')} is missing")
+        if cfg.valid_sentences < 1:
+            raise ConfigurationError(f"--valid-sentences is {cfg.valid_sentences}: give at least 1")
+        prepared = read_preprocessing(Path(cfg.data))
+        if prepared is None or prepared.options.get("bpe") != SENTENCEPIECE or prepared.options.get("tokenizer"):
+            raise ConfigurationError(
+                f"{cfg.data} does not have subwords of a SentencePiece model alone, which a query head needs: prepare it "
+                "with fairseq-ccpr prepare"
+            )
+        self.teacher = PhraseEncoder.load(Path(cfg.phrase_encoder)).requires_grad_(False)
+        self.context = _states(prepared, Path(cfg.translation_model))
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        files = [Path(path) for path in utils.split_paths(self.cfg.text)]
+        for path in files:
+            if not path.is_file():
+                raise ConfigurationError(f"--text: there is no file {path}")
+        texts = [line.split("\t")[0].strip() for path in files for line in read_lines(path)]
+        if len(texts) <= self.cfg.valid_sentences:
+            raise ConfigurationError(
+                f"--text has {len(texts):,} sentences, of which --valid-sentences holds out {self.cfg.valid_sentences:,}: "
+                "give more text"
+            )
+        return texts
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build the head, and save to `--save-dir` the tokenizer that its checkpoints need next to them."""
+        model = super().build_model(cfg, from_checkpoint)
+        save_tokenizer(self.context.tokenizer, Path(self.cfg.save_dir), self.cfg.translation_model)
+        return model
+
+    def load_dataset(self, split: str, **kwargs: Any) -> None:
+        """Load a split: `valid` is the first sentences, `train` all others."""
+        held_out = self.cfg.valid_sentences
+        texts = self._texts[held_out:] if split == "train" else self._texts[:held_out]
+        limits = self.teacher.context.max_positions, self.context.max_positions
+        tokenizers = self.teacher.context.tokenizer, self.context.tokenizer
+        self.datasets[split] = QueryTexts(texts, *tokenizers, limits, MOST_WORDS)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return for a checkpoint what the head was made for."""
+        return {
+            "translation": self.context.fingerprint(), "teacher": self.teacher.fingerprint(),
+            "dimension": self.teacher.dimension, "edges": self.teacher.edges,
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def teach(self, sample: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute what the phrase encoder says: P(phrase) of the spans, fp32 [C], and their vectors [C, o]."""
+        teacher = self.teacher.to(sample["tokens"].device)
+        states = teacher.states(sample["teacher_tokens"])
+        spans = sample["teacher_spans"]
+        return teacher.phrase_logits(states, spans).sigmoid(), teacher.vectors(states, spans).float()
+
+
+def _states(prepared: Preprocessing, path: Path) -> TranslationStates:
+    """Load the encoder of a translation model."""
+    source, target = (
+        Dictionary.load(str(prepared.folder / f"dict.{language}.txt"))
+        for language in (prepared.source_lang, prepared.target_lang)
+    )
+    cfg = TranslationConfig(
+        data=str(prepared.folder), source_lang=prepared.source_lang, target_lang=prepared.target_lang
+    )
+    [model] = load_models([str(path)], TranslationTask(cfg, source, target))
+    model_of_pieces = Path(prepared.options["sentencepiece_model"]).read_bytes()
+    tokenizer = SentencePieceTokenizer(source.symbols[source.nspecial :], model_of_pieces)
+    return TranslationStates(model.encoder.eval(), tokenizer)

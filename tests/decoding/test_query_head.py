@@ -1,0 +1,220 @@
+"""Queries of phrases from the translation model's own states."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
+from fairseq_ccpr.models.query_head import QueryHead, load_query_head
+from fairseq_ccpr.text.pairs import read_pairs
+from tests.helpers import USER_DIR, call, refused, run
+from tests.small_models import Ccpr, World, other_encoder
+
+ACCURACY = re.compile(r"valid on 'valid' subset .*cosine ([\d.]+) \| accuracy ([\d.]+)")
+
+
+@dataclass
+class Trained:
+    """A head, and what its training logged."""
+
+    checkpoint: Path
+    log: str
+
+
+def training(world: World, ccpr: Ccpr, save_dir: Path, updates: int, *extra: object) -> list[object]:
+    words = (
+        f"--user-dir {USER_DIR} --task phrase_queries --arch phrase_query_head --criterion query_distillation --cpu "
+    )
+    words += "--head-dim 32 --head-attention-heads 2 --dropout 0 --optimizer adam --lr 5e-3 --max-tokens 1500 "
+    words += "--num-workers 0 "
+    words += (
+        "--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric --log-format simple --valid-sentences 40"
+    )
+    of_models = ["--translation-model", world.model, "--phrase-encoder", ccpr.checkpoint, "--text", ccpr.pairs]
+    where = ["--save-dir", save_dir, "--max-update", updates, "--no-epoch-checkpoints"]
+    return ["fairseq-train", world.data_bin, *words.split(), *of_models, *where, *extra]
+
+
+@pytest.fixture(scope="module")
+def trained(world: World, ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("queries")
+    log = run(*training(world, ccpr, folder, 60)).stdout
+    return Trained(folder / "checkpoint_best.pt", log)
+
+
+@pytest.fixture
+def encoder(world: World) -> Any:
+    models, _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(world.model)], arg_overrides={"data": str(world.data_bin)}
+    )
+    return models[0].encoder.eval()
+
+
+@pytest.fixture
+def head(trained: Trained, encoder: Any) -> QueryHead:
+    return load_query_head(trained.checkpoint, encoder)
+
+
+def sentences(ccpr: Ccpr, count: int) -> list[str]:
+    return [source for source, _ in read_pairs(ccpr.pairs)][:count]
+
+
+def test_training_comes_near_to_the_phrase_encoder(trained: Trained, ccpr: Ccpr, head: QueryHead) -> None:
+    found = [tuple(map(float, one)) for one in ACCURACY.findall(trained.log)]
+    assert len(found) > 1 and found[-1][0] > found[0][0] + 0.05 and found[-1][1] > 3 * found[0][1]
+    teacher = PhraseEncoder.load(ccpr.checkpoint)
+    assert head.teacher == teacher.fingerprint() and head.dimension == teacher.dimension
+    texts, everything = sentences(ccpr, 30), Segmentation("all", max_words=3)
+    wanted, given = (PhraseFinder(one, everything).find(texts) for one in (teacher, head))
+    rows = {tuple(span): row for row, span in enumerate(wanted.spans.tolist())}
+    pairs = [(rows[tuple(span)], row) for row, span in enumerate(given.spans.tolist()) if tuple(span) in rows]
+    of_teacher, of_head = map(list, zip(*pairs))
+    cosines = (wanted.vectors[of_teacher] * given.vectors[of_head]).sum(dim=1)
+    shuffled = (wanted.vectors[of_teacher[::-1]] * given.vectors[of_head]).sum(dim=1)
+    assert cosines.mean() > shuffled.mean() + 0.2
+
+
+def test_vectors_are_those_of_a_plain_reference(head: QueryHead, encoder: Any, ccpr: Ccpr) -> None:
+    """In float64, one sentence and one span at a time, with the formula as the docstring has it."""
+    text = sentences(ccpr, 1)[0]
+    subwords = head.context.tokenizer.encode(text)
+    found = PhraseFinder(head, Segmentation("all", max_words=3)).find([text])
+    with torch.no_grad():
+        states = encoder(
+            torch.tensor([subwords.ids[1:]]), torch.tensor([len(subwords.ids) - 1]), return_all_hiddens=True
+        )
+        layers = states["encoder_states"]
+        own = torch.cat([layers[0], layers[len(layers) // 2], states["encoder_out"][0]], dim=2)[:, 0].double()
+        plain = load_query_head_double(head)
+        mixed = torch.cat([torch.zeros(1, own.size(1), dtype=torch.float64), own])
+        h = plain.norm(plain.layer(plain.mix(mixed)[None]))[0]
+        spans = candidate_spans(subwords, 1, 3)
+        rows = {(start, end): (first, last) for start, end, first, last in spans.tolist()}
+        assert len(rows) == len(found.spans) > 3
+        for (_, start, end), probability, vector in zip(found.spans.tolist(), found.probabilities, found.vectors):
+            first, last = rows[start, end]
+            ends = torch.cat([h[first], h[last]])
+            wanted = plain.align_out(torch.nn.functional.gelu(plain.align(ends)))
+            assert torch.allclose(vector.double(), wanted / wanted.norm(), atol=1e-4)
+            logit = plain.segment_out(torch.nn.functional.gelu(plain.segment(ends)))
+            assert abs(probability.item() - torch.sigmoid(logit).item()) < 1e-4
+
+
+def load_query_head_double(head: QueryHead) -> Any:
+    """Return the layers of a head in float64."""
+    names = ("mix", "layer", "norm", "align", "align_out", "segment", "segment_out")
+    copies = {}
+    for name in names:
+        part = getattr(head, name)
+        copies[name] = type(part)(*_shape_of(part)).double().eval()
+        copies[name].load_state_dict({key: value.double() for key, value in part.state_dict().items()})
+    return type("Plain", (), {name: staticmethod(part) for name, part in copies.items()})
+
+
+def _shape_of(part: Any) -> tuple[Any, ...]:
+    if isinstance(part, torch.nn.Linear):
+        return part.in_features, part.out_features
+    if isinstance(part, torch.nn.LayerNorm):
+        return (part.normalized_shape,)
+    width = part.linear1.in_features
+    return width, part.self_attn.num_heads, part.linear1.out_features, 0.0, torch.nn.functional.gelu, 1e-5, True, True
+
+
+def test_results_do_not_depend_on_the_batch(head: QueryHead, ccpr: Ccpr) -> None:
+    texts = sentences(ccpr, 12)
+    finder = PhraseFinder(head, Segmentation("learned", 0.5, 3))
+    together = finder.find(texts)
+    for number, text in enumerate(texts):
+        alone, rows = finder.find([text]), together.spans[:, 0] == number
+        assert np.array_equal(alone.spans[:, 1:], together.spans[rows, 1:])
+        assert torch.allclose(alone.vectors, together.vectors[torch.from_numpy(rows)], atol=1e-5)
+
+
+def test_half_precision_changes_little(head: QueryHead, trained: Trained, encoder: Any, ccpr: Ccpr) -> None:
+    """Of the weights, as fairseq trains on a GPU, and of the computation."""
+    texts, everything = sentences(ccpr, 8), Segmentation("all", max_words=3)
+    wanted = PhraseFinder(head, everything).find(texts)
+    for other in (
+        load_query_head(trained.checkpoint, encoder).half(),
+        load_query_head(trained.checkpoint, encoder, bf16=True),
+    ):
+        found = PhraseFinder(other, everything).find(texts)
+        assert np.array_equal(found.spans, wanted.spans)
+        assert (found.vectors * wanted.vectors).sum(dim=1).min() > 0.99
+
+
+def test_decoding_asks_with_it(
+    trained: Trained, world: World, phrase_store: Path, phrases: list[object], tmp_path: Path, decode: Callable
+) -> None:
+    (tmp_path / "in.txt").write_text("Und Gott sprach zu Noah.\n", encoding="utf-8")
+    words = [
+        "--path",
+        world.model,
+        "--data",
+        world.data_bin,
+        "--cpu",
+        "--max-len-b",
+        45,
+        "--input",
+        tmp_path / "in.txt",
+    ]
+    shown = call("translate", *words, *phrases, "--phrase-queries", trained.checkpoint)
+    assert re.search(r"query:all>0\.5<=3words,head:[0-9a-f]{12}\|k:3\|", shown.stderr)
+    own, by_head = (
+        {n: hypotheses[0]["score"].item() for n, hypotheses in decode(*phrases, *extra).items()}
+        for extra in ([], ["--phrase-queries", trained.checkpoint])
+    )
+    assert own.keys() == by_head.keys() and own != by_head
+
+
+def test_what_it_cannot_work_with_is_refused(
+    trained: Trained, world: World, ccpr: Ccpr, encoder: Any, phrases: list[object], tmp_path: Path
+) -> None:
+    def decoded(path: object, *extra: object) -> Any:
+        words = [*phrases, "--phrase-queries", path, *extra]
+        return call("fairseq-generate", *world.options(*words), check=False)
+
+    refused(decoded(tmp_path / "none.pt"), "there is no query head .*none.pt: train one with")
+    refused(decoded(ccpr.checkpoint), "is no query head: give a checkpoint of fairseq-train --task phrase_queries")
+    refused(
+        decoded(trained.checkpoint, "--path", world.other_model), "was trained for another translation model, or other"
+    )
+    other = Ccpr(ccpr.pairs, ccpr.context, ccpr.phrases, other_encoder(ccpr, tmp_path / "other"), "")
+    call(*training(world, other, tmp_path / "of-other", 1))
+    refused(decoded(tmp_path / "of-other/checkpoint_last.pt"), "were built with another encoder")
+    state = torch.load(trained.checkpoint)
+    del state["model"]["mix.bias"]
+    torch.save(state, tmp_path / "of-other/damaged.pt")
+    with pytest.raises(CheckpointError, match=r"damaged\.pt is no query head"):
+        load_query_head(tmp_path / "of-other/damaged.pt", encoder)
+
+
+def test_bad_training_input(world: World, ccpr: Ccpr, tmp_path: Path) -> None:
+    def trains(*extra: object) -> Any:
+        return call(*training(world, ccpr, tmp_path / "run", 1, *extra), check=False)
+
+    refused(trains("--text", ""), "--text is missing")
+    refused(trains("--text", tmp_path / "no.txt"), "--text: there is no file .*no.txt")
+    refused(
+        trains("--valid-sentences", 300),
+        "--text has 300 sentences, of which --valid-sentences holds out 300: give more",
+    )
+    refused(trains("--valid-sentences", 0), "--valid-sentences is 0: give at least 1")
+    refused(trains("--best-checkpoint-metric", "loss"), "validates by retrieval accuracy")
+    refused(trains("--phrase-encoder", tmp_path / "no.pt"), "there is no phrase encoder .*no.pt")
+    refused(trains("--translation-model", tmp_path / "no.pt"), "there is no checkpoint .*no.pt")
+    (tmp_path / "bare").mkdir()
+    bare = training(world, ccpr, tmp_path / "run", 1)
+    bare[1] = tmp_path / "bare"
+    refused(call(*bare, check=False), "bare does not have subwords of a SentencePiece model alone")
