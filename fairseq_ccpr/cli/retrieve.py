@@ -31,7 +31,8 @@ from fairseq_ccpr.text.pairs import read_standard_input
 
 HELP = """\
 For each sentence of standard input, print its phrases and, for each of them, the nearest phrases of the datastore in their
-sentences: those that the decoder retrieves. Options and their defaults are those of decoding.
+sentences: those that the decoder retrieves. Options and their defaults are those of decoding, but phrases are always found
+with the phrase encoder: a query head (--phrase-queries) needs the translation model.
 
   fairseq-ccpr retrieve datastores/mine < source.txt
 

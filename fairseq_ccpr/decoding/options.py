@@ -135,9 +135,9 @@ class PhraseSettings(PhraseSearchSettings):
     )  # fmt: skip
     queries: Optional[str] = option(
         None,
-        "query head: finds the phrases of the source with the translation model's own states, in place of the phrase encoder "
-        "(fairseq-train --task phrase_queries; default: none, or as tuned)",
-        metavar="CKPT", unsigned="the description of the queries has it", automatic=True,
+        "query head: finds the phrases of the source with the translation model's own encoder, in place of the phrase "
+        "encoder (fairseq-train --task phrase_queries); or none (none, or as tuned)",
+        metavar="CKPT|none", unsigned="the description of the queries has it", automatic=True,
     )  # fmt: skip
     reach: int = option(
         16, "number of subwords for which a sentence of the datastore is followed beyond the end of a phrase; 0: none",

@@ -79,6 +79,7 @@ class PhraseRetriever:
         queries: segments and encodes in the place of the phrase encoder, if given.
 
     Attributes:
+        encoder: the phrase encoder, which encodes what is learnt even where `queries` are given.
         too_long: sentences so far that are longer than the encoder reads, and were read in windows.
         phrases: those so far that were queried.
         retrieved: strings so far that were found for them.
@@ -86,6 +87,7 @@ class PhraseRetriever:
 
     Raises:
         DatastoreError: the datastore was built with another encoder.
+        ConfigurationError: the query head imitates another.
         UnreachableError: the remote index does not answer, and its phrases may not be skipped.
         ConfigurationError: k below 1.
     """
@@ -103,11 +105,14 @@ class PhraseRetriever:
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
-        datastore.check_encoder(encoder.fingerprint())
-        if queries is not None:
-            datastore.check_encoder(queries.teacher)
+        datastore.check_encoder(own := encoder.fingerprint())
+        if queries is not None and queries.teacher != own:
+            raise ConfigurationError(
+                f"the query head imitates the phrase encoder {short(queries.teacher)}, and the phrases of "
+                f"{datastore.directory} are of {short(own)}: train one for theirs, or give --phrase-queries none"
+            )
         self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
-        self.encoder = encoder
+        self.encoder = encoder.to(device)
         self.finder = PhraseFinder((queries or encoder).to(device), segmentation)
         self.waiting = waiting or StoreSettings()
         self.index = datastore.open_index(self.waiting.timeout, device)

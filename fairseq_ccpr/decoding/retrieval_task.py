@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 WEIGHT_ARGUMENTS = 4  # of a `WeightPolicy`
+NO_HEAD = "none"  # of --phrase-queries
 LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
 
 
@@ -96,7 +97,7 @@ class RetrievalTask(FairseqTask):
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
             self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
-            if self.phrase_settings.queries:  # which is kept with the datastore
+            if self.phrase_settings.queries not in (None, NO_HEAD):  # which is kept with the datastore
                 place = str(Path(self.phrase_settings.queries).resolve())
                 self.phrase_settings = replace(self.phrase_settings, queries=place)
             if self.trust is not None and not self.trust.phrases and self.phrase_settings.lambda_ > 0:
@@ -325,6 +326,9 @@ class RetrievalTask(FairseqTask):
         path = find_encoder(datastore, settings.encoder)
         with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
             encoder = load_phrase_encoder(path, bf16=settings.bf16)
+            queries = None
+            if settings.queries not in (None, NO_HEAD):
+                queries = load_query_head(Path(settings.queries), [model.encoder for model in models], settings.bf16)
         if getattr(encoder, "similarity", "cosine") != "cosine":
             logger.warning(
                 "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
@@ -332,9 +336,6 @@ class RetrievalTask(FairseqTask):
             )  # fmt: skip
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         waiting = read_options(StoreSettings, self.cfg)
-        queries = (
-            load_query_head(Path(settings.queries), models[0].encoder, settings.bf16) if settings.queries else None
-        )
         retriever = PhraseRetriever(
             datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting, queries
         )

@@ -1,7 +1,10 @@
-"""A query head: phrases of a source sentence from the states that the translation model computes anyway."""
+"""A query head: phrases of a source sentence from the states of the translation model's own encoder."""
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
+import pickle
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,10 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
+from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
-from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
 from fairseq_ccpr.models.phrase_encoder import project_ends
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
@@ -39,10 +43,18 @@ class TranslationStates(nn.Module):
         encoder: a Transformer encoder of fairseq, in evaluation mode; its weights are no parameters of this module.
         tokenizer: of the model's source language, with the ids of its dictionary.
         bf16: whether to compute in bfloat16.
+
+    Raises:
+        ConfigurationError: another kind of encoder.
     """
 
     def __init__(self, encoder: Any, tokenizer: SubwordTokenizer, bf16: bool = False) -> None:
         super().__init__()
+        if not isinstance(encoder, TransformerEncoderBase):
+            raise ConfigurationError(
+                f"a query head reads the states of a Transformer encoder, and the translation model has a "
+                f"{type(encoder).__name__}: find phrases with the phrase encoder"
+            )
         self._encoder = (encoder,)
         self.tokenizer, self.bf16 = tokenizer, bf16
         self.hidden = LAYERS * int(encoder.layers[0].embed_dim)
@@ -58,13 +70,16 @@ class TranslationStates(nn.Module):
 
         Translation models have no start marker: its state is 0.
         """
-        [encoder] = self._encoder
+        encoder = self._encoder[0].to(tokens.device)
         own = tokens[:, 1:]
-        found = encoder(own, own.ne(self.tokenizer.pad).sum(dim=1), return_all_hiddens=True)
+        # Autocast refuses to join tensors of fp16, as fairseq's attention does with its biases.
+        half = next(encoder.parameters()).dtype != torch.float32
+        with torch.autocast(tokens.device.type, enabled=False) if half else nullcontext():
+            found = encoder(own, own.ne(self.tokenizer.pad).sum(dim=1), return_all_hiddens=True)
         layers = found["encoder_states"]
         chosen = [layers[0], layers[len(layers) // 2], found["encoder_out"][0]]
-        states = torch.cat([layer.transpose(0, 1) for layer in chosen], dim=2)
-        return nn.functional.pad(states.float(), (0, 0, 1, 0))
+        states = torch.cat([layer.transpose(0, 1).float() for layer in chosen], dim=2)
+        return nn.functional.pad(states, (0, 0, 1, 0))
 
     def fingerprint(self) -> str:
         """Digest the encoder, and what makes its subwords."""
@@ -108,6 +123,11 @@ class QueryHead(SpanEncoder):
     def build_model(cls, cfg: QueryHeadConfig, task: Any) -> "QueryHead":
         """Build an untrained head for the translation model and the phrase encoder of the task."""
         teacher = task.teacher
+        if cfg.head_dim < 1 or cfg.head_attention_heads < 1 or cfg.head_dim % cfg.head_attention_heads:
+            raise ConfigurationError(
+                f"--head-dim is {cfg.head_dim}, and --head-attention-heads {cfg.head_attention_heads}: give a width that is "
+                "a multiple of the heads"
+            )
         head = cls(
             task.context, cfg.head_dim, cfg.head_attention_heads, cfg.dropout, teacher.dimension, teacher.fingerprint()
         )
@@ -149,40 +169,47 @@ def _two_layers(first: nn.Linear, second: nn.Linear, states: Tensor, spans: Tens
     return second(hidden.to(second.weight.dtype)).float()
 
 
-def load_query_head(path: Path, encoder: Any, bf16: bool = False) -> QueryHead:
+def load_query_head(path: Path, encoders: Sequence[Any], bf16: bool = False) -> QueryHead:
     """Load a head that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
 
     Args:
         path: the checkpoint, with the tokenizer that training left next to it.
-        encoder: of the translation model that it was trained for.
+        encoders: of the translation models of an ensemble, one of which it was trained for.
         bf16: whether to compute in bfloat16.
 
     Raises:
         CheckpointError: a missing file, the checkpoint of something else, or a head of another translation model.
+        ConfigurationError: the model has no Transformer encoder.
     """
     if not path.is_file():
-        raise CheckpointError(f"there is no query head {path}: train one with fairseq-train --task phrase_queries")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    settings, told = (state.get("cfg") or {}).get("model") or {}, state.get("task_state") or {}
-    if not isinstance(settings, dict) and hasattr(settings, "_name"):
-        settings = dict(settings)
-    if settings.get("_name") != ARCHITECTURE:
-        raise CheckpointError(f"{path} is no query head: give a checkpoint of fairseq-train --task phrase_queries")
-    tokenizer = load_tokenizer(path.parent)
-    context = TranslationStates(encoder, tokenizer, bf16)
-    if told["translation"] != context.fingerprint():
         raise CheckpointError(
-            f"the query head {path} was trained for another translation model, or other subwords: train one for this model"
+            f"there is no query head {path}: train one with fairseq-train --task phrase_queries, or give --phrase-queries "
+            "none to find phrases with the phrase encoder"
         )
-    head = QueryHead(
-        context, settings["head_dim"], settings["head_attention_heads"], settings["dropout"], told["dimension"],
-        told["teacher"],
-    )  # fmt: skip
     try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        settings, told = dict(state["cfg"]["model"]), state["task_state"]
+        if settings["_name"] != ARCHITECTURE:
+            raise KeyError(settings["_name"])
+        tokenizer = load_tokenizer(path.parent)
+        contexts = [TranslationStates(encoder, tokenizer, bf16) for encoder in encoders]
+        context = next((one for one in contexts if one.fingerprint() == told["translation"]), None)
+        if context is None:
+            raise CheckpointError(
+                f"the query head {path} was trained for another translation model, or other subwords: train one for this "
+                "model, or give --phrase-queries none to find phrases with the phrase encoder"
+            )
+        sizes = settings["head_dim"], settings["head_attention_heads"], settings["dropout"]
+        head = QueryHead(context, *sizes, told["dimension"], told["teacher"])
         head.load_state_dict(state["model"])
-    except RuntimeError as error:
+        head.edges = str(told["edges"])
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path}: {describe(error)}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+        if isinstance(error, (CheckpointError, ConfigurationError)):
+            raise
+        message = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(
-            f"{path} is no query head ({str(error).splitlines()[-1].strip()}): train it again"
+            f"{path} is no query head ({message}): give a checkpoint of fairseq-train --task phrase_queries"
         ) from None
-    head.edges = str(told["edges"])
     return head.eval()

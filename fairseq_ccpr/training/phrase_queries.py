@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import utils
+from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
@@ -72,13 +72,22 @@ class PhraseQueriesTask(ContrastTask):
                 raise ConfigurationError(f"--{name.replace('_', '-')} is missing")
         if cfg.valid_sentences < 1:
             raise ConfigurationError(f"--valid-sentences is {cfg.valid_sentences}: give at least 1")
+        if not Path(cfg.data).is_dir():
+            raise ConfigurationError(
+                f"there is no folder {cfg.data}: give what fairseq-ccpr prepare wrote for the model"
+            )
         prepared = read_preprocessing(Path(cfg.data))
         if prepared is None or prepared.options.get("bpe") != SENTENCEPIECE or prepared.options.get("tokenizer"):
             raise ConfigurationError(
-                f"{cfg.data} does not have subwords of a SentencePiece model alone, which a query head needs: prepare it "
-                "with fairseq-ccpr prepare"
+                f"{cfg.data} does not have the subwords of one SentencePiece model, without a tokenizer, as a query head "
+                "needs them: give what fairseq-ccpr prepare wrote for a model with such subwords"
             )
         self.teacher = PhraseEncoder.load(Path(cfg.phrase_encoder)).requires_grad_(False)
+        if self.teacher.similarity != "cosine":
+            raise ConfigurationError(
+                f"--phrase-encoder {cfg.phrase_encoder} compares phrases by {self.teacher.similarity}: a query head imitates "
+                "encoders with cosine alone"
+            )
         self.context = _states(prepared, Path(cfg.translation_model))
 
     @cached_property
@@ -87,7 +96,7 @@ class PhraseQueriesTask(ContrastTask):
         for path in files:
             if not path.is_file():
                 raise ConfigurationError(f"--text: there is no file {path}")
-        texts = [line.split("\t")[0].strip() for path in files for line in read_lines(path)]
+        texts = [text for path in files for line in read_lines(path) if (text := line.split("\t")[0].strip())]
         if len(texts) <= self.cfg.valid_sentences:
             raise ConfigurationError(
                 f"--text has {len(texts):,} sentences, of which --valid-sentences holds out {self.cfg.valid_sentences:,}: "
@@ -97,6 +106,14 @@ class PhraseQueriesTask(ContrastTask):
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         """Build the head, and save to `--save-dir` the tokenizer that its checkpoints need next to them."""
+        last = Path(self.cfg.save_dir) / "checkpoint_last.pt"
+        if last.is_file():
+            told = checkpoint_utils.load_checkpoint_to_cpu(str(last)).get("task_state", {})
+            if any(told.get(name) != value for name, value in self.state_dict().items()):
+                raise ConfigurationError(
+                    f"--save-dir {self.cfg.save_dir} holds a query head of another translation model or phrase encoder: give "
+                    "these, or another --save-dir"
+                )
         model = super().build_model(cfg, from_checkpoint)
         save_tokenizer(self.context.tokenizer, Path(self.cfg.save_dir), self.cfg.translation_model)
         return model

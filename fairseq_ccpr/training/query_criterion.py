@@ -47,7 +47,8 @@ class QueryDistillation(FairseqCriterion):
         with torch.autocast(vectors.device.type, enabled=False):
             vectors, taught = vectors.float(), taught[are_phrases]
             cosines = (vectors * taught).sum(dim=1)
-            some = torch.randperm(len(taught), device=taught.device)[:MOST_COMPARED]
+            order = torch.randperm if model.training else torch.arange  # validation asks the same each time
+            some = order(len(taught), device=taught.device)[:MOST_COMPARED]
             wanted, found = (one[some] @ taught[some].T / self.cfg.query_temperature for one in (taught, vectors))
             apart = functional.kl_div(
                 found.log_softmax(dim=1), wanted.log_softmax(dim=1), log_target=True, reduction="sum"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +16,12 @@ import torch
 from fairseq import checkpoint_utils
 
 from fairseq_ccpr.errors import CheckpointError
+from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
 from fairseq_ccpr.models.query_head import QueryHead, load_query_head
+from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import USER_DIR, call, refused, run
 from tests.small_models import Ccpr, World, other_encoder
@@ -63,7 +68,7 @@ def encoder(world: World) -> Any:
 
 @pytest.fixture
 def head(trained: Trained, encoder: Any) -> QueryHead:
-    return load_query_head(trained.checkpoint, encoder)
+    return load_query_head(trained.checkpoint, [encoder])
 
 
 def sentences(ccpr: Ccpr, count: int) -> list[str]:
@@ -146,8 +151,9 @@ def test_half_precision_changes_little(head: QueryHead, trained: Trained, encode
     texts, everything = sentences(ccpr, 8), Segmentation("all", max_words=3)
     wanted = PhraseFinder(head, everything).find(texts)
     for other in (
-        load_query_head(trained.checkpoint, encoder).half(),
-        load_query_head(trained.checkpoint, encoder, bf16=True),
+        load_query_head(trained.checkpoint, [copy.deepcopy(encoder).half()], bf16=True),
+        load_query_head(trained.checkpoint, [encoder]).half(),
+        load_query_head(trained.checkpoint, [encoder], bf16=True),
     ):
         found = PhraseFinder(other, everything).find(texts)
         assert np.array_equal(found.spans, wanted.spans)
@@ -178,6 +184,54 @@ def test_decoding_asks_with_it(
     assert own.keys() == by_head.keys() and own != by_head
 
 
+def test_what_is_retrieved_is_what_the_head_asks_for(
+    trained: Trained, world: World, head: QueryHead, phrases: list[object]
+) -> None:
+    words = world.options(*phrases, "--phrase-queries", trained.checkpoint)
+    cfg = parse_generation(words)
+    task, models = load(cfg)
+    memory = task.build_ensemble(models).phrases
+    retriever = memory.candidates.retriever
+    assert isinstance(retriever.encoder, PhraseEncoder)  # for what is learnt
+    texts = ["Und Gott sprach zu Noah.", "Er ging hinaus."]
+    found = PhraseFinder(head, retriever.finder.segmentation).find(texts)
+    scores, _ = ExactIndex(torch.from_numpy(np.array(retriever.datastore.keys)).float(), "ip").search(found.vectors, 1)
+    retrieved = [phrase for sentence in retriever.retrieve(texts) for phrase in sentence]
+    assert [(texts[n][a:b]) for n, a, b in found.spans.tolist()] == [phrase.string for phrase in retrieved]
+    for query, score in zip(retrieved, scores[:, 0].tolist()):
+        assert not query.retrieved or abs(query.retrieved[0].score - score) < 1e-2
+
+
+def test_sampling_without_a_weight_is_that_without_phrases(
+    trained: Trained, phrases: list[object], decode: Callable
+) -> None:
+    sampled = ["--sampling", "--beam", 1, "--nbest", 1, "--seed", 3]
+    with_head = decode(*phrases, *sampled, "--phrase-queries", trained.checkpoint, "--phrase-lambda", 0)
+    plain = decode(*phrases, *sampled, "--phrase-lambda", 0)
+    assert all(torch.equal(one[0]["tokens"], plain[number][0]["tokens"]) for number, one in with_head.items())
+
+
+def test_an_ensemble_may_have_its_model_anywhere(trained: Trained, world: World, phrases: list[object]) -> None:
+    both = f"{world.other_model}:{world.model}"
+    words = [*phrases, "--phrase-queries", trained.checkpoint, "--path", both]
+    assert call("fairseq-generate", *world.options(*words)).returncode == 0
+
+
+def test_tuning_remembers_it_and_none_turns_it_off(
+    trained: Trained, world: World, phrase_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shutil.copytree(phrase_store, tmp_path / "store")
+    words = ["--path", world.model, "--cpu", "--max-len-b", 45, "--quiet"]
+    monkeypatch.chdir(trained.checkpoint.parent)  # a relative path is kept as an absolute one
+    tune = ["tune", world.data_bin, "--subset", "test", "--datastore", store, *words[:-1], "--no-progress-bar"]
+    call(*tune, "--combiner", "fixed", "--decode", 1, "--phrase-queries", trained.checkpoint.name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("Und Gott sprach zu Noah.\n", encoding="utf-8")
+    asked = ["translate", "--data", world.data_bin, "--datastore", store, "--input", tmp_path / "in.txt", *words]
+    assert "head:" in call(*asked).stderr
+    assert "head:" not in call(*asked, "--phrase-queries", "none").stderr
+
+
 def test_what_it_cannot_work_with_is_refused(
     trained: Trained, world: World, ccpr: Ccpr, encoder: Any, phrases: list[object], tmp_path: Path
 ) -> None:
@@ -186,18 +240,23 @@ def test_what_it_cannot_work_with_is_refused(
         return call("fairseq-generate", *world.options(*words), check=False)
 
     refused(decoded(tmp_path / "none.pt"), "there is no query head .*none.pt: train one with")
-    refused(decoded(ccpr.checkpoint), "is no query head: give a checkpoint of fairseq-train --task phrase_queries")
+    no_checkpoint = tmp_path / "text.pt"
+    no_checkpoint.write_text("no checkpoint\n")
+    for path in (ccpr.checkpoint, world.model, no_checkpoint):
+        refused(decoded(path), f"{path.name}(: | is no query head)")
     refused(
         decoded(trained.checkpoint, "--path", world.other_model), "was trained for another translation model, or other"
     )
     other = Ccpr(ccpr.pairs, ccpr.context, ccpr.phrases, other_encoder(ccpr, tmp_path / "other"), "")
     call(*training(world, other, tmp_path / "of-other", 1))
-    refused(decoded(tmp_path / "of-other/checkpoint_last.pt"), "were built with another encoder")
+    refused(decoded(tmp_path / "of-other/checkpoint_last.pt"), "imitates the phrase encoder .*: train one for theirs")
+    again = training(world, ccpr, tmp_path / "of-other", 2)
+    refused(call(*again, check=False), "of-other holds a query head of another translation model or phrase encoder")
     state = torch.load(trained.checkpoint)
     del state["model"]["mix.bias"]
     torch.save(state, tmp_path / "of-other/damaged.pt")
     with pytest.raises(CheckpointError, match=r"damaged\.pt is no query head"):
-        load_query_head(tmp_path / "of-other/damaged.pt", encoder)
+        load_query_head(tmp_path / "of-other/damaged.pt", [encoder])
 
 
 def test_bad_training_input(world: World, ccpr: Ccpr, tmp_path: Path) -> None:
@@ -210,6 +269,9 @@ def test_bad_training_input(world: World, ccpr: Ccpr, tmp_path: Path) -> None:
         trains("--valid-sentences", 300),
         "--text has 300 sentences, of which --valid-sentences holds out 300: give more",
     )
+    refused(
+        trains("--head-dim", 30, "--head-attention-heads", 4), "--head-dim is 30, and --head-attention-heads 4: give"
+    )
     refused(trains("--valid-sentences", 0), "--valid-sentences is 0: give at least 1")
     refused(trains("--best-checkpoint-metric", "loss"), "validates by retrieval accuracy")
     refused(trains("--phrase-encoder", tmp_path / "no.pt"), "there is no phrase encoder .*no.pt")
@@ -217,4 +279,6 @@ def test_bad_training_input(world: World, ccpr: Ccpr, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     bare = training(world, ccpr, tmp_path / "run", 1)
     bare[1] = tmp_path / "bare"
-    refused(call(*bare, check=False), "bare does not have subwords of a SentencePiece model alone")
+    refused(call(*bare, check=False), "bare does not have the subwords of one SentencePiece model")
+    bare[1] = tmp_path / "nowhere"
+    refused(call(*bare, check=False), "there is no folder .*nowhere: give what fairseq-ccpr prepare wrote")
