@@ -118,7 +118,7 @@ def test_a_text_decoded_as_fairseq_does_has_what_was_learnt_and_the_command_retr
 def test_no_phrase_encoder_is_loaded_without_phrases(
     world: World, tmp_path: Path, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (span_encoder, __import__("fairseq_ccpr.decoding.retrieval_task", fromlist=["name"])):
+    for module in (span_encoder, __import__("fairseq_ccpr.decoding.phrase_retriever", fromlist=["name"])):
         monkeypatch.setattr(module, "load_phrase_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     translator = Translator(datastore=folder, max_len_b=45, device="cpu")

@@ -15,8 +15,8 @@ HELP = """\
 Decode a subset with the base model and with retrieval, in turns. Print BLEU, chrF and speed of both, and three
 sentences that retrieval improved. All options are those of fairseq-generate --task translation_retrieval:
 --knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe and so on. With
---results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there, in the end. Without
---datastore the base model decodes alone.
+--results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there once both
+are decoded. Without --datastore the base model decodes alone.
 """
 
 

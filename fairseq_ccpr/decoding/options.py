@@ -4,7 +4,8 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -17,7 +18,7 @@ from fairseq_ccpr.settings import check, option, read_options, with_options
 
 logger = logging.getLogger(__name__)
 
-NO_TRUST = "none"
+NO_TRUST = NO_HEAD = "none"
 STOP, SKIP = "stop", "skip"
 COSINE = "a cosine in [0, 1)"
 SHARE = "a weight between 0 and 1"
@@ -135,7 +136,7 @@ class PhraseSettings(PhraseSearchSettings):
     )  # fmt: skip
     queries: Optional[str] = option(
         None,
-        "query head: finds the phrases of the source with the translation model's own encoder, in place of the phrase "
+        "query head: finds the phrases of the source with the translation model's own encoder instead of the phrase "
         "encoder (fairseq-train --task phrase_queries); or none (none, or as tuned)",
         metavar="CKPT|none", unsigned="the description of the queries has it", automatic=True,
     )  # fmt: skip
@@ -250,6 +251,19 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
         "confidence": unit,
         "guard": unit and datastore.section.domain,
     }
+
+
+def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = None) -> PhraseSettings:
+    """Read the `--phrase-*` options; those left out are as tuned.
+
+    A query head becomes an absolute path, since tuning keeps it with the datastore, and the word for none becomes None.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+    settings = read_options(PhraseSettings, cfg, tuned)
+    queries = None if settings.queries in (None, NO_HEAD) else str(Path(settings.queries).resolve())
+    return replace(settings, queries=queries)
 
 
 def token_settings(

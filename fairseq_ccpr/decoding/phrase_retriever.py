@@ -6,12 +6,12 @@ import atexit
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
-from fairseq_ccpr.decoding.options import SKIP, StoreSettings
+from fairseq_ccpr.decoding.options import SKIP, PhraseSettings, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
-from fairseq_ccpr.models.query_head import QueryHead
-from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.models.query_head import QueryHead, load_query_head
+from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
 from fairseq_ccpr.settings import signature
@@ -76,7 +76,7 @@ class PhraseRetriever:
         min_similarity: score below which an entry is left out.
         device: where encoder and, where it can, index work.
         waiting: how long a remote index may take, and what is done when it does not answer.
-        queries: segments and encodes in the place of the phrase encoder, if given.
+        queries: segments and encodes source sentences instead of the phrase encoder.
 
     Attributes:
         encoder: the phrase encoder, which encodes what is learnt even where `queries` are given.
@@ -87,9 +87,8 @@ class PhraseRetriever:
 
     Raises:
         DatastoreError: the datastore was built with another encoder.
-        ConfigurationError: the query head imitates another.
         UnreachableError: the remote index does not answer, and its phrases may not be skipped.
-        ConfigurationError: k below 1.
+        ConfigurationError: k below 1, or the query head imitates another encoder.
     """
 
     def __init__(
@@ -268,6 +267,28 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
             "--phrase-encoder where it is"
         )
     return path
+
+
+def load_encoders(
+    datastore: PhraseDatastore, settings: PhraseSettings, models: Sequence[Any]
+) -> tuple[SpanEncoder, QueryHead | None]:
+    """Load the phrase encoder, and the query head that settings name for one of the translation models.
+
+    Raises:
+        CheckpointError: one of them is not there, or something else.
+        ConfigurationError: see `find_encoder`.
+    """
+    path, bf16 = find_encoder(datastore, settings.encoder), settings.bf16
+    with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
+        encoder = load_phrase_encoder(path, bf16=bf16)
+        head = settings.queries
+        queries = load_query_head(Path(head), [model.encoder for model in models], bf16) if head else None
+    if getattr(encoder, "similarity", "cosine") != "cosine":
+        logger.warning(
+            "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
+            "phrases are made for cosines, and weigh these wrongly until they are tuned", path,
+        )  # fmt: skip
+    return encoder, queries
 
 
 def query_segmentation(datastore: PhraseDatastore, threshold: float, kind: str | None = None) -> Segmentation:

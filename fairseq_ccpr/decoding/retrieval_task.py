@@ -36,11 +36,12 @@ from fairseq_ccpr.decoding.options import (
     RetrievalConfig,
     StoreSettings,
     TokenRetrievalSettings,
+    phrase_settings,
     token_settings,
 )
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
+from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoders, query_segmentation
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
@@ -49,8 +50,6 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
-from fairseq_ccpr.models.query_head import load_query_head
-from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
@@ -60,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 
 WEIGHT_ARGUMENTS = 4  # of a `WeightPolicy`
-NO_HEAD = "none"  # of --phrase-queries
 LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
 
 
@@ -96,10 +94,7 @@ class RetrievalTask(FairseqTask):
             )
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
-            self.phrase_settings = read_options(PhraseSettings, cfg, tuned.get(PhraseSettings.PREFIX))
-            if self.phrase_settings.queries not in (None, NO_HEAD):  # which is kept with the datastore
-                place = str(Path(self.phrase_settings.queries).resolve())
-                self.phrase_settings = replace(self.phrase_settings, queries=place)
+            self.phrase_settings = phrase_settings(cfg, tuned.get(PhraseSettings.PREFIX))
             if self.trust is not None and not self.trust.phrases and self.phrase_settings.lambda_ > 0:
                 raise ConfigurationError(
                     f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
@@ -323,17 +318,7 @@ class RetrievalTask(FairseqTask):
         if datastore is None or self.without_phrases:
             return None
         device, settings = next(models[0].parameters()).device, self.phrase_settings
-        path = find_encoder(datastore, settings.encoder)
-        with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
-            encoder = load_phrase_encoder(path, bf16=settings.bf16)
-            queries = None
-            if settings.queries not in (None, NO_HEAD):
-                queries = load_query_head(Path(settings.queries), [model.encoder for model in models], settings.bf16)
-        if getattr(encoder, "similarity", "cosine") != "cosine":
-            logger.warning(
-                "the phrases of %s are compared by inner products without bounds: --phrase-min-similarity and the weights of "
-                "phrases are made for cosines, and weigh these wrongly until they are tuned", path,
-            )  # fmt: skip
+        encoder, queries = load_encoders(datastore, settings, models)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
         waiting = read_options(StoreSettings, self.cfg)
         retriever = PhraseRetriever(

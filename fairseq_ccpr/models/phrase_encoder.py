@@ -49,6 +49,7 @@ class PhraseEncoder(SpanEncoder):
         temperature: at the start.
     """
 
+    context: ContextEncoder
     segments = True
 
     def __init__(self, context: ContextEncoder, dimension: int, similarity: str, temperature: float) -> None:

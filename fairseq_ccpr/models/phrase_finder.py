@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.query_head import QueryHead
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.models.text_windows import Window, whole, windows
 from fairseq_ccpr.models.xpr_encoder import span_means
@@ -120,8 +119,8 @@ class PhraseFinder:
         kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
         learnt = f",edges:{self.encoder.edges}" if of.kind == LEARNED else ""
         bf16 = ",bf16" if self.encoder.context.bf16 else ""
-        head = f",head:{short(self.encoder.fingerprint())}" if isinstance(self.encoder, QueryHead) else ""
-        return f"{kind}>{of.threshold}<={of.max_words}words{learnt}{bf16}{head}"
+        name = f",{self.encoder.name}" if self.encoder.name else ""
+        return f"{kind}>{of.threshold}<={of.max_words}words{learnt}{bf16}{name}"
 
     @torch.inference_mode()
     def find(self, texts: list[str]) -> FoundPhrases:

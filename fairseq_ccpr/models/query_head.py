@@ -4,7 +4,6 @@
 
 import pickle
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,16 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import register_model
-from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
 from fairseq_ccpr.models.phrase_encoder import project_ends
 from fairseq_ccpr.models.span_encoder import SpanEncoder
-from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
-from fairseq_ccpr.text.subwords import SubwordTokenizer
+from fairseq_ccpr.models.translation_states import TranslationStates
+from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings, short
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 
 ARCHITECTURE = "phrase_query_head"
-LAYERS = 3  # whose states are read: the embeddings, the middle layer, the last
 
 
 @dataclass
@@ -34,57 +31,6 @@ class QueryHeadConfig(FairseqDataclass):
     head_dim: int = field(default=256, metadata={"help": "H, width of the head's own layer"})
     head_attention_heads: int = field(default=4, metadata={"help": "attention heads of that layer"})
     dropout: float = field(default=0.1, metadata={"help": "dropout in that layer"})
-
-
-class TranslationStates(nn.Module):
-    """The encoder of a translation model, which stays as it is, in the place of a context encoder.
-
-    Args:
-        encoder: a Transformer encoder of fairseq, in evaluation mode; its weights are no parameters of this module.
-        tokenizer: of the model's source language, with the ids of its dictionary.
-        bf16: whether to compute in bfloat16.
-
-    Raises:
-        ConfigurationError: another kind of encoder.
-    """
-
-    def __init__(self, encoder: Any, tokenizer: SubwordTokenizer, bf16: bool = False) -> None:
-        super().__init__()
-        if not isinstance(encoder, TransformerEncoderBase):
-            raise ConfigurationError(
-                f"a query head reads the states of a Transformer encoder, and the translation model has a "
-                f"{type(encoder).__name__}: find phrases with the phrase encoder"
-            )
-        self._encoder = (encoder,)
-        self.tokenizer, self.bf16 = tokenizer, bf16
-        self.hidden = LAYERS * int(encoder.layers[0].embed_dim)
-
-    @property
-    def max_positions(self) -> int:
-        """Subwords that a sentence may have, its end not counted."""
-        return int(self._encoder[0].max_positions()) - 1
-
-    @torch.no_grad()
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Compute the states of `LAYERS` layers, int64 [S, L] with both markers -> [S, L, hidden].
-
-        Translation models have no start marker: its state is 0.
-        """
-        encoder = self._encoder[0].to(tokens.device)
-        own = tokens[:, 1:]
-        # Autocast refuses to join tensors of fp16, as fairseq's attention does with its biases.
-        half = next(encoder.parameters()).dtype != torch.float32
-        with torch.autocast(tokens.device.type, enabled=False) if half else nullcontext():
-            found = encoder(own, own.ne(self.tokenizer.pad).sum(dim=1), return_all_hiddens=True)
-        layers = found["encoder_states"]
-        chosen = [layers[0], layers[len(layers) // 2], found["encoder_out"][0]]
-        states = torch.cat([layer.transpose(0, 1).float() for layer in chosen], dim=2)
-        return nn.functional.pad(states, (0, 0, 1, 0))
-
-    def fingerprint(self) -> str:
-        """Digest the encoder, and what makes its subwords."""
-        weights = of_parameters(self._encoder[0].named_parameters())
-        return of_strings([weights, self.tokenizer.content.hex(), *self.tokenizer.symbols])
 
 
 @register_model(ARCHITECTURE, dataclass=QueryHeadConfig)
@@ -103,14 +49,14 @@ class QueryHead(SpanEncoder):
         teacher: fingerprint of the phrase encoder, whose keys its queries are for.
     """
 
+    context: TranslationStates
     segments = True
 
     def __init__(
         self, context: TranslationStates, width: int, heads: int, dropout: float, dimension: int, teacher: str
     ) -> None:
         super().__init__()
-        self.context = context  # type: ignore[assignment]  # it has what a phrase finder asks of a context encoder
-        self.dimension, self.teacher = dimension, teacher
+        self.context, self.dimension, self.teacher = context, dimension, teacher
         self.mix = nn.Linear(context.hidden, width)
         self.layer = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout, nn.functional.gelu, batch_first=True, norm_first=True
@@ -158,6 +104,11 @@ class QueryHead(SpanEncoder):
         """Compute the log-odds that spans are phrases, fp32 [K]."""
         return _two_layers(self.segment, self.segment_out, states, spans).squeeze(1)
 
+    @property
+    def name(self) -> str:
+        """What the description of its phrases calls it."""
+        return f"head:{short(self.fingerprint())}"
+
     def fingerprint(self) -> str:
         """Digest the head and what it was made for."""
         return of_strings([of_parameters(self.named_parameters()), self.teacher])
@@ -186,30 +137,43 @@ def load_query_head(path: Path, encoders: Sequence[Any], bf16: bool = False) -> 
             f"there is no query head {path}: train one with fairseq-train --task phrase_queries, or give --phrase-queries "
             "none to find phrases with the phrase encoder"
         )
+    state = _read(path)
+    told, tokenizer = state["task_state"], load_tokenizer(path.parent)
+    contexts = (TranslationStates(encoder, tokenizer, bf16) for encoder in encoders)
+    context = next((one for one in contexts if one.fingerprint() == told["translation"]), None)
+    if context is None:
+        raise CheckpointError(
+            f"the query head {path} was trained for another translation model, or other subwords: train one for this model, "
+            "or give --phrase-queries none to find phrases with the phrase encoder"
+        )
+    settings = state["cfg"]["model"]
+    sizes = settings["head_dim"], settings["head_attention_heads"], settings["dropout"]
+    head = QueryHead(context, *sizes, told["dimension"], told["teacher"])
     try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        settings, told = dict(state["cfg"]["model"]), state["task_state"]
-        if settings["_name"] != ARCHITECTURE:
-            raise KeyError(settings["_name"])
-        tokenizer = load_tokenizer(path.parent)
-        contexts = [TranslationStates(encoder, tokenizer, bf16) for encoder in encoders]
-        context = next((one for one in contexts if one.fingerprint() == told["translation"]), None)
-        if context is None:
-            raise CheckpointError(
-                f"the query head {path} was trained for another translation model, or other subwords: train one for this "
-                "model, or give --phrase-queries none to find phrases with the phrase encoder"
-            )
-        sizes = settings["head_dim"], settings["head_attention_heads"], settings["dropout"]
-        head = QueryHead(context, *sizes, told["dimension"], told["teacher"])
         head.load_state_dict(state["model"])
-        head.edges = str(told["edges"])
+    except RuntimeError as error:
+        raise _no_head(path, error) from None
+    head.edges = told["edges"]
+    return head.eval()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read the checkpoint of a head, and check that all that `load_query_head` asks for is there."""
+    try:
+        state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        kind = state["cfg"]["model"]["_name"]
+        told = {"translation", "teacher", "dimension", "edges"} <= state["task_state"].keys()
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {describe(error)}") from None
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
-        if isinstance(error, (CheckpointError, ConfigurationError)):
-            raise
-        message = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(
-            f"{path} is no query head ({message}): give a checkpoint of fairseq-train --task phrase_queries"
-        ) from None
-    return head.eval()
+        raise _no_head(path, error) from None
+    if kind != ARCHITECTURE or not told:
+        raise _no_head(path, kind)
+    return state
+
+
+def _no_head(path: Path, found: object) -> CheckpointError:
+    message = " ".join(str(found).split())[:200] or type(found).__name__
+    return CheckpointError(
+        f"{path} is no query head ({message}): give a checkpoint of fairseq-train --task phrase_queries"
+    )

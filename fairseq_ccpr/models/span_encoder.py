@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
+from fairseq_ccpr.models.translation_states import TranslationStates
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 
 E = TypeVar("E", bound="SpanEncoder")
@@ -25,7 +26,7 @@ class SpanEncoder(BaseFairseqModel):
     """A context encoder, and what makes vectors of the spans of its sentences.
 
     Attributes:
-        context: the Transformer.
+        context: the Transformer; of a query head, that of the translation model.
         segments: whether it can tell which spans are phrases.
         dimension: o, width of a phrase vector.
         trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
@@ -33,12 +34,17 @@ class SpanEncoder(BaseFairseqModel):
         edges: by which rule words were barred from the edges of the phrases that it has learnt; of a loaded CCPR encoder.
     """
 
-    context: ContextEncoder
+    context: ContextEncoder | TranslationStates
     segments: bool
     dimension: int
     trained_on: list[str]
     marked: bool = False
     edges: str = UNTOLD_EDGES
+
+    @property
+    def name(self) -> str:
+        """What the description of its phrases calls it; nothing for the encoder that the datastore was built with."""
+        return ""
 
     def states(self, tokens: Tensor) -> Tensor:
         """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""

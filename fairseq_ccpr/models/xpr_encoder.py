@@ -59,6 +59,7 @@ class XprEncoder(SpanEncoder):
         queue: pairs that the momentum encoder keeps.
     """
 
+    context: ContextEncoder
     segments = False
 
     def __init__(

@@ -1,13 +1,28 @@
 """The base of the tasks that train by contrast."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
+from dataclasses import dataclass
 from typing import Any
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
+from omegaconf import II
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.training.cpu_autocast import CpuAutocast
+
+
+@dataclass
+class ContrastTaskConfig(FairseqDataclass):
+    """Options of other parts of fairseq that the tasks read; their own are `data` at least."""
+
+    seed: int = II("common.seed")
+    cpu: bool = II("common.cpu")
+    save_dir: str = II("checkpoint.save_dir")
+    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
+    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
+    disable_validation: bool = II("dataset.disable_validation")
 
 
 class ContrastTask(CpuAutocast, FairseqTask):

@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from omegaconf import II, MISSING
+from omegaconf import MISSING
 
 from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.query_head import TranslationStates
+from fairseq_ccpr.models.translation_states import TranslationStates
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
-from fairseq_ccpr.training.contrast_task import ContrastTask
+from fairseq_ccpr.training.contrast_task import ContrastTask, ContrastTaskConfig
 from fairseq_ccpr.training.phrase_task import save_tokenizer
 from fairseq_ccpr.training.query_texts import QueryTexts
 
@@ -31,7 +30,7 @@ SENTENCEPIECE = "sentencepiece"
 
 
 @dataclass
-class PhraseQueriesConfig(FairseqDataclass):
+class PhraseQueriesConfig(ContrastTaskConfig):
     """Options of the task."""
 
     data: str = field(default=MISSING, metadata={"help": "DATA_BIN of fairseq-ccpr prepare, for the translation model"})
@@ -42,12 +41,6 @@ class PhraseQueriesConfig(FairseqDataclass):
     translation_model: str = field(default="", metadata={"help": "checkpoint of the translation model"})
     phrase_encoder: str = field(default="", metadata={"help": "checkpoint of the phrase encoder that is imitated"})
     valid_sentences: int = field(default=500, metadata={"help": "the first sentences, which are held out"})
-    seed: int = II("common.seed")
-    cpu: bool = II("common.cpu")
-    save_dir: str = II("checkpoint.save_dir")
-    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
-    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
-    disable_validation: bool = II("dataset.disable_validation")
 
 
 @register_task("phrase_queries", dataclass=PhraseQueriesConfig)
@@ -109,7 +102,7 @@ class PhraseQueriesTask(ContrastTask):
         last = Path(self.cfg.save_dir) / "checkpoint_last.pt"
         if last.is_file():
             told = checkpoint_utils.load_checkpoint_to_cpu(str(last)).get("task_state", {})
-            if any(told.get(name) != value for name, value in self.state_dict().items()):
+            if told != self._made_for:
                 raise ConfigurationError(
                     f"--save-dir {self.cfg.save_dir} holds a query head of another translation model or phrase encoder: give "
                     "these, or another --save-dir"
@@ -128,18 +121,23 @@ class PhraseQueriesTask(ContrastTask):
 
     def state_dict(self) -> dict[str, Any]:
         """Return for a checkpoint what the head was made for."""
+        return self._made_for
+
+    @cached_property
+    def _made_for(self) -> dict[str, Any]:
         return {
             "translation": self.context.fingerprint(), "teacher": self.teacher.fingerprint(),
             "dimension": self.teacher.dimension, "edges": self.teacher.edges,
         }  # fmt: skip
 
     @torch.no_grad()
-    def teach(self, sample: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute what the phrase encoder says: P(phrase) of the spans, fp32 [C], and their vectors [C, o]."""
+    def teach(self, sample: dict[str, Any], least: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute what the phrase encoder says: P(phrase) of the spans, fp32 [C], and vectors of those above `least`."""
         teacher = self.teacher.to(sample["tokens"].device)
         states = teacher.states(sample["teacher_tokens"])
         spans = sample["teacher_spans"]
-        return teacher.phrase_logits(states, spans).sigmoid(), teacher.vectors(states, spans).float()
+        probabilities = teacher.phrase_logits(states, spans).sigmoid()
+        return probabilities, teacher.vectors(states, spans[probabilities > least]).float()
 
 
 def _states(prepared: Preprocessing, path: Path) -> TranslationStates:

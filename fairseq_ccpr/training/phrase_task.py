@@ -8,27 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import utils
-from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
-from fairseq_ccpr.training.contrast_task import ContrastTask
+from fairseq_ccpr.training.contrast_task import ContrastTask, ContrastTaskConfig
 
 
 @dataclass
-class PhraseTaskConfig(FairseqDataclass):
+class PhraseTaskConfig(ContrastTaskConfig):
     """Options of other parts of fairseq that the tasks read; their own are `data` and `max_subwords` at least."""
 
-    seed: int = II("common.seed")
-    cpu: bool = II("common.cpu")
-    save_dir: str = II("checkpoint.save_dir")
     encoder: str = II("model.encoder")
-    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
-    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
-    disable_validation: bool = II("dataset.disable_validation")
 
 
 class PhraseTask(ContrastTask):

@@ -41,11 +41,11 @@ class QueryDistillation(FairseqCriterion):
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the loss summed over sentences, their number, and what is logged."""
-        probabilities, taught = self.task.teach(sample)
+        probabilities, taught = self.task.teach(sample, LEAST_PROBABILITY)
         are_phrases = probabilities > LEAST_PROBABILITY
         vectors, logits = model(sample["tokens"], sample["spans"][are_phrases], sample["spans"])
         with torch.autocast(vectors.device.type, enabled=False):
-            vectors, taught = vectors.float(), taught[are_phrases]
+            vectors = vectors.float()
             cosines = (vectors * taught).sum(dim=1)
             order = torch.randperm if model.training else torch.arange  # validation asks the same each time
             some = order(len(taught), device=taught.device)[:MOST_COMPARED]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
@@ -17,7 +17,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
-from fairseq_ccpr.training.contrast_task import ContrastTask
+from fairseq_ccpr.training.contrast_task import ContrastTask, ContrastTaskConfig
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
 from fairseq_ccpr.training.sized_dataset import SizedDataset
 from fairseq_ccpr.training.start_checkpoint import has_best, save_start
@@ -27,7 +27,7 @@ START_ROWS = 1 << 16  # keys to fit the PCA on that training starts from
 
 
 @dataclass
-class TokenContrastConfig(FairseqDataclass):
+class TokenContrastConfig(ContrastTaskConfig):
     """Options of the task."""
 
     data: str = field(default=MISSING, metadata={"help": "a token datastore with the decoder's own states as keys"})
@@ -53,12 +53,6 @@ class TokenContrastConfig(FairseqDataclass):
     valid_queries: int = field(default=2000, metadata={"help": "held-out tokens, about, that validation searches for"})
     valid_keys: int = field(default=200000, metadata={"help": "keys, at most, that it searches in"})
     valid_neighbours: int = field(default=8, metadata={"help": "neighbours whose tokens it compares"})
-    seed: int = II("common.seed")
-    cpu: bool = II("common.cpu")
-    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
-    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
-    disable_validation: bool = II("dataset.disable_validation")
-    save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
 
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_vectors_are_those_of_a_plain_reference(head: QueryHead, encoder: Any, c
         )
         layers = states["encoder_states"]
         own = torch.cat([layers[0], layers[len(layers) // 2], states["encoder_out"][0]], dim=2)[:, 0].double()
-        plain = load_query_head_double(head)
+        plain = in_float64(head)
         mixed = torch.cat([torch.zeros(1, own.size(1), dtype=torch.float64), own])
         h = plain.norm(plain.layer(plain.mix(mixed)[None]))[0]
         spans = candidate_spans(subwords, 1, 3)
@@ -116,24 +117,10 @@ def test_vectors_are_those_of_a_plain_reference(head: QueryHead, encoder: Any, c
             assert abs(probability.item() - torch.sigmoid(logit).item()) < 1e-4
 
 
-def load_query_head_double(head: QueryHead) -> Any:
-    """Return the layers of a head in float64."""
+def in_float64(head: QueryHead) -> Any:
+    """Return copies of the layers of a head."""
     names = ("mix", "layer", "norm", "align", "align_out", "segment", "segment_out")
-    copies = {}
-    for name in names:
-        part = getattr(head, name)
-        copies[name] = type(part)(*_shape_of(part)).double().eval()
-        copies[name].load_state_dict({key: value.double() for key, value in part.state_dict().items()})
-    return type("Plain", (), {name: staticmethod(part) for name, part in copies.items()})
-
-
-def _shape_of(part: Any) -> tuple[Any, ...]:
-    if isinstance(part, torch.nn.Linear):
-        return part.in_features, part.out_features
-    if isinstance(part, torch.nn.LayerNorm):
-        return (part.normalized_shape,)
-    width = part.linear1.in_features
-    return width, part.self_attn.num_heads, part.linear1.out_features, 0.0, torch.nn.functional.gelu, 1e-5, True, True
+    return SimpleNamespace(**{name: copy.deepcopy(getattr(head, name)).double() for name in names})
 
 
 def test_results_do_not_depend_on_the_batch(head: QueryHead, ccpr: Ccpr) -> None:
@@ -169,11 +156,11 @@ def test_decoding_asks_with_it(
         world.model,
         "--data",
         world.data_bin,
+        "--input",
+        tmp_path / "in.txt",
         "--cpu",
         "--max-len-b",
         45,
-        "--input",
-        tmp_path / "in.txt",
     ]
     shown = call("translate", *words, *phrases, "--phrase-queries", trained.checkpoint)
     assert re.search(r"query:all>0\.5<=3words,head:[0-9a-f]{12}\|k:3\|", shown.stderr)
@@ -213,8 +200,12 @@ def test_sampling_without_a_weight_is_that_without_phrases(
 
 def test_an_ensemble_may_have_its_model_anywhere(trained: Trained, world: World, phrases: list[object]) -> None:
     both = f"{world.other_model}:{world.model}"
-    words = [*phrases, "--phrase-queries", trained.checkpoint, "--path", both]
-    assert call("fairseq-generate", *world.options(*words)).returncode == 0
+    task, models = load(
+        parse_generation(world.options(*phrases, "--phrase-queries", trained.checkpoint, "--path", both))
+    )
+    asking = task.build_ensemble(models).phrases.candidates.retriever.finder.encoder
+    alone = load_query_head(trained.checkpoint, [models[1].encoder])
+    assert isinstance(asking, QueryHead) and asking.context.fingerprint() == alone.context.fingerprint()
 
 
 def test_tuning_remembers_it_and_none_turns_it_off(

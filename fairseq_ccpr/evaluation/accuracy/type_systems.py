@@ -208,6 +208,7 @@ def _context_types(encoder: SpanEncoder) -> TransformerTypes:
         return encoder.vectors(encoder.states(tokens), spans).unsqueeze(0)
 
     context = encoder.context
+    assert isinstance(context, ContextEncoder)  # as of every phrase encoder with a checkpoint of its own
     return TransformerTypes(
         context, [context.layers], encode, lambda _, means: normalize(means, dim=1), encoder.fingerprint(), None
     )
