@@ -28,6 +28,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import Step, Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
@@ -134,22 +135,41 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
         """Encode the sources, and retrieve the phrases of their sentences.
 
-        Remote searches start before encoding; local ones run while a GPU encodes.
+        Remote searches start before encoding; local ones run while a GPU encodes. A query head waits for the encoder, whose
+        states it reads.
         """
         sources = net_input["src_tokens"]
         if self.phrases is not None or self.glossary is not None:
             sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
         tokens, phrases = self._memories_now()
         neighbours = tokens.start(sources) if tokens is not None else None
-        candidates = phrases.start(sources) if phrases is not None else None
+        reader = phrases.reads if phrases is not None else None
+        candidates = phrases.start(sources) if phrases is not None and reader is None else None
         terms = self.glossary.start(sources) if self.glossary is not None else None
-        outputs = super().forward_encoder(net_input)
+        outputs, states = self._encode(net_input, reader)
+        if phrases is not None and reader is not None:
+            candidates = phrases.start(
+                sources, EncodedSources(sources, states, self.pad) if states is not None else None
+            )
         return EncodedBatch(
             outputs,
             neighbours() if neighbours is not None else None,
             candidates() if candidates is not None else None,
             terms() if terms is not None else None,
         )
+
+    def _encode(
+        self, net_input: dict[str, Tensor], reader: TranslationStates | None
+    ) -> tuple[list[Any], Tensor | None]:
+        """Encode the sources with each model; returns the outputs, and the states that a query head reads of one of them."""
+        own = next((at for at, model in enumerate(self.models) if reader is not None and reader.is_of(model)), None)
+        if own is None or reader is None:
+            return super().forward_encoder(net_input), None
+        told = [{**net_input, "return_all_hiddens": True} if at == own else net_input for at in range(len(self.models))]
+        outputs = [model.encoder.forward_torchscript(each) for model, each in zip(self.models, told)]
+        states = reader.join(outputs[own])
+        outputs[own]["encoder_states"] = []  # or fairseq would reorder them with the beam
+        return outputs, states
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.

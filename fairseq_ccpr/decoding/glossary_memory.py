@@ -26,6 +26,7 @@ from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
@@ -102,7 +103,9 @@ class GlossaryCandidates(PhraseCandidates):
         self.checked = True  # a sentence without a term is nothing to warn of
         self._ids: dict[str, list[int]] = {}
 
-    def start(self, src_tokens: Tensor, learnt: LearntPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
+    def start(
+        self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+    ) -> Callable[[], list[SentencePhrases]]:
         """Find the terms of sentences, int64 [B, S]; terms are not learnt."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
@@ -179,7 +182,7 @@ class GlossaryMemory(PhraseMemory):
         growing = torch.tensor(self.candidates.subwords.growing(), dtype=torch.float32, device=self.device)
         return GlossaryCosts(self.end_token, growing)
 
-    def start(self, sources: Tensor) -> Callable[[], GlossaryBatch]:
+    def start(self, sources: Tensor, encoded: EncodedSources | None = None) -> Callable[[], GlossaryBatch]:
         """Find the terms of a batch, int64 [B, S]; returns a function that lays them out."""
         return lambda: self._terms(self._batch(self.candidates.start(sources)))
 

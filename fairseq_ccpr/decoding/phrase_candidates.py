@@ -16,6 +16,7 @@ from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, FlatPhrases, Phr
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens, merged
 from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
+from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, after_sign
 
@@ -116,18 +117,21 @@ class PhraseCandidates:
         rows = entries[~own] - learnt.datastore.section.size
         return merged(own, self._tokenise_own(entries[own]), self._tokenise_learnt(learnt)(rows))
 
-    def start(self, src_tokens: Tensor, learnt: LearntPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
+    def start(
+        self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+    ) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
 
         Args:
             learnt: what was learnt beside the datastore, which is searched together with it.
+            encoded: see `PhraseFinder.find`.
 
         Raises:
             ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
                 made of the dictionary's.
         """
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
-        answer = self.retriever.start(texts, learnt)
+        answer = self.retriever.start(texts, learnt, encoded)
         return lambda: self._of_sentences(texts, answer(), learnt)
 
     def _of_sentences(
@@ -219,9 +223,11 @@ class RememberedCandidates(PhraseCandidates):
     def _tokenise_own(self) -> Tokenise:
         return self._given._tokenise_own
 
-    def start(self, src_tokens: Tensor, learnt: LearntPhrases | None = None) -> Callable[[], list[SentencePhrases]]:
+    def start(
+        self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+    ) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""
         key = src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
-            self._known[key] = super().start(src_tokens, learnt)()
+            self._known[key] = super().start(src_tokens, learnt, encoded)()
         return lambda: self._known[key]

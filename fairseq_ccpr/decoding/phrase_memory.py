@@ -25,6 +25,7 @@ from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, 
 from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
 from fairseq_ccpr.decoding.trust_features import PhraseEvidence
+from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
 
@@ -66,13 +67,16 @@ class PhraseMemory:
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
     @phase(FINDING, whole=True)
-    def start(self, sources: Tensor) -> Callable[[], PhraseBatch]:
+    def start(self, sources: Tensor, encoded: EncodedSources | None = None) -> Callable[[], PhraseBatch]:
         """Start retrieval for the sentences of a batch, int64 [B, S]; returns a function that waits for the result.
 
         A remote index searches meanwhile; a local one works when it is waited for, while a GPU encodes. What is learnt
         meanwhile counts for the next batch.
+
+        Args:
+            encoded: the sentences as the translation model has encoded them, for a query head.
         """
-        begin = partial(self.candidates.start, sources, self._learnt)
+        begin = partial(self.candidates.start, sources, self._learnt, encoded)
         wait = begin() if self.candidates.retriever.index.remote else lambda: begin()()
         return lambda: self._batch(wait)
 
@@ -83,6 +87,11 @@ class PhraseMemory:
             table = self.candidates.table(phrases)
         _warn_of_nothing(self.candidates, phrases)
         return PhraseBatch.of(phrases, table.to(self.device), self)
+
+    @property
+    def reads(self) -> TranslationStates | None:
+        """The translation model's encoder, where a query head reads its states."""
+        return self.candidates.retriever.finder.reads
 
     def remembering(self) -> PhraseMemory:
         """Return the memory as it is now, which never retrieves twice for the same batch."""

@@ -24,6 +24,7 @@ from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
 from fairseq_ccpr.models.query_head import QueryHead, load_query_head
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
+from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
 from fairseq_ccpr.settings import signature
@@ -130,15 +131,18 @@ class PhraseRetriever:
         """
         return self.read(sentences, self.start(sentences, learnt)(), learnt)
 
-    def start(self, sentences: list[str], learnt: LearntPhrases | None = None) -> Callable[[], RetrievedEntries]:
+    def start(
+        self, sentences: list[str], learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+    ) -> Callable[[], RetrievedEntries]:
         """Start retrieval; returns a function that waits for the result.
 
         An index in another process searches in the meantime; one of this process searches when the result is wanted.
 
         Args:
             learnt: see `retrieve`.
+            encoded: see `PhraseFinder.find`.
         """
-        found = self.finder.find(sentences)
+        found = self.finder.find(sentences, encoded)
         self.too_long += found.too_long
         if not len(found.spans):
             return self._nothing

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.query_head import QueryHead
 from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.models.text_windows import Window, whole, windows
+from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.models.xpr_encoder import span_means
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.pairs import read_lines
@@ -122,18 +124,31 @@ class PhraseFinder:
         name = f",{self.encoder.name}" if self.encoder.name else ""
         return f"{kind}>{of.threshold}<={of.max_words}words{learnt}{bf16}{name}"
 
+    @property
+    def reads(self) -> TranslationStates | None:
+        """The translation model's encoder, where a query head reads its states."""
+        context = self.encoder.context
+        return context if isinstance(context, TranslationStates) else None
+
     @torch.inference_mode()
-    def find(self, texts: list[str]) -> FoundPhrases:
-        """Find the phrases of texts."""
+    def find(self, texts: list[str], encoded: EncodedSources | None = None) -> FoundPhrases:
+        """Find the phrases of texts.
+
+        Args:
+            encoded: the texts as the translation model has encoded them, which a query head need not do again.
+        """
         limit, encode = self.encoder.context.max_positions, self.tokenizer.encode
         wholes = [encode(text) for text in texts]
         of_texts = [windows(one, encode, limit) if one.count > limit else [whole(one)] for one in wholes]
         parts = [part for of_text in of_texts for part in of_text]
-        encoded = [part.subwords for part in parts]
+        subwords = [part.subwords for part in parts]
+        text_of = np.repeat(np.arange(len(texts)), list(map(len, of_texts)))
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width, device=self._device)]
-        for batch in batches_of_like_length(list(range(len(parts))), encoded):
-            places, batch_probabilities, batch_vectors = self._find_in_batch([encoded[number] for number in batch])
+        for batch in batches_of_like_length(list(range(len(parts))), subwords):
+            places, batch_probabilities, batch_vectors = self._find_in_batch(
+                [subwords[number] for number in batch], encoded, text_of[batch].tolist()
+            )
             places[:, 0] = np.array(batch)[places[:, 0]]
             spans.append(places)
             probabilities.append(batch_probabilities)
@@ -143,7 +158,7 @@ class PhraseFinder:
         too_long = sum(one.count > limit for one in wholes)
         if too_long:
             order = order[self._placed(found, parts)[order]]
-        found[:, 0] = np.repeat(np.arange(len(texts)), list(map(len, of_texts)))[found[:, 0]]
+        found[:, 0] = text_of[found[:, 0]]
         [there] = to_device([torch.from_numpy(order)], self._device)
         return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[there], too_long)
 
@@ -153,26 +168,39 @@ class PhraseFinder:
         found[:, 1:] += offsets[:, None].astype(found.dtype)
         return (begins <= found[:, 1]) & (found[:, 1] < ends)
 
-    def _find_in_batch(self, batch: list[Subwords]) -> tuple[np.ndarray, Tensor, Tensor]:
+    def _find_in_batch(
+        self, batch: list[Subwords], encoded: EncodedSources | None, rows: list[int]
+    ) -> tuple[np.ndarray, Tensor, Tensor]:
         """Return spans with the text's place in the batch, probabilities, and vectors, which stay on the encoder's device.
 
         A GPU is waited for once: for the probabilities, from which the host sees which spans are phrases.
         """
-        candidates = [self._candidates(subwords) for subwords in batch]
-        numbers = np.repeat(np.arange(len(batch)), [len(c) for c in candidates])
-        rows = np.concatenate(candidates)  # [C, 4]
-        inside = torch.from_numpy(np.column_stack([numbers, rows[:, 2:]]))
-        tokens, spans = to_device([collate(batch, self.tokenizer.pad), inside], self._device)
-        states = self.encoder.states(tokens)
+        each = [self._candidates(subwords) for subwords in batch]
+        numbers = np.repeat(np.arange(len(batch)), [len(c) for c in each])
+        candidates = np.concatenate(each)  # [C, 4]
+        inside = torch.from_numpy(np.column_stack([numbers, candidates[:, 2:]]))
+        states, spans = self._states(collate(batch, self.tokenizer.pad), inside, encoded, rows)
         probabilities = torch.ones(len(spans))
         if self.encoder.segments:
             [probabilities] = to_host([self.encoder.phrase_logits(states, spans).sigmoid()])
         if self.segmentation.kind == LEARNED:
             kept = probabilities > self.segmentation.threshold
             [spans] = to_device([inside[kept]], self._device)
-            probabilities, numbers, rows = probabilities[kept], numbers[kept.numpy()], rows[kept.numpy()]
-        found = np.column_stack([numbers, rows[:, :2]]).astype(np.int32)
+            probabilities, numbers = probabilities[kept], numbers[kept.numpy()]
+            candidates = candidates[kept.numpy()]
+        found = np.column_stack([numbers, candidates[:, :2]]).astype(np.int32)
         return found, probabilities, self._vectors(states, spans)
+
+    def _states(
+        self, tokens: Tensor, spans: Tensor, encoded: EncodedSources | None, rows: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the states of sentences, int64 [S, L]; returns them, and the spans, on the device."""
+        known = encoded.states_of(tokens, rows) if encoded is not None else None
+        tokens, spans = to_device([tokens, spans], self._device)
+        if known is None:
+            return self.encoder.states(tokens), spans
+        assert isinstance(self.encoder, QueryHead)
+        return self.encoder.states(tokens, known), spans
 
     def _candidates(self, subwords: Subwords) -> np.ndarray:
         """Return the candidate spans, with a lexicon only those that it names."""

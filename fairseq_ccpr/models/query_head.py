@@ -85,15 +85,20 @@ class QueryHead(SpanEncoder):
         states = self.states(tokens)
         return self.vectors(states, phrases), self.phrase_logits(states, spans)
 
-    def states(self, tokens: Tensor) -> Tensor:
-        """Compute the states of the head's own layer."""
-        if not self.context.bf16:
-            return self._states(tokens)
-        with torch.autocast(tokens.device.type, torch.bfloat16):
-            return self._states(tokens).float()
+    def states(self, tokens: Tensor, known: Tensor | None = None) -> Tensor:
+        """Compute the states of the head's own layer, int64 [S, L] -> [S, L, H].
 
-    def _states(self, tokens: Tensor) -> Tensor:
-        mixed = self.mix(self.context(tokens).to(self.mix.weight.dtype))
+        Args:
+            known: those of the translation model, where it has encoded the sentences already, fp32 [S, L, hidden].
+        """
+        if not self.context.bf16:
+            return self._states(tokens, known)
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return self._states(tokens, known).float()
+
+    def _states(self, tokens: Tensor, known: Tensor | None) -> Tensor:
+        own = self.context(tokens) if known is None else known
+        mixed = self.mix(own.to(self.mix.weight.dtype))
         return self.norm(self.layer(mixed, src_key_padding_mask=tokens.eq(self.context.tokenizer.pad)))
 
     def vectors(self, states: Tensor, spans: Tensor) -> Tensor:

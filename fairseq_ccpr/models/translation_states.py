@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
+from fairseq_ccpr.device import to_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 
 LAYERS = 3  # whose states are read: the embeddings, the middle layer, the last
+
+
+@dataclass(frozen=True)
+class EncodedSources:
+    """What the translation model has encoded already."""
+
+    tokens: Tensor  # int64 [B, S], the sentences with their ends, padding on either side; on the CPU
+    states: Tensor  # fp32 [B, S, hidden], as `TranslationStates.join` makes them
+    pad: int
+
+    def states_of(self, tokens: Tensor, rows: Sequence[int]) -> Tensor | None:
+        """Look up the states of sentences, which have both markers and padding on the right.
+
+        Args:
+            tokens: int64 [n, L], on the CPU.
+            rows: which of the B sentences each is.
+
+        Returns:
+            [n, L, hidden], 0 at the start markers; None where the model has other subwords.
+        """
+        own, chosen = tokens[:, 1:], torch.tensor(rows)
+        there = self.tokens[chosen]
+        real = own.ne(self.pad)
+        if not torch.equal(real.sum(dim=1), there.ne(self.pad).sum(dim=1)):
+            return None
+        first = there.ne(self.pad).int().argmax(dim=1, keepdim=True)
+        places = (first + torch.arange(own.size(1))).clamp(max=there.size(1) - 1)
+        if not torch.equal(there.gather(1, places)[real], own[real]):
+            return None
+        chosen, places = to_device([chosen, places], self.states.device)
+        return nn.functional.pad(self.states[chosen[:, None], places], (0, 0, 1, 0))
 
 
 class TranslationStates(nn.Module):
@@ -56,10 +90,17 @@ class TranslationStates(nn.Module):
         half = next(encoder.parameters()).dtype != torch.float32
         with torch.autocast(tokens.device.type, enabled=False) if half else nullcontext():
             found = encoder(own, own.ne(self.tokenizer.pad).sum(dim=1), return_all_hiddens=True)
-        layers = found["encoder_states"]
-        chosen = [layers[0], layers[len(layers) // 2], found["encoder_out"][0]]
-        states = torch.cat([layer.transpose(0, 1).float() for layer in chosen], dim=2)
-        return nn.functional.pad(states, (0, 0, 1, 0))
+        return nn.functional.pad(self.join(found), (0, 0, 1, 0))
+
+    def is_of(self, model: Any) -> bool:
+        """Tell whether a translation model has this very encoder."""
+        return getattr(model, "encoder", None) is self._encoder[0]
+
+    def join(self, output: dict[str, Any]) -> Tensor:
+        """Join the layers that are read of an encoder's output, with all of its hidden states, fp32 [B, S, hidden]."""
+        layers = output["encoder_states"]
+        chosen = [layers[0], layers[len(layers) // 2], output["encoder_out"][0]]
+        return torch.cat([layer.transpose(0, 1).float() for layer in chosen], dim=2)
 
     def fingerprint(self) -> str:
         """Digest the encoder, and what makes its subwords."""

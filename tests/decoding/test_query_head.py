@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import data_utils
 
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.evaluation.translation.test_set import load
@@ -22,8 +24,10 @@ from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
 from fairseq_ccpr.models.query_head import QueryHead, load_query_head
+from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.subwords import collate
 from tests.helpers import USER_DIR, call, refused, run
 from tests.small_models import Ccpr, World, other_encoder
 
@@ -187,6 +191,48 @@ def test_what_is_retrieved_is_what_the_head_asks_for(
     assert [(texts[n][a:b]) for n, a, b in found.spans.tolist()] == [phrase.string for phrase in retrieved]
     for query, score in zip(retrieved, scores[:, 0].tolist()):
         assert not query.retrieved or abs(query.retrieved[0].score - score) < 1e-2
+
+
+def test_states_that_the_model_has_are_read(head: QueryHead, encoder: Any, ccpr: Ccpr) -> None:
+    """On whichever side the padding is; where the model has other subwords they are computed."""
+    texts = sentences(ccpr, 9)
+    texts[4] = texts[4] + " " + texts[5]
+    finder, pad = PhraseFinder(head, Segmentation("all", max_words=3)), head.context.tokenizer.pad
+    wanted = finder.find(texts)
+    ids = [torch.tensor(head.context.tokenizer.encode(text).ids[1:]) for text in texts]
+    for left in (True, False):
+        tokens = data_utils.collate_tokens(ids, pad, left_pad=left)
+        with torch.no_grad():
+            states = head.context.join(encoder(tokens, tokens.ne(pad).sum(dim=1), return_all_hiddens=True))
+        encoded = EncodedSources(tokens, states, pad)
+        order = random.sample(range(len(texts)), len(texts))
+        asked = [head.context.tokenizer.encode(texts[row]) for row in order]
+        known, computed = encoded.states_of(collate(asked, pad), order), head.context(collate(asked, pad))
+        assert known is not None
+        for row, one in enumerate(asked):
+            assert torch.allclose(known[row, : len(one.ids)], computed[row, : len(one.ids)], atol=1e-5)
+        assert encoded.states_of(collate(asked, pad), order[::-1]) is None
+        found = finder.find(texts, encoded)
+        assert np.array_equal(found.spans, wanted.spans)
+        assert torch.allclose(found.vectors, wanted.vectors, atol=1e-4)
+        others = finder.find(texts[::-1], encoded)
+        assert torch.equal(others.vectors, finder.find(texts[::-1]).vectors)
+
+
+def test_decoding_encodes_a_sentence_once(trained: Trained, world: World, phrases: list[object]) -> None:
+    task, models = load(parse_generation(world.options(*phrases, "--phrase-queries", trained.checkpoint)))
+    ensemble = task.build_ensemble(models)
+    encoded: list[int] = []
+    # fairseq calls no forward hook of the encoder itself
+    models[0].encoder.layers[0].register_forward_hook(lambda *_: encoded.append(1))
+    task.load_dataset("test")
+    sample = next(iter(task.get_batch_iterator(task.dataset("test"), max_sentences=5).next_epoch_itr()))
+    outputs = ensemble.forward_encoder({k: v for k, v in sample["net_input"].items() if k != "prev_output_tokens"})
+    assert encoded == [1] and outputs.phrases is not None and outputs[0]["encoder_states"] == []
+    again = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
+    assert encoded == [1, 1]
+    for own, other in zip(outputs.phrases.phrases, again.phrases):
+        assert np.array_equal(own.candidates.tokens, other.candidates.tokens) and len(own.candidates.lengths)
 
 
 def test_sampling_without_a_weight_is_that_without_phrases(
