@@ -183,7 +183,7 @@ class Translator(System):
         return self._compaction.run()
 
     def close(self) -> None:
-        """Let others learn beside the datastore; this translator goes on translating."""
+        """Let others learn beside the datastore; this translator can still translate."""
         if self._compaction is not None:
             self._compaction.cancel()
         if self.ensemble is not None and self.ensemble.tokens is not None:

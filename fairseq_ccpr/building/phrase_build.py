@@ -47,7 +47,7 @@ class PhraseBuildSettings:
     )
     threshold: float = option(
         Segmentation.threshold, "probability above which the encoder takes words for a phrase",
-        within="[0, 1)", needs="a probability from 0 up to, but not, 1", metavar="P",
+        within="[0, 1)", needs="a probability in [0, 1)", metavar="P",
     )  # fmt: skip
     max_words: int = option(7, "words of a phrase, at most", metavar="N")
     index: str = option(
@@ -92,7 +92,9 @@ class PhraseBuildSettings:
                 "fairseq-ccpr merge, and run this command on the result with --store and without --num-shards"
             )
         if self.collection is not None and self.store is None:
-            raise ConfigurationError(f"--collection {self.collection} is of Milvus: say with --store where that is")
+            raise ConfigurationError(
+                f"--collection {self.collection} names one of Milvus: say with --store where that runs"
+            )
         for path in self.text:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")

@@ -74,9 +74,7 @@ class TokenBuildSettings:
         metavar="exact|torch-ivf|FACTORY",
     )
     index_parameters: str = option(
-        "",
-        "search parameters such as nprobe=32, stored with the index; those that suit it if not given",
-        metavar="P=V,...",
+        "", "search parameters such as nprobe=32, stored with the index (chosen for the index)", metavar="P=V,..."
     )
     adapter: str = option(
         NO_ADAPTER,
@@ -97,7 +95,8 @@ class TokenBuildSettings:
     normalize_before_pca: bool = option(False, "scale the adapter's vectors to length 1 before PCA as well")
     raw_datastore: Optional[Path] = option(
         None,
-        "where the decoder's own states are, or go, for the adapter to start from; it is kept (default: in --output)",
+        "datastore of the decoder's own states, for the adapter to start from: read, or else created; it is kept (in "
+        "--output)",
         metavar="DIR",
     )
     keep_raw_keys: bool = option(False, "keep those in --output/raw when all is done")

@@ -72,7 +72,7 @@ class Options:
     )  # fmt: skip
     reference_threshold: float = option(
         Segmentation.threshold, "probability above which words of a reference are a phrase", within="[0, 1)",
-        needs="a probability from 0 up to, but not, 1", metavar="P",
+        needs="a probability in [0, 1)", metavar="P",
     )  # fmt: skip
     entries: Optional[int] = option(None, "use so many entries of each datastore (all)", metavar="N")
     samples: int = count_option(1000, "bootstrap samples")

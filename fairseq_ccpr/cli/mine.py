@@ -62,7 +62,7 @@ Each line of the output is source, tab, target, tab, score, in the order of the 
 --settings the threshold is estimated from the scores. --tune reads a hundred or so labelled pairs: source, tab, target, with
 one side empty for a sentence without a partner. Each pair serves twice, the second time with its target hidden. Tuning
 searches all of --source and --target, and writes the best settings to --settings. With --settings alone they are read from
-there, for texts of about that size and share of pairs.
+there, for texts of about that size and fraction of pairs.
 
 --encoder is one of
 
@@ -98,8 +98,8 @@ class Options:
     )
     entropy_over: Optional[str] = option(
         None,
-        f"for --method {RfrMethod.name}: what a fragment must be sure of to count, which sentence it is in, or which "
-        f"neighbour is its own ({OVER_SENTENCES})",
+        f"for --method {RfrMethod.name}: the distribution whose entropy decides which fragments count, of sentences or of "
+        f"neighbours ({OVER_SENTENCES})",
         choices=tuple(ENTROPIES),
     )
     index: str = option("auto", "auto, exact, or a FAISS factory string", metavar="auto|exact|FACTORY")

@@ -95,7 +95,7 @@ class TokenDatastore:
         return projection
 
     def open_domain(self) -> Domain | None:
-        """Load what the datastore knows of its own text, on the CPU; None where it was built before datastores told.
+        """Load what the datastore knows of its own text, on the CPU; None where an earlier version built it.
 
         Raises:
             DatastoreError: the file is damaged, or of another width than the decoder's states.

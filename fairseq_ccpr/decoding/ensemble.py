@@ -113,7 +113,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         self.phrases = replace(phrases, trusted=trust is not None) if phrases is not None else None
 
     def with_memories(
-        self, tokens: TokenMemory | None, phrases: PhraseMemory | None, trust: Trust | None = None
+        self, tokens: TokenMemory | None, phrases: PhraseMemory | None, trust: Trust | None
     ) -> RetrievalEnsemble:
         """Return the same models with other memories, and trust in them."""
         other = RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings, trust)

@@ -306,6 +306,7 @@ class TokenBatch:
         with torch.cuda.stream(self._stream):
             yield
 
+    @phase(MERGE)
     def vote(self, tokens: Tensor, model: Distribution) -> Vote:
         """Vote for the next token of each hypothesis."""
         queries = self._queries.pop()

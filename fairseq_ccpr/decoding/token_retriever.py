@@ -35,6 +35,7 @@ class TokenRetriever:
         values = as_tensor(datastore.values)
         self.values = (values if len(values) else values.new_zeros(1)).to(device)  # missing neighbours have some value
         self.learnt: LearntEntries | None = None
+        self._instead: str | None = None  # names the index of other entries
 
     def project(self, states: Tensor) -> Tensor:
         """Make keys of the decoder's states, [N, d] in any float dtype."""
@@ -67,10 +68,16 @@ class TokenRetriever:
         other.learnt = None if entries.empty else entries
         return other
 
-    def with_entries(self, index: Index, values: Tensor) -> TokenRetriever:
-        """Return the same retriever over other entries: an index of keys, and their tokens [N] on its device."""
+    def with_entries(self, index: Index, values: Tensor, described: str) -> TokenRetriever:
+        """Return the same retriever over other entries.
+
+        Args:
+            index: of their keys.
+            values: int [N], their tokens, on the device of the index.
+            described: names the index in the signature.
+        """
         other = copy.copy(self)
-        other.index, other.values, other.learnt = index, values, None
+        other.index, other.values, other.learnt, other._instead = index, values, None, described
         return other
 
     def describe(self) -> dict[str, object]:
@@ -80,9 +87,9 @@ class TokenRetriever:
         return {
             "retriever": type(self).__name__,
             "store": short(self.datastore.keys_fingerprint),
-            "entries": section.size,
+            "entries": self.index.size,
             "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
-            "index": EXACT if self.index.stands_in else section.index,
+            "index": self._instead or (EXACT if self.index.stands_in else section.index),
             "metric": section.index.metric,
             **learnt,
         }

@@ -17,7 +17,7 @@ class MomentumEncoder(nn.Module):
 
     Args:
         encoder: what is followed; the copy starts as its equal.
-        momentum: mu, from 0 up to, but not, 1.
+        momentum: mu, in [0, 1).
         queue: vectors of earlier batches that are kept for each side.
         dimension: o, their width.
     """

@@ -45,9 +45,7 @@ class Segmentation:
                 f"there is no segmentation '{self.kind}': give learned, all, ngram:N such as ngram:5, or lexicon:FILE"
             )
         if not 0 <= self.threshold < 1:
-            raise ConfigurationError(
-                f"the threshold of phrases is {self.threshold}: give a probability from 0 up to, but not, 1"
-            )
+            raise ConfigurationError(f"the threshold of phrases is {self.threshold}: give a probability in [0, 1)")
         if min(self.words) < 1 or self.words[0] > self.words[1]:
             raise ConfigurationError(f"phrases of {self.words[0]} to {self.words[1]} words: give at least 1")
 

@@ -85,9 +85,7 @@ class XprEncoder(SpanEncoder):
         if cfg.phrase_dim is not None and cfg.phrase_dim < 0:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1, or 0 for no projection head")
         if not 0 <= cfg.encoder_momentum < 1:
-            raise ConfigurationError(
-                f"--encoder-momentum is {cfg.encoder_momentum}: give a number from 0 up to, but not, 1"
-            )
+            raise ConfigurationError(f"--encoder-momentum is {cfg.encoder_momentum}: give a number in [0, 1)")
         if cfg.queue < 0 or (cfg.queue and not cfg.encoder_momentum):
             raise ConfigurationError(f"--queue is {cfg.queue}: give at least 0, and more only with a momentum encoder")
         context = ContextEncoder.load(Path(cfg.encoder), dropout=cfg.dropout)

@@ -33,7 +33,7 @@ class LexiconSettings:
         False, "keep phrases that no sentence has; they are encoded without one (they are left out, and counted)"
     )
     limit: Optional[int] = count_option(
-        None, "take N of the pairs, always the same ones, and all others between their phrases (all)"
+        None, "take a fixed sample of N pairs, and all other pairs of their phrases (all)"
     )
 
 

@@ -47,7 +47,7 @@ class ExtractionSettings:
         AlignerOptions.symmetrization, "how the alignments of both directions become one", choices=SYMMETRIZATIONS
     )
     encoder: Optional[Path] = option(None, "of --aligner encoder, made by fairseq-ccpr convert", metavar="DIR")
-    encoder_layer: Optional[int] = option(None, "whose states are compared (half of the way up)", metavar="N")
+    encoder_layer: Optional[int] = option(None, "whose states are compared (the middle layer)", metavar="N")
     max_words: int = option(
         100, "skip longer sentences, and count them",
         within=f"[1, {MAX_WORDS}]", needs=f"up to {MAX_WORDS} words, as aligners take them,", metavar="N",

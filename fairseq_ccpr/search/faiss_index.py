@@ -128,8 +128,9 @@ class FaissIndex(Index):
         if self.on_disk or not gpus:
             return self
         resources = faiss.StandardGpuResources()
+        shared = gpus > 1 and self.file_bytes > torch.cuda.mem_get_info(device)[0]
         try:
-            if gpus > 1 and self.file_bytes > torch.cuda.mem_get_info(device)[0]:
+            if shared:
                 options = faiss.GpuMultipleClonerOptions()
                 options.shard = True  # each GPU has a part of the entries; else each would have all
                 index = faiss.index_cpu_to_all_gpus(self.index, options)
@@ -137,7 +138,7 @@ class FaissIndex(Index):
                 index = faiss.index_cpu_to_gpu(resources, device.index or 0, self.index)
         except RuntimeError:
             return self
-        if gpus == 1 and not hasattr(index, "getDevice"):
+        if not shared and not hasattr(index, "getDevice"):
             return self  # FAISS has copied what is inside, but the whole takes queries from the CPU
         moved = FaissIndex(index, self.metric, self.file_bytes)
         moved.on_host = False

@@ -25,6 +25,7 @@ TORCH_IVF = "torch-ivf"
 ALIGN = 128  # a multiple of the runs of every way to score them
 TRAIN_ROWS_PER_LIST = 64
 LONGEST = 3  # times the mean length; a list beyond, of keys that are almost equal, counts as several
+MOST_INT32 = 2**31 - 1
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Lists:
     """Keys in lists; the file of an index has tensors of these names."""
 
     keys: Tensor  # fp16 [P, d], zeros after each list's end
-    ids: Tensor  # int32 [P], the number of each key, rising in a list; -1 after its end
+    ids: Tensor  # int32 [P], int64 of very many keys: the number of each key, rising in a list; -1 after its end
     sizes: Tensor  # int64 [L], keys of each list
     centroids: Tensor  # fp32 [L, d]
 
@@ -128,7 +129,7 @@ def lay_out(list_of: Tensor, centroids: Tensor) -> tuple[Lists, Tensor]:
     place_of = torch.empty_like(list_of)
     place_of[order] = in_order
     places = int(starts[-1] + -(-sizes[-1] // ALIGN) * ALIGN)
-    ids = torch.full((places,), -1, dtype=torch.int32)
-    ids[in_order] = order.int()
+    ids = torch.full((places,), -1, dtype=torch.int32 if len(list_of) <= MOST_INT32 else torch.int64)
+    ids[in_order] = order.to(ids.dtype)
     keys = torch.zeros(places, centroids.size(1), dtype=torch.float16)
     return Lists(keys, ids, sizes, centroids[origin].contiguous()), place_of

@@ -44,7 +44,7 @@ class PhraseContrastConfig(PhraseTaskConfig):
     different_context_fraction: float = field(
         default=0.0,
         metadata={
-            "help": "of the phrases, those whose translation is taken from another sentence, which counts for --max-tokens "
+            "help": "fraction of the phrases whose translation is taken from another sentence, which counts for --max-tokens "
             "as well: 0 is CCPR, 1 is CPR"
         },
     )

@@ -23,7 +23,9 @@ class QueryDistillationConfig(FairseqDataclass):
     cosine_weight: float = field(default=4.0, metadata={"help": "weight of 1 - cosine to the phrase encoder's vector"})
     query_temperature: float = field(
         default=0.05,
-        metadata={"help": "of the similarities to the vectors of other phrases, which are learned as well"},
+        metadata={
+            "help": "temperature of the softmax over the vectors of other phrases, which the head imitates as well"
+        },
     )
 
 

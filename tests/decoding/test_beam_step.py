@@ -192,7 +192,7 @@ def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> in
     beam = sizes.pop("beam", 3)
     ensemble, counted = make_ensemble("ip", CPU, trusting=trusting, **sizes), Operations()
     if not phrases:
-        ensemble = ensemble.with_memories(ensemble.tokens, None)
+        ensemble = ensemble.with_memories(ensemble.tokens, None, None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
     next(steps)
     with watching(lambda: counted, search=False):

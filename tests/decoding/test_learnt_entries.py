@@ -111,7 +111,7 @@ def learning(ensemble: Any, count: int) -> Any:
     memory: Any = SimpleNamespace(entries=made)
     settings = ensemble.tokens.settings
     tokens = TokenMemory(ensemble.tokens.capture, retriever, settings, ensemble.tokens.unknown, learnt=memory)
-    return ensemble.with_memories(tokens, ensemble.phrases)
+    return ensemble.with_memories(tokens, ensemble.phrases, ensemble.trust)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

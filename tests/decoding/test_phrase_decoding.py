@@ -381,7 +381,7 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
         mixed, _ = mixed_and_phrase_vote(ensemble, sample)
         targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
         direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
-    remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
+    remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(), ensemble.trust)
     text = force_decode_text("test", list(batches(cfg, task, models)), remembering, 64)
     assert text.tokens is not None
     cache, log_probs = text.phrases, text.log_probs

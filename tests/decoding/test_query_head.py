@@ -18,6 +18,9 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.decoding.options import PhraseSettings
+from fairseq_ccpr.decoding.phrase_retriever import query_segmentation
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
@@ -233,6 +236,26 @@ def test_decoding_encodes_a_sentence_once(trained: Trained, world: World, phrase
     assert encoded == [1, 1]
     for own, other in zip(outputs.phrases.phrases, again.phrases):
         assert np.array_equal(own.candidates.tokens, other.candidates.tokens) and len(own.candidates.lengths)
+
+
+def test_agreement_with_the_phrase_encoder(
+    trained: Trained, world: World, ccpr: Ccpr, head: QueryHead, phrase_store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(texts := sentences(ccpr, 12)) + "\n", encoding="utf-8")
+    words = [world.data_bin, world.model, phrase_store, trained.checkpoint, tmp_path / "in.txt"]
+    shown = run("scripts/recipes/query_agreement.py", *words).stdout
+    segmentation = query_segmentation(PhraseDatastore(phrase_store), PhraseSettings().threshold)
+    teacher = PhraseEncoder.load(ccpr.checkpoint)
+    ours, theirs = (
+        dict(zip(map(tuple, found.spans.tolist()), found.vectors))
+        for found in (PhraseFinder(one, segmentation).find(texts) for one in (head, teacher))
+    )
+    both = ours.keys() & theirs.keys()
+    assert f"phrases found by the head: {len(both) / len(theirs):.0%} of {len(theirs):,}" in shown
+    cosine = float(torch.stack([ours[span] @ theirs[span] for span in both]).mean())
+    assert abs(float(re.search(r"cosine of the vectors: ([\d.]+)", shown)[1]) - cosine) < 0.006
+    same, first = (int(percent) for percent in re.findall(r"same.*?: (\d+)%", shown))
+    assert 0 < same <= 100 and 0 <= first <= 100
 
 
 def test_sampling_without_a_weight_is_that_without_phrases(

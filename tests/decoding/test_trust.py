@@ -30,6 +30,9 @@ from fairseq_ccpr.decoding.trust_features import (
     trust_features,
 )
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
+from fairseq_ccpr.evaluation.speed.decoding_speed import SpeedTest
+from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.inference.arguments import parse_generation
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import call, equal, refused, run
 from tests.small_models import World, build
@@ -299,6 +302,15 @@ def test_other_models_layers_metrics_and_features_are_refused(
     refused(generate(world, newer), "another version of fairseq-ccpr .features 99")
     joint = write(LearnedTrust(tokens=True, phrases=True), both, tmp_path / "joint.trust")
     refused(generate(world, joint), "trust in token and phrase parts, but --datastore has token")
+
+
+def test_benchmarks_decode_with_it(world: World, random_trust: Path) -> None:
+    cfg = parse_generation(world.options("--no-progress-bar", "--trust", random_trust))
+    test = SpeedTest(cfg, *load(cfg), {"trusted": str(world.datastore)})
+    test.resize(400, "IVF16,Flat")
+    assert test.generators["trusted"].model.trust is not None
+    signature = test.signatures["trusted, 400 keys"]
+    assert "trust:learned" in signature and "|entries:400|" in signature and "|index:IVF16,Flat" in signature
 
 
 def test_damaged_and_missing_files_are_refused(world: World, random_trust: Path, tmp_path: Path) -> None:

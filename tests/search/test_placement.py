@@ -62,8 +62,9 @@ def test_keys_that_do_not_fit_are_searched_on_the_cpu_with_a_warning(tmp_path, m
     index = opened("IVF32,PQ16x4fs,Refine(SQfp16)", tmp_path, ELSEWHERE, KEYS.nbytes, monkeypatch)
     assert isinstance(index, FaissIndex) and index.on_host and not index.stands_in
     assert "has no room for 3,000 keys" in log.text and log.records[0].levelname == "WARNING"
-    exact = opened("auto", tmp_path, ELSEWHERE, KEYS.nbytes, monkeypatch)
-    assert isinstance(exact, ExactIndex) and exact.on_host and exact.keys.device == CPU
+    for choice, kind in (("auto", ExactIndex), ("torch-ivf", TorchIvfIndex)):
+        own = opened(choice, tmp_path, ELSEWHERE, KEYS.nbytes, monkeypatch)
+        assert isinstance(own, kind) and own.on_host
 
 
 def test_without_faiss_a_gpu_opens_what_a_cpu_had_built(tmp_path, monkeypatch) -> None:

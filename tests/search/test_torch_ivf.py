@@ -75,6 +75,15 @@ def test_queries_are_searched_block_by_block(tmp_path, monkeypatch) -> None:
     check(make(keys, 6, "l2", 6, tmp_path), keys, torch.randn(40, 8), 8)
 
 
+def test_more_keys_than_int32_counts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch_ivf_build, "MOST_INT32", 499)
+    for size, dtype in ((499, torch.int32), (500, torch.int64)):
+        (folder := tmp_path / str(size)).mkdir()
+        index = make(keys := clustered(size, 8), 6, "l2", 6, folder)
+        assert index.lists.ids.dtype == dtype
+        check(index, keys, torch.randn(9, 8), 8)
+
+
 def test_empty_list_holds_nothing_and_is_passed_over() -> None:
     lists, place_of = torch_ivf_build.lay_out(torch.tensor([2, 0, 2]), torch.eye(4))
     assert lists.sizes.tolist() == [1, 2] and place_of.tolist() == [128, 0, 129]

@@ -43,7 +43,7 @@ class PhraseBenchmarkSettings:
     )
     threshold: float = option(
         Segmentation.threshold, "probability above which the phrase encoder takes words for a phrase",
-        within="[0, 1)", needs="a probability from 0 up to, but not, 1", metavar="P",
+        within="[0, 1)", needs="a probability in [0, 1)", metavar="P",
     )  # fmt: skip
     max_words: int = option(4, "words of such a phrase, at most", metavar="N")
     same_string: list[int] = option(

@@ -60,7 +60,7 @@ class SpeedTest:
         plain = self.generators[BASE].model  # fairseq's, which marks no phase
         plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
         self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
-        self.signatures = {name: self.generators[name].model.signature() for name in datastores}
+        self.signatures: dict[str, str] = {}  # of each system and size that `resize` made
 
     def _build_generator(self, datastore: str) -> Any:
         settings = deepcopy(self.cfg.task)
@@ -76,7 +76,7 @@ class SpeedTest:
         Args:
             choice: see `plan_index`.
         """
-        made: dict[Path, tuple[Index, Tensor]] = {}
+        made: dict[Path, tuple[Index, Tensor, str]] = {}
         for name, generator in self.generators.items():
             if name == BASE:
                 continue
@@ -91,9 +91,11 @@ class SpeedTest:
             if store.directory not in made:
                 unit = store.section.projection is not None
                 keys, values = grow(store.keys, store.values, entries, unit, self.device)
-                made[store.directory] = make_index(keys, choice, store.section.index.metric).index, values
+                searched = make_index(keys, choice, store.section.index.metric)
+                made[store.directory] = searched.index, values, str(searched.description)
             tokens = replace(ensemble.tokens, retriever=retriever.with_entries(*made[store.directory]), learnt=None)
-            generator.model = ensemble.with_memories(tokens, ensemble.phrases)
+            generator.model = ensemble.with_memories(tokens, ensemble.phrases, ensemble.trust)
+            self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
 
     def batches(self, tokens: int) -> list[dict[str, Any]]:
         """Make batches of at least so many target tokens, of sentences whose references are of about the median length.

@@ -47,6 +47,7 @@ class MadeIndex:
     """An index, and what it took."""
 
     index: Index
+    description: IndexDescription
     bytes_per_key: float
     seconds: float
 
@@ -61,11 +62,12 @@ def make_index(keys: Tensor, choice: str, metric: str) -> MadeIndex:
     description = plan_index(choice, metric, "", size, dimension, keys.is_cuda)
     start = time.perf_counter()
     if description.backend == "exact":
-        return MadeIndex(ExactIndex(keys, metric), keys.element_size() * dimension + 4 * (metric == "l2"), 0.0)
+        size_of_key = keys.element_size() * dimension + 4 * (metric == "l2")
+        return MadeIndex(ExactIndex(keys, metric), description, size_of_key, 0.0)
     with TemporaryDirectory() as folder:
         index, length = _make_file(keys.cpu().numpy(), description, Path(folder))
     index = index.to(keys.device)
-    return MadeIndex(index, length / size, time.perf_counter() - start)
+    return MadeIndex(index, description, length / size, time.perf_counter() - start)
 
 
 def _make_file(keys: np.ndarray, description: IndexDescription, folder: Path) -> tuple[Index, int]:

@@ -59,7 +59,7 @@ def with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut], hid
         trust: Trust = KINDS[kind](**known)
     if ensemble.phrases is not None and isinstance(trust, LearnedTrust):
         trust.votes = _learned_votes(ensemble, texts)
-        ensemble = ensemble.with_memories(ensemble.tokens, replace(ensemble.phrases, votes=trust.votes))
+        ensemble = ensemble.with_memories(ensemble.tokens, replace(ensemble.phrases, votes=trust.votes), None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         rows = [training_text(trust, text, number > 0, ensemble) for number, text in enumerate(texts)]
@@ -107,7 +107,7 @@ def with_settings(
         tokens = replace(tokens, settings=token_settings)
     if phrases is not None and phrase_settings is not None:
         phrases = replace(phrases, settings=phrase_settings)
-    return ensemble.with_memories(tokens, phrases)
+    return ensemble.with_memories(tokens, phrases, None)
 
 
 def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:

@@ -116,7 +116,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     samples = list(batches(cfg, task, system.models, at_least=BATCHES))
     start = time.perf_counter()
     if ensemble.phrases is not None:  # one search serves all settings
-        ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering())
+        ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(), None)
     most, quiet = max(NEIGHBOURS), cfg.common.no_progress_bar
     texts = [force_decode_text(cfg.dataset.gen_subset, samples, ensemble, most, quiet=quiet)]
     for one in also:  # many cost as much as one
@@ -131,7 +131,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
         if ensemble.tokens is None:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
         elif ensemble.phrases is not None:  # which may be likelier together with tokens, and translate worse
-            alone = with_settings(ensemble.with_memories(ensemble.tokens, None), *pairs[0])
+            alone = with_settings(ensemble.with_memories(ensemble.tokens, None, None), *pairs[0])
             tried.append(with_trust(kind, alone, texts, hidden))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)

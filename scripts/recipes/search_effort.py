@@ -1,0 +1,113 @@
+"""What the effort of a search takes and finds, for the queries of beam search.
+
+python scripts/recipes/search_effort.py MODEL DATASTORE SOURCE INDEX PARAMETERS [PARAMETERS ...]
+
+DATASTORE is a token datastore of the translation model MODEL, whose k and temperature count. INDEX is what --index of
+fairseq-ccpr build tokens takes, PARAMETERS what --index-parameters takes, such as nprobe=16,k_factor_rf=8. The model
+translates the text SOURCE with the datastore; some of its queries, drawn at random, are then searched in an index of the same
+keys. A row has the least of three times of 160 queries and of 5, the recall, and two measures against exact search: mass, the
+part of p_tok that the neighbours found have, and shift, half the sum of all differences between both p_tok.
+"""
+
+import copy
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr import TokenDatastore, TokenRetriever, Translator
+from fairseq_ccpr.cli.command import markdown_table
+from fairseq_ccpr.search import ExactIndex, Index, build_index, open_index
+from fairseq_ccpr.search.faiss_library import import_faiss
+from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.search.rescored_index import RESCORED
+from fairseq_ccpr.text.pairs import read_lines
+
+QUERIES, BATCHES, REPEATS = 1280, (160, 5), 3
+BACKENDS = ("faiss", RESCORED)
+HEADING = ["search", "bytes per key", *(f"{count}, ms" for count in BATCHES), "recall", "mass", "shift"]
+
+
+def main() -> None:
+    if len(sys.argv) < 6:
+        sys.exit(__doc__.strip())
+    model, folder, source, choice, *efforts = sys.argv[1:]
+    torch.set_num_threads(1)
+    import_faiss().omp_set_num_threads(1)
+    store = TokenDatastore(folder)
+    metric, values = store.section.index.metric, torch.from_numpy(np.array(store.values)).long()
+    description = plan_index(choice, metric, "", *store.keys.shape)
+    if description.backend not in BACKENDS:
+        sys.exit(f"INDEX is '{choice}': give a factory string of FAISS, whose search has parameters")
+    queries, k, temperature = asked(model, folder, read_lines(Path(source)))
+    if len(queries) < BATCHES[0]:
+        sys.exit(f"{source} gives {len(queries)} queries, and {BATCHES[0]} are searched at once: give more text")
+    wanted = ExactIndex(store.keys, metric).search(queries, k)
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        build_index(store.keys, description, Path(scratch) / description.file, lambda _: None)
+        size = sum((Path(scratch) / name).stat().st_size for name in description.files) / len(values)
+        for effort in efforts:
+            index = open_index(replace(description, parameters=effort), store.keys, Path(scratch))
+            times = [f"{least_time(index, queries[:count], k):.2f}" for count in BATCHES]
+            found = compare(wanted, index.search(queries, k), values, temperature)
+            rows.append([effort, f"{size:.0f}", *times, *(f"{100 * part:.1f}%" for part in found)])
+    print(markdown_table([HEADING, *rows]))
+
+
+def asked(model: str, datastore: str, texts: Iterable[str]) -> tuple[Tensor, int, float]:
+    """Translate texts, and return some of the queries, fp32 [n, d], with k and the temperature."""
+    translator = Translator(model, datastore=datastore, device="cpu")
+    assert translator.ensemble is not None and translator.ensemble.tokens is not None
+    memory = translator.ensemble.tokens
+    seen: list[Tensor] = []
+    retriever = copy.copy(memory.retriever)
+    assert isinstance(retriever, TokenRetriever)
+    project = retriever.project
+
+    def recorded(states: Tensor) -> Tensor:
+        seen.append(project(states).float())
+        return seen[-1]
+
+    retriever.project = recorded  # type: ignore[method-assign]
+    translator.ensemble.tokens = replace(memory, retriever=retriever)
+    for _ in translator.translate(texts):
+        pass
+    queries = torch.cat(seen)
+    drawn = torch.randperm(len(queries), generator=torch.Generator().manual_seed(1))[:QUERIES]
+    return queries[drawn], memory.settings.k, memory.settings.temperature
+
+
+def least_time(index: Index, queries: Tensor, k: int) -> float:
+    """Time searches, in milliseconds."""
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        index.search(queries, k)
+        times.append(1000 * (time.perf_counter() - start))
+    return min(times)
+
+
+def compare(
+    exact: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor], values: Tensor, temperature: float
+) -> tuple[float, float, float]:
+    """Compute recall, mass and shift of what was found, scores and ids [n, k] each, on average over the queries."""
+    shares = [(scores.float() / temperature).softmax(dim=1) for scores, _ in (exact, found)]
+    (_, wanted), (_, ids) = exact, found
+    there = (wanted.unsqueeze(2) == ids.unsqueeze(1)).any(dim=2).float()
+    one, other = (
+        torch.zeros(len(ids), int(values.max()) + 1).scatter_add_(1, values[rows.clamp_min(0)], share)
+        for (_, rows), share in zip((exact, found), shares)
+    )
+    shift = (one - other).abs().sum(dim=1) / 2
+    return float(there.mean()), float((shares[0] * there).sum(dim=1).mean()), float(shift.mean())
+
+
+if __name__ == "__main__":
+    main()
