@@ -23,7 +23,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.speed.decoding_speed import REST, DecodingSpeed, SpeedTest
+from fairseq_ccpr.evaluation.speed.decoding_speed import BASE, EQUIPPED, REST, DecodingSpeed, SpeedTest
 from fairseq_ccpr.evaluation.speed.machine import Limits, describe_run, gigabytes, measure_limits
 from fairseq_ccpr.evaluation.speed.plots import draw_costs
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
@@ -41,8 +41,9 @@ Measure, for token datastores of any size, decoding speed relative to plain fair
     --sizes 10000 100000 1000000 --json benchmark.json --plot benchmark.png > benchmark.md
 
 A system is a name and what fairseq-generate is told as --datastore; its token part is cut down or filled up to each of the
-sizes, with keys around its own and tokens as frequent as its own. Systems take turns, repeat by repeat. All other options
-are those of fairseq-generate --task translation_retrieval, and hold for every system.
+sizes, with keys around its own and tokens as frequent as its own. Two systems are always measured: base, which is plain
+fairseq, and base+, the same with the beam search that retrieval brings along. Systems take turns, repeat by
+repeat. All other options are those of fairseq-generate --task translation_retrieval, and hold for every system.
 
 Decoding is measured with the first --index, in batches of sentences of about the median length; a batch of 1 token is a
 single sentence. Search alone is measured with every --index, for every number of --queries and every --k. --only leaves out
@@ -108,8 +109,9 @@ def _check(options: Options) -> dict[str, str]:
     if options.plot and options.only == "decoding":
         raise ConfigurationError("--plot draws searches, and --only decoding leaves them out: give one of the two")
     systems = named(options.systems, "systems")
-    if "base" in systems:
-        raise ConfigurationError("'base' is plain fairseq, which is always measured: give the system another name")
+    for name in (BASE, EQUIPPED):
+        if name in systems:
+            raise ConfigurationError(f"'{name}' is always measured: give the system another name")
     for store in _stores(systems).values():
         section = store.section
         for choice in options.index:

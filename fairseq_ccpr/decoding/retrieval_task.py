@@ -206,10 +206,14 @@ class RetrievalTask(FairseqTask):
                 ensemble, self.target_dictionary, compute_alignment=getattr(args, "print_alignment", False),
                 eos=generator.eos, symbols_to_strip_from_output=generator.symbols_to_strip_from_output,
             )  # fmt: skip
+        self.equip(generator, ensemble)
+        return generator
+
+    def equip(self, generator: Any, ensemble: RetrievalEnsemble) -> None:
+        """Give a generator of fairseq an ensemble that retrieves, and a beam search that finds the same in less time."""
         generator.model = ensemble
         if type(generator.search) is BeamSearch:
             generator.search = RunwiseBeamSearch(self.target_dictionary)
-        return generator
 
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Iterate over all sentences.

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.evaluation.speed.decoding_speed import SpeedTest
+from fairseq_ccpr.decoding import beam_search
+from fairseq_ccpr.evaluation.speed.decoding_speed import BASE, EQUIPPED, SpeedTest
 from fairseq_ccpr.evaluation.speed.machine import Limits
 from fairseq_ccpr.evaluation.speed.synthetic_store import grow, queries_near
 from fairseq_ccpr.evaluation.translation.test_set import load
@@ -126,6 +127,18 @@ def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest) -> N
         assert f"|entries:{size}|" in signature and "|index:exact|" in signature
 
 
+def test_our_beam_search_translates_as_fairseq_does(speed_test: SpeedTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam_search, "SMALL", 0)
+    for sample in speed_test.batches(100):
+        own, fairseqs = (
+            speed_test.task.inference_step(speed_test.generators[name], speed_test.models, sample)
+            for name in (EQUIPPED, BASE)
+        )
+        assert [[one["tokens"].tolist() for one in best] for best in own] == [
+            [one["tokens"].tolist() for one in best] for best in fairseqs
+        ]
+
+
 @pytest.mark.parametrize("tokens", [1, 100, 5000])
 def test_batches_have_the_tokens_asked_for(speed_test: SpeedTest, tokens: int) -> None:
     batches = speed_test.batches(tokens)
@@ -153,10 +166,11 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
     words += ["--batches", 1, 300, "--json", tmp_path / "j", "--plot", tmp_path / "p"]
     shown = call("benchmark decoding", *words).stdout
     found = json.loads((tmp_path / "j").read_text(encoding="utf-8"))
-    assert len(found["decoding"]) == 2 * 2 * 2 and len(found["search"]) == 2 * 2 * 2
+    assert len(found["decoding"]) == 2 * 2 * 3 and len(found["search"]) == 2 * 2 * 2
     for row in found["decoding"]:
         assert 0 < row["slowest"] <= row["tokens_per_second"] <= row["fastest"] and row["parts"]["decoder"] > 0
-        assert (row["speed"] == 1) == (row["system"] == "base") == ("search" not in row["parts"])
+        assert (row["speed"] == 1) == (row["system"] == BASE)
+        assert (row["system"] in (BASE, EQUIPPED)) == ("search" not in row["parts"])
     for row in found["search"]:
         assert 0 < row["fastest"] <= row["milliseconds"] <= row["slowest"] and row["floor"] > 0
         assert row["recall"] == 1 if row["index"] == "exact" else 0 < row["recall"] <= 1

@@ -15,6 +15,7 @@ from fairseq import tasks, utils
 from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.options import MixtureSettings
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import Limits, peak_bytes, start_peak, synchronise
@@ -23,7 +24,7 @@ from fairseq_ccpr.evaluation.speed.synthetic_store import grow
 from fairseq_ccpr.search import Index
 from fairseq_ccpr.timing import DECODER, PhaseTimer, phase
 
-BASE, REST = "base", "rest"
+BASE, EQUIPPED, REST = "base", "base+", "rest"
 SENTENCES = 10  # at least, in a measurement
 
 
@@ -59,6 +60,10 @@ class SpeedTest:
         self.generators = {BASE: task.build_base_generator(models, cfg.generation)}
         plain = self.generators[BASE].model  # fairseq's, which marks no phase
         plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
+        # The base model with retrieval's beam search: what that saves is no merit of retrieval.
+        self.generators[EQUIPPED] = task.build_base_generator(models, cfg.generation)
+        alone = RetrievalEnsemble(models, None, None, task.target_dictionary.pad(), MixtureSettings())
+        task.equip(self.generators[EQUIPPED], alone)
         self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
         self.signatures: dict[str, str] = {}  # of each system and size that `resize` made
 
@@ -78,7 +83,7 @@ class SpeedTest:
         """
         made: dict[Path, tuple[Index, Tensor, str]] = {}
         for name, generator in self.generators.items():
-            if name == BASE:
+            if name in (BASE, EQUIPPED):
                 continue
             ensemble: RetrievalEnsemble = generator.model
             assert ensemble.tokens is not None
@@ -140,8 +145,8 @@ class SpeedTest:
             ratios = np.array(repeated) / np.array(speeds[BASE])
             rows.append(
                 DecodingSpeed(
-                    name, 0 if name == BASE else entries, batch, hypotheses, float(np.median(repeated)), min(repeated),
-                    max(repeated), float(np.median(ratios)), phases, floor, peaks[name],
+                    name, 0 if name in (BASE, EQUIPPED) else entries, batch, hypotheses, float(np.median(repeated)),
+                    min(repeated), max(repeated), float(np.median(ratios)), phases, floor, peaks[name],
                 )
             )  # fmt: skip
         return rows
@@ -166,7 +171,7 @@ class SpeedTest:
             total = time.perf_counter() - start
         phases = {**timer.seconds, REST: total - sum(timer.seconds.values())}
         floor = 0.0
-        if name != BASE:
+        if name not in (BASE, EQUIPPED):
             index = self.generators[name].model.tokens.retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
         return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
