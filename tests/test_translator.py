@@ -30,7 +30,7 @@ from fairseq_ccpr.datastore.tuned import TUNED
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.files import write_checked_json
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import PROGRAM, ROOT, call, refused, run
+from tests.helpers import PROGRAM, ROOT, call, own_bytes, refused, run
 from tests.small_models import World, build
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
@@ -413,6 +413,16 @@ def test_bad_text_is_named_by_its_line(world: World, sentences: list[str], monke
     assert "line 1 has no translation: " in done.stderr and "Traceback" not in done.stderr
     with_mark = called(monkeypatch, b"\xef\xbb\xbf" + good, "--datastore", world.datastore)
     assert with_mark.stdout == called(monkeypatch, good, "--datastore", world.datastore).stdout
+
+
+def test_memory_of_a_long_run_is_flat(both: Path, sentences: list[str]) -> None:
+    translator = Translator(datastore=both, **SHORT, phrase_k=3)
+    held = []
+    for rounds in (4, 16):
+        for _ in range(rounds):
+            texts(translator, sentences)
+        held.append(own_bytes())
+    assert held[1] - held[0] < 8 << 20
 
 
 def test_a_closed_pipe_ends_it_quietly(world: World, sentences: list[str], tmp_path: Path) -> None:

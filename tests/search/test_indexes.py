@@ -18,6 +18,7 @@ from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_ind
 from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
+from tests.helpers import own_bytes
 from tests.vectors import brute_force, clustered
 
 
@@ -156,17 +157,11 @@ def test_index_file_is_mapped_and_not_copied(factory, tmp_path) -> None:
     keys = np.random.default_rng(0).normal(size=(60_000, 64)).astype(np.float16)
     description = plan_index(factory, "ip", "", *keys.shape)
     build_index(keys, description, path := tmp_path / "index", lambda _: None)
-    before = _own_bytes()
+    before = own_bytes()
     index = FaissIndex.read_file(path, "ip", description.parameters)
     ids = index.search(torch.from_numpy(keys[:20]).float(), 1)[1]
-    assert _own_bytes() - before < 0.3 * path.stat().st_size > 1 << 20
+    assert own_bytes() - before < 0.3 * path.stat().st_size > 1 << 20
     assert (ids[:, 0] == torch.arange(20)).float().mean() > 0.8
-
-
-def _own_bytes() -> int:
-    """Memory that this process does not share, as Linux counts it."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch) -> None:
