@@ -10,11 +10,12 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -27,8 +28,9 @@ if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, wh
 
 from fairseq_ccpr.evaluation.speed.machine import describe_run, measure_limits
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
-from fairseq_ccpr.search import ExactIndex, Index, TorchIvfIndex
+from fairseq_ccpr.search import ExactIndex, Index, TorchIvfIndex, torch_ivf
 from fairseq_ccpr.search.launching import can_fuse, warn_of_launch
+from fairseq_ccpr.search.torch_ivf import LIST_MAJOR
 from fairseq_ccpr.search.torch_ivf_build import lay_out
 
 WIDTHS, HYPOTHESES, METRICS = (128, 256, 512, 1024), (5, 64, 65, 240, 800), ("ip", "l2")
@@ -36,10 +38,14 @@ LISTS = 64
 KEYS, NEIGHBOURS = 50_003, 8  # not a multiple of a tile
 REAL = 50_000  # keys around which larger stores are made
 MILLION = 10**6
-SWEEPS = (
-    *((width, Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)) for width in WIDTHS[1:]),
-    (128, Sweep([MILLION], ["exact", "torch-ivf1024"], list(HYPOTHESES), [8, 64], 10)),
-    (128, Sweep([10 * MILLION, 19 * MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
+NEVER, ALWAYS = 1 << 30, 1  # queries from which the lists of torch-ivf are read once for all of them
+LISTED = Sweep([MILLION], ["torch-ivf1024"], list(HYPOTHESES), [8], 10)
+SWEEPS = (  # width, metric, those queries, and what is searched
+    *((width, "ip", LIST_MAJOR, Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)) for width in WIDTHS[1:]),
+    (256, "l2", LIST_MAJOR, Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
+    (128, "ip", LIST_MAJOR, Sweep([MILLION], ["exact", "torch-ivf1024"], list(HYPOTHESES), [8, 64], 10)),
+    *((128, "ip", queries, LISTED) for queries in (NEVER, ALWAYS)),
+    (128, "ip", LIST_MAJOR, Sweep([10 * MILLION, 19 * MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
 )
 
 
@@ -55,7 +61,7 @@ def main() -> None:
         sys.exit("gpu_search.py measures kernels in Triton, which is not installed: pip install triton")
     wrong = list(faults(device, KEYS))
     print("\n".join(wrong) or "every search finds what brute force finds", flush=True)
-    rows = [row for width, sweep in SWEEPS for row in measure(width, sweep, device)]
+    rows = [row for width, metric, by_list, sweep in SWEEPS for row in measure(width, metric, by_list, sweep, device)]
     machine = describe_run(device)
     page = table(rows) + "".join(f"\n- {name}: `{value}`" for name, value in machine.items()) + "\n"
     (output / "search.md").write_text(page, encoding="utf-8")
@@ -107,12 +113,19 @@ def unit_keys(size: int, width: int, device: torch.device, seed: int = 1) -> Ten
     return torch.nn.functional.normalize(centres[which] + noise, dim=1).half()
 
 
-def measure(width: int, sweep: Sweep, device: torch.device) -> Iterator[SearchCost]:
-    """Time searches in stores of any size, made around random keys."""
+def measure(width: int, metric: str, by_list: int, sweep: Sweep, device: torch.device) -> Iterator[SearchCost]:
+    """Time searches in stores of any size, made around random keys.
+
+    Args:
+        by_list: queries from which `torch-ivf` reads lists once for all of them.
+    """
     keys = unit_keys(REAL, width, device).cpu().numpy()
-    section = SimpleNamespace(projection="unit length", index=SimpleNamespace(metric="ip"))
+    section = SimpleNamespace(projection="unit length", index=SimpleNamespace(metric=metric))
     store: Any = SimpleNamespace(keys=keys, values=torch.zeros(REAL).int().numpy(), section=section)
-    yield from measure_searches("random", store, sweep, device, measure_limits(device))
+    way = {NEVER: ", lists read by each query", ALWAYS: ", lists read once for all"}.get(by_list, "")
+    with patch.object(torch_ivf, "LIST_MAJOR", by_list):
+        for row in measure_searches("random", store, sweep, device, measure_limits(device)):
+            yield replace(row, index=f"{row.index}, {metric}{way}")
 
 
 def table(rows: list[SearchCost]) -> str:
