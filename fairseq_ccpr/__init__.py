@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from fairseq_ccpr.errors import ConfigurationError, install_report
 
-install_report()  # before the seconds that imports take, which may be interrupted
+install_report()  # before the imports, which take seconds and may be interrupted
 
 import torch  # noqa: E402
 
@@ -19,9 +19,9 @@ for name in ("fairseq.tasks.text_to_speech", "hydra", "matplotlib"):
 # fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
 # weights_only on, so that nothing in a checkpoint can run.
 torch.serialization.add_safe_globals([Namespace])
-# fairseq's main branch passes weights_only=False to torch.load. This switch of torch overrules callers, here and in child
-# processes. torch refuses it together with its opposite, which asks for what this package rules out, so it is not dropped
-# unasked: other code of the process may rely on it.
+# fairseq's main branch passes weights_only=False to torch.load. This torch switch overrides callers, here and in child
+# processes. torch refuses it together with its opposite. That one allows what this package rules out, but is not dropped
+# silently: other code in the process may rely on it.
 if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
     raise ConfigurationError(
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "

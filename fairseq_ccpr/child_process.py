@@ -56,7 +56,7 @@ def run_child(
     """Run a command, which ends when this function does, and return its exit code.
 
     Args:
-        lock: of `locked`. The command holds it as well, and alone should this process be killed.
+        lock: of `locked`. The command holds it as well, and keeps it if this process is killed.
         output: where it writes.
         own_group: whether it leads a process group, which ends with it; else it is in ours, and is killed with us.
     """

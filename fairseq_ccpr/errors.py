@@ -1,4 +1,4 @@
-"""The errors users can cause, and how they are told: one sentence on stderr, no traceback, exit code 1."""
+"""The errors users can cause, and how they are reported: one sentence on stderr, no traceback, exit code 1."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StageError(CcprError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that refuses a word: what was meant, where one that is known is much like it.
+    """Return the end of a sentence that rejects a word: the known word that may have been meant, if one is similar.
 
     >>> did_you_mean("--baem", ["--beam", "--lenpen"])
     '; did you mean --beam?'
@@ -52,7 +52,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def explain_usage(message: str, known: Iterable[str]) -> str:
-    """Put what argparse says of a wrong command line in a sentence that names what may have been meant.
+    """Rephrase argparse's message on a wrong command line as a sentence that suggests what may have been meant.
 
     >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
     'there is no option --baem; did you mean --beam?'

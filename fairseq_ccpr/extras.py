@@ -3,7 +3,7 @@
 import shlex
 
 EXTRAS = {
-    # Approximate search on large stores. Without FAISS everything works through exact search in torch.
+    # Approximate search on large datastores. Without FAISS everything works through exact search in torch.
     "cpu": ["faiss-cpu>=1.8"],
     "gpu": ["faiss-gpu>=1.8"],
     # Word alignment, of which phrase pairs are made; ready alignments need none.

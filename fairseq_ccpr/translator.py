@@ -103,7 +103,7 @@ class Translator(System):
         """Learn a sentence and its translation, such as a correction: it counts from the next sentence on.
 
         It is on disk, in the datastore's folder, when this returns. From then on no other process, and no other translator,
-        can learn beside this datastore until `close`, or until this process ends.
+        can learn into this datastore until `close`, or until this process ends.
 
         Returns:
             Its id. A pair that was learnt before keeps its id, and is counted.
@@ -183,7 +183,7 @@ class Translator(System):
         return self._compaction.run()
 
     def close(self) -> None:
-        """Let others learn beside the datastore; this translator can still translate."""
+        """Let others learn into the datastore; this translator can still translate."""
         if self._compaction is not None:
             self._compaction.cancel()
         if self.ensemble is not None and self.ensemble.tokens is not None:

@@ -35,13 +35,13 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
     """Build, or resume building, a datastore whose keys are projected by an adapter.
 
     1. Plan: as for raw keys; and check that the adapter, PCA and index fit together.
-    2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` beside the part until the end.
+    2. Write raw keys as a datastore of their own, in `--raw-datastore`, or in `raw` alongside the part until the end.
     3. Train the adapter on them, validating on the states of `--valid-subset`, or read it from a file.
     4. Fit PCA on a sample of its vectors, fold it into the adapter, project every key.
     5. Index and publish.
 
     Returns:
-        The token section of the finished datastore, and how many sentences were left out as longer than the model takes.
+        The token section of the finished datastore, and how many sentences were left out as too long for the model.
 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
@@ -75,7 +75,7 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 
 
 class _Plan:
-    """What is to be built, decided before any work is done."""
+    """What to build, decided before any work is done."""
 
     def __init__(self, settings: TokenBuildSettings, extraction: Extraction) -> None:
         self.settings, self.extraction, self.device = settings, extraction, extraction.device
@@ -159,7 +159,7 @@ class _Plan:
                     keys = projection(_rows(raw.keys[rows], self.device)).half().cpu().numpy()
                 yield number, rows.start, {KEYS: keys, VALUES: raw.values[rows], PROVENANCE: raw.provenance[rows]}
 
-        # An older raw datastore does not know its own text, but has what tells it.
+        # An older raw datastore has no statistics of its own text, but has the states to compute them from.
         domain = raw.open_domain() or sample_domain(raw.keys, raw.provenance)
         domain.save(part.partial / DOMAIN)
         part.fill({i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}, write)
@@ -186,7 +186,7 @@ def extract(extraction: Extraction, folder: Path, processes: Processes, show: bo
     """Write the decoder's own states, unless that was done; the processes share the work."""
     raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
     processes.barrier()
-    if not raw.filled:  # whatever index is there will do
+    if not raw.filled:  # any existing index will do
         extraction.fill(raw)
         if processes.first:
             raw.finish()

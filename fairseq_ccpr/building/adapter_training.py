@@ -41,7 +41,7 @@ class AdapterTraining:
     """How an adapter is to be trained."""
 
     words: list[str]  # of the command line, the defaults first
-    output_dim: int | None  # as given; None: what the width of the keys makes it
+    output_dim: int | None  # as given; None: derived from the width of the keys
 
     @classmethod
     def parse(cls, extra: str) -> AdapterTraining:
@@ -97,7 +97,7 @@ class AdapterTraining:
 
         Raises:
             ConfigurationError: fairseq-train fails.
-            DatastoreError: the folder holds another training.
+            DatastoreError: the folder belongs to another training run.
         """
         plan = save_dir / PLAN
         begun = plan.exists() and (save_dir / LAST).exists()
@@ -130,7 +130,7 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
         environment.pop("OMP_NUM_THREADS", None)  # torchrun sets it to 1, for many processes at once
     work = "a process is already training"
     with locked(save_dir, work) as lock, (save_dir / LOG).open("a", encoding="utf-8") as log:
-        # In our own group, so that who kills that kills the training as well.
+        # In our own process group, so that killing the group also kills the training.
         code = run_child(command, lock, log if quiet else sys.stderr, environment, Path.cwd(), own_group=False)
     if code:
         lines = (save_dir / LOG).read_text(encoding="utf-8").strip().splitlines() if quiet else []

@@ -1,8 +1,8 @@
-"""Compacting: what was learnt moves into the datastore's own entries, and what was forgotten leaves every file.
+"""Compacting: learnt pairs move into the datastore's own entries, and forgotten ones are erased from every file.
 
-1. A new token part is written beside the old one, complete with its index, and a new phrase part, where phrases were learnt
+1. A new token part is written next to the old one, complete with its index, and a new phrase part, where phrases were learnt
    or forgotten; then a new journal that knows the pairs by their text and by the places of their entries.
-2. The manifest that names them replaces the old one: until then readers see all as it was, and from then on all as it is.
+2. The manifest that names them replaces the old one: readers see the old state until then, and the new one from then on.
 3. The old parts and the old journal are removed. The next run completes one that was killed, or starts over.
 
 Letters: N entries, n of what was learnt, d width of keys.
@@ -72,7 +72,7 @@ class CompactSettings:
 
 @dataclass(frozen=True)
 class Compacted:
-    """What became of a datastore."""
+    """The outcome of compaction."""
 
     section: TokenSection
     moved: int  # pairs that are its own entries now, and were not before
@@ -80,7 +80,7 @@ class Compacted:
 
 
 def compact_datastore(settings: CompactSettings) -> Compacted:
-    """Compact a datastore; where nothing was learnt or forgotten since the last time, it stays as it is.
+    """Compact a datastore; leave it unchanged if nothing was learnt or forgotten since the last time.
 
     Raises:
         ConfigurationError, DatastoreError: one sentence for the user.
@@ -99,7 +99,7 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
 
 @contextmanager
 def _told(directory: Path) -> Iterator[None]:
-    """Tell of a full disk in a sentence; until the manifest is replaced, which is last, all is as it was."""
+    """Report a full disk in one sentence; nothing changes until the manifest is replaced, which comes last."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def _compact_tokens(
     settings: CompactSettings,
     pairs: dict[int, LearntPair],
 ) -> TokenSection:
-    """Write the next generation of the token part, and tell pairs where their entries are in it."""
+    """Write the next generation of the token part, and record in the pairs where their entries are in it."""
     section = datastore.section
     part: Part[TokenSection] = Part(scratch, TOKENS, FolderKeys(not settings.quiet))
     part.partial.mkdir()
@@ -158,7 +158,7 @@ def _compact_phrases(
     settings: CompactSettings,
     pairs: dict[int, LearntPair],
 ) -> PhraseSection:
-    """Write the next generation of the phrase part, and tell pairs where their sentences are in it."""
+    """Write the next generation of the phrase part, and record in the pairs where their sentences are in it."""
     section = datastore.section
     part: Part[PhraseSection] = Part(scratch, PHRASES, FolderKeys(not settings.quiet))
     part.partial.mkdir()
@@ -172,7 +172,7 @@ def _compact_phrases(
 
 
 def _complete(part: Part[Section], grown: Section, directory: Path, ancestors: list[str]) -> None:
-    """Index a part, and bring it to the folder of its generation.
+    """Index a part, and move it to the folder of its generation.
 
     Args:
         ancestors: digests of the keys before.
@@ -247,7 +247,7 @@ def _describe(datastore: TokenDatastore, store: LearntStore, places: dict[int, i
 
 
 def _write_others(datastore: TokenDatastore, section: TokenSection, part: Path) -> None:
-    """Write what stands beside the arrays. The decoder's own states are sampled again; those of an adapter are not there."""
+    """Write the files alongside the arrays. Decoder states are sampled again; with an adapter they are not stored."""
     for name in (SYMBOLS, *([PROJECTION] if section.projection else []), *([DOMAIN] if section.domain else [])):
         copyfile(datastore.folder / name, part / name)
     if section.projection is None and section.size:
@@ -260,9 +260,9 @@ def _write_others(datastore: TokenDatastore, section: TokenSection, part: Path) 
 def _plan(
     before: Section, grown: Section, settings: CompactSettings, effort: Effort, asked: str = ""
 ) -> IndexDescription:
-    """Choose the index: the one that is asked for, else of the kind there is.
+    """Choose the index: the one requested, else one of the existing kind.
 
-    Where search is exact because any datastore of so few entries has it, the index is chosen again.
+    If search is exact only because the datastore was small, choose the kind again.
     """
     index = before.index
     of_kind = f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or index.backend
@@ -275,9 +275,9 @@ def _plan(
 
 
 def remove_others(directory: Path, manifest: Manifest) -> None:
-    """Remove parts and journals that what was learnt has moved out of, and those that a run left that was killed.
+    """Remove parts and journals that compaction has superseded, and those that a killed run left.
 
-    What is written of phrases in a model's subwords goes with them: it has the tokens of sentences that were forgotten.
+    Phrases written in a model's subwords are removed too: they hold the tokens of forgotten sentences.
     """
     for name, section in ((TOKEN, manifest.token), (PHRASE, manifest.phrase)):
         for path in directory.glob(f"{name}*") if section is not None else ():
@@ -292,7 +292,7 @@ def remove_others(directory: Path, manifest: Manifest) -> None:
 
 
 def remove_put_aside(folder: Path) -> None:
-    """Remove bytes of a journal that were put aside as damaged: they may hold what was forgotten."""
+    """Remove bytes of a journal that were set aside as damaged: they may hold forgotten pairs."""
     for path in folder.glob("*"):
         if path.name != LOCK and not path.name.endswith(".journal"):
             path.unlink()

@@ -1,4 +1,4 @@
-"""Compacting the phrase part: sentences that were learnt become its own, and those that were forgotten leave it.
+"""Compacting the phrase part: learnt sentences become its own, and forgotten ones leave it.
 
 As in a build from all of the text, a sentence is there once, however many texts or pairs have it.
 Letters: S sentences, n texts.
@@ -33,8 +33,8 @@ class CompactedSentences:
 
     Attributes:
         of_text: bool [S], which of the sentences before are in the text that the datastore was built from.
-        numbers: int64 [S], of the sentences before now; -1 for those that leave.
-        added: those that come, after all others: the pair whose phrases they bring, by its target.
+        numbers: int64 [S], the new number of each sentence before; -1 for those that leave.
+        added: new sentences, after all others: by target, the id of the pair whose phrases they bring.
         places: of the target of each pair that has phrases, by the pair's id; `OWN_SENTENCE` where it is `of_text`.
         learnt: bool [S'], which sentences are targets of such pairs.
     """
@@ -47,7 +47,7 @@ class CompactedSentences:
 
     @classmethod
     def of(cls, datastore: PhraseDatastore, store: LearntStore) -> CompactedSentences:
-        """Find out which they are."""
+        """Determine the sentences."""
         size, sources = datastore.section.sentences, datastore.open_sources()
         of_text = np.array(sources[:, :-1].any(axis=1) if datastore.section.ancestors else sources.any(axis=1))
         targets = {
@@ -74,7 +74,7 @@ class CompactedSentences:
 
 
 def needs_compacting(store: LearntStore) -> bool:
-    """Tell whether phrases were learnt or forgotten that are not, or still, the phrase part's own."""
+    """Check whether the phrase part still lacks learnt phrases, or still has forgotten ones."""
     return bool(store.phrases or store.gone_sentences)
 
 

@@ -57,7 +57,7 @@ def check_alike(opened: list[Opened[Store]]) -> None:
 
 
 def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
-    """Collect what must be the same in all of them, by name."""
+    """Collect the properties that must be equal in all of them, by name."""
     of_text = ("corpus", REVERSE_MODEL)
     same: dict[str, Any] = {k.replace("_", " "): v for k, v in section.fingerprints.items() if k not in of_text}
     same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
@@ -146,7 +146,7 @@ def sources_of(ordered: list[Opened[Store]]) -> list[Source]:
 
 
 def describe_corpora(section: Section, kept: list[Source]) -> Section:
-    """Let a section name its corpora: a single one as if the datastore was built from it, several each by its name."""
+    """Record the corpora in a section: a single one as if the datastore was built from it, several each by its name."""
     one = kept[0] if len(kept) == 1 else None
     of_text = {"corpus": one.corpus if one else fingerprint.of_strings(source.corpus for source in kept)}
     if one and one.reverse_model:

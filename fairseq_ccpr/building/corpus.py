@@ -35,7 +35,7 @@ class PseudoPairs:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Neighbouring sentences of one subset: what a killed build loses at most.
+    """Neighbouring sentences of one subset: the most that a killed build loses.
 
     Chunks do not depend on how many processes work or how often a build was resumed, and batches are made inside
     a chunk. So every sentence always shares its batch with the same others, and its keys are the same to the bit.

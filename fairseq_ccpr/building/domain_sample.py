@@ -1,4 +1,4 @@
-"""Draw the sentences by which a token datastore knows its own text, from its keys on disk."""
+"""Sample the sentences that describe a token datastore's own text, from its keys on disk."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def join_domains(domains: list[Domain], weights: list[int]) -> Domain:
 
 
 def _spread(total: int, count: int) -> np.ndarray:
-    """Choose about `count` of `total` things, at least one and at most all, evenly and in ascending order.
+    """Choose about `count` of `total` items, at least one and at most all, evenly and in ascending order.
 
     >>> _spread(10, 4).tolist(), _spread(3, 9).tolist(), _spread(3, 0).tolist()
     ([0, 3, 6, 9], [0, 1, 2], [0])

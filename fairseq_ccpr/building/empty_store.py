@@ -1,4 +1,4 @@
-"""A token datastore that holds nothing yet: something to learn beside, where there is no text of the domain to build from."""
+"""An empty token datastore, to learn into where there is no text of the domain to build from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.storage.files import MANIFEST, write_text
 
-# Of little that was learnt most neighbours are far, whatever the nearest is: it alone decides, and only if it is near.
+# While little is learnt, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
 SETTINGS = {"k": 1, "lambda_": 1.0, "temperature": 0.05, "confidence": True, "lambda_max": 0.95, "min_similarity": 0.8}
 
 
@@ -44,10 +44,10 @@ class EmptyStore:
     languages: str | None = None
 
     def write(self, output: Path) -> TokenSection:
-        """Write the datastore, under its final name only when it is complete, or add its tokens to one of phrases alone.
+        """Write the datastore, under its final name only when it is complete, or add its tokens to a phrase-only one.
 
         Raises:
-            ConfigurationError: `output` is there and has tokens, or the model has no such layer.
+            ConfigurationError: `output` exists and has tokens, or the model has no such layer.
         """
         dimension = KeyCapture(self.model, self.key_layer).dimension
         section = TokenSection(

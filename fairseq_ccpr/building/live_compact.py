@@ -1,10 +1,10 @@
-"""Compacting beside a memory in use: who translates and learns with it goes on.
+"""Compacting while a memory is in use: translation and learning continue.
 
-1. A copy of the datastore, of links to its files, takes the journal as it is now.
-2. A process of its own compacts the copy; see `compact`. Pairs may be learnt and forgotten meanwhile.
-3. While none can be, the copy's part and journal become the datastore's next generation, what was learnt and forgotten
-   meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have begun end
-   with the files that they began with, which the system keeps as long.
+1. Copy the datastore as links to its files, with the journal as it is now.
+2. Compact the copy in a separate process; see `compact`. Pairs may be learnt and forgotten meanwhile.
+3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was learnt and
+   forgotten meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have
+   begun finish with the files they began with, which the system keeps until then.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.atomic import PARTIAL, scratch_directory, sync_directory
 from fairseq_ccpr.storage.journal import JournalReader, create_journal
 
-KIND = ["nice", "-n", "10"]  # who translates comes first
+KIND = ["nice", "-n", "10"]  # translation takes priority
 
 
 class LiveCompaction:
-    """One compaction of the datastore of a memory.
+    """One compaction of a memory's datastore.
 
     Args:
         memory: in use; nobody else may have the right to write.
@@ -59,7 +59,7 @@ class LiveCompaction:
             Whether it was done, and not cancelled.
 
         Raises:
-            DatastoreError: it could not be done, as where the disk is full; all is as it was.
+            DatastoreError: compaction failed, for example on a full disk; nothing has changed.
         """
         try:
             self.memory.lock()
@@ -80,7 +80,7 @@ class LiveCompaction:
         return True
 
     def cancel(self) -> None:
-        """End it, and wait for that; it may have become the datastore's next generation before."""
+        """Cancel and wait; the copy may already have become the datastore's next generation."""
         self._cancelled.set()
         if self._process is not None:
             self._process.terminate()
@@ -99,7 +99,7 @@ class LiveCompaction:
         return reader
 
     def _compact(self, copy: Path) -> bool:
-        """Compact the copy in a process of its own; returns whether it was not cancelled."""
+        """Compact the copy in a separate process; return whether it was not cancelled."""
         words = [*KIND, sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
         words += ["--cpu"] if self.memory.device.type == "cpu" else []
         self._process = subprocess.Popen(

@@ -27,7 +27,7 @@ def load_task(
 ) -> Any:
     """Set up the task that retrieves for a folder that fairseq-preprocess wrote.
 
-    fairseq tells the languages by the names of the folder's files where they are not given.
+    fairseq infers languages that are not given from the names of the folder's files.
 
     Args:
         of_task: words of a command line, see `task_words`; for a bilingual model none are needed.

@@ -67,7 +67,7 @@ class MergeSettings:
 
 
 def merge_datastores(settings: MergeSettings) -> Manifest:
-    """Write a new datastore out of others, which stay as they are.
+    """Write a new datastore from others, which stay unchanged.
 
     1. Open all of them, and check that they go together.
     2. Copy what stays, block by block, so that memory does not depend on its size.
@@ -96,7 +96,7 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
 
 
 def _check_learnt(opened: list[Opened[TokenDatastore]]) -> None:
-    """Refuse datastores beside which something was learnt or forgotten that is not in their own entries."""
+    """Refuse datastores with learnt or forgotten pairs that were not compacted into their own entries."""
     for one in opened:
         learnt = LearntStore(one.store)
         if learnt.entries or learnt.gone or needs_compacting(learnt):

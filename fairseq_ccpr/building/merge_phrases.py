@@ -32,7 +32,7 @@ def merge_phrases(
 
     Args:
         ordered: from `compatible.in_order`.
-        kept: those of their texts that stay.
+        kept: the texts that stay.
         part: folder to write to.
         progress: told how many entries were read.
 

@@ -35,7 +35,7 @@ def merge_tokens(
 
     Args:
         ordered: from `compatible.in_order`.
-        kept: those of their corpora that stay.
+        kept: the corpora that stay.
         part: folder to write to.
         progress: told how many entries were written.
 
@@ -69,9 +69,9 @@ def merge_tokens(
 def _write_domain(
     ordered: list[Opened[TokenDatastore]], starts: dict[str, int], section: TokenSection, part: Path
 ) -> bool:
-    """Write what the merged datastore knows of its own text; returns whether it does.
+    """Write statistics of the merged datastore's own text; return whether there are any.
 
-    The decoder's own states are sampled again. Keys of an adapter are no such states: there the samples are joined, without
+    Decoder states are sampled again. Keys of an adapter are not decoder states: there the samples are joined, without
     the sentences of corpora that were left out.
     """
     if section.projection is None:

@@ -24,8 +24,8 @@ from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import check_space, open_array
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, check_sizes, describe_files, write_json
 
-RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders beside the token part while an adapter is trained
-BACK_TRANSLATIONS = "back-translations"  # folder beside the token part of monolingual text
+RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token part while an adapter is trained
+BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
 # Names in plans and manifests that users know by another one.
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
 
@@ -47,7 +47,7 @@ PHRASES: PartKind[PhraseSection] = PartKind(PHRASE, phrase.part_files, PHRASE_EF
 
 
 class FolderKeys(Generic[Section]):
-    """Keys that are searched where they were written: in the part's folder, their index beside them.
+    """Keys that are searched where they were written: in the part's folder, alongside their index.
 
     Args:
         show: whether to draw a progress bar.

@@ -102,7 +102,7 @@ class PhraseBuildSettings:
 
 @dataclass
 class PhraseBuildReport:
-    """What a build did, or what is known of a datastore that was finished."""
+    """The outcome of a build, or what is known of a datastore that was already finished."""
 
     section: PhraseSection
     too_long: int  # sentences longer than the encoder reads, read in windows
@@ -205,7 +205,7 @@ class _Build:
         }
 
     def plan_index(self, size: int) -> IndexDescription:
-        """Tell what the options mean for so many keys."""
+        """Resolve the index options for this many keys."""
         choice = "exact" if self.settings.num_shards > 1 else self.settings.index
         gpu = self.device.type == "cuda"
         return self.keys.plan(choice, self.settings.index_parameters, size, self.encoder.dimension, gpu)

@@ -86,7 +86,7 @@ class PhraseChunks:
         return self.folder / CHUNKS / f"{number:06}.json"
 
     def join(self, key_width: int, nothing: str) -> dict[str, int]:
-        """Join the arrays of the chunks, and write the text beside them.
+        """Join the arrays of the chunks, and write the text alongside them.
 
         Args:
             key_width: numbers in a key.

@@ -41,7 +41,7 @@ class PhraseKeys(FolderKeys[PhraseSection]):
         self.output = output
 
     def plan(self, choice: str, parameters: str, size: int, dimension: int, gpu: bool) -> IndexDescription:
-        """Tell what `--index` and `--index-parameters` mean for `size` keys."""
+        """Resolve `--index` and `--index-parameters` for `size` keys."""
         return plan_index(choice, "ip", parameters, size, dimension, gpu, PHRASES.effort, self.address)
 
     def check(self, published: PhraseSection | None, identity: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class PhraseKeys(FolderKeys[PhraseSection]):
 
 
 class StoreKeys(PhraseKeys):
-    """Keys that move to a database, whence a finished part needs no file of them.
+    """Keys that move to a database, so that a finished part needs no file of them.
 
     Args:
         output: the datastore's folder.

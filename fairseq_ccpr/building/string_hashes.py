@@ -14,7 +14,7 @@ from fairseq_ccpr.storage.text_lines import TextLines
 
 
 def write_string_hashes(folder: Path, sentences: int) -> None:
-    """Write the hash of each phrase's string, uint64 [N], beside spans and sentences, block by block.
+    """Write the hash of each phrase's string, uint64 [N], alongside spans and sentences, block by block.
 
     Args:
         folder: of the phrase part.

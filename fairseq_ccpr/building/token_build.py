@@ -217,7 +217,7 @@ class Extraction:
         return read_corpus(task, subsets, self.model.max_positions(), self.settings.chunk_tokens, fraction)
 
     def of_valid(self) -> Extraction | None:
-        """Return the same of the text that an adapter's training is to validate on, if there is any."""
+        """Return the same for the text that adapter training validates on, if there is any."""
         name = self.settings.valid_subset
         if name is None and VALID not in self.settings.subset and has_subset(self.task, VALID):
             name = VALID
@@ -229,7 +229,7 @@ class Extraction:
         return other
 
     def section(self, index: IndexDescription) -> TokenSection:
-        """Tell what the manifest says of the decoder's own states as keys."""
+        """Describe the decoder's own states as keys, for the manifest."""
         return TokenSection(
             size=self.corpus.size,
             dimension=self.capture.dimension,
@@ -248,8 +248,7 @@ class Extraction:
         )
 
     def fill(self, part: TokenPart) -> None:
-        """Force-decode the corpus into `part`, which holds nothing yet, or what an earlier run left; together with the
-        other processes."""
+        """Force-decode the corpus into `part`, empty or partly filled by an earlier run; all processes share the work."""
         if self.processes.first:
             s = self.settings
             part.lay_out({"max_tokens": s.max_tokens, "shard_tokens": s.chunk_tokens, "fp16": s.fp16})
@@ -274,7 +273,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     4. Publish: give the part its final name and write the manifest.
 
     Returns:
-        The token section of the finished datastore, and how many sentences were left out as longer than the model takes.
+        The token section of the finished datastore, and how many sentences were left out as too long for the model.
 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.

@@ -71,12 +71,12 @@ class TokenPart(Part[TokenSection]):
                     self.writer.write_chunk(number, first_row, rows)
                     bar.update(chunks[number])
             except DatastoreError:
-                if not self.writer.done():  # nothing to resume from, and the space may be dear
+                if not self.writer.done():  # nothing to resume from, and space may be scarce
                     self.discard()
                 raise
 
     def finish(self) -> None:
-        """Publish the part, with the vocabulary and what it knows of its own text beside its arrays."""
+        """Publish the part, with the vocabulary and the statistics of its own text alongside its arrays."""
         if not self.filled:
             with atomic_file(self.partial / SYMBOLS) as path:
                 path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
@@ -89,7 +89,7 @@ class TokenPart(Part[TokenSection]):
 
 
 def _identity(section: TokenSection) -> dict[str, Any]:
-    """Tell what makes two token parts the same; options come before the size, which follows from them."""
+    """Return what makes two token parts the same; options come before the size, which follows from them."""
     values = asdict(section)
     free = ("index", "files", "index_recall", "sources", "domain", "ancestors")
     return {name: values[name] for name in ("share", "shard", *values) if name not in free}

@@ -44,7 +44,7 @@ Peak memory is what tensors held on the GPU in each measurement; on a CPU, what 
 
 @dataclass
 class Options:
-    """The command's options beside `SearchSettings`."""
+    """The command's options besides `SearchSettings`."""
 
     text: list[Path] = option([], "files of one sentence per line, to build datastores of", nargs="+", metavar="TEXT")
     encoder: Optional[Path] = option(None, "the phrase encoder to build them with", metavar="CKPT")
@@ -65,7 +65,7 @@ def benchmark(options: Options, settings: SearchSettings) -> int:
     check_folder("--json", options.json)
     check_folder("--plot", options.plot)
     device = choose_device(options.cpu)
-    # The most that a process held only grows: the small ones first.
+    # The peak memory of a process only grows: the small ones first.
     runs = [(choice, size) for size in sorted(set(options.sizes)) for choice in options.index]
     for choice, size in runs:
         plan_index(choice, "ip", "", size, settings.dimension)  # a typing error shows now

@@ -1,4 +1,4 @@
-"""`fairseq-ccpr build memory`: an empty datastore to learn beside."""
+"""`fairseq-ccpr build memory`: an empty datastore to learn into."""
 
 from __future__ import annotations
 

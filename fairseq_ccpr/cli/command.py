@@ -1,4 +1,4 @@
-"""What all commands share: how options are parsed, tables printed, errors told."""
+"""What all commands share: how options are parsed, tables printed, errors reported."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Command:
         work: takes the options of each kind, a function that reads those of each of `tuned` from what was tuned, and with
             `rest` the words that are no options of its own; returns the exit code.
         kinds: dataclasses of options, see `settings.option`.
-        tuned: those with options that, when left out, are as they were tuned for a datastore; see `read_options`.
+        tuned: kinds whose options, when left out, take the values tuned for a datastore; see `read_options`.
         rest: whether it takes options of fairseq as well.
         retrieval: whether these are all options of decoding; otherwise those of tokenizers and subwords alone.
     """
@@ -219,7 +219,7 @@ def run(name: str, command: Callable[[], int]) -> None:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader has enough, as `head` has; Python is not to complain about it in the end
+    except BrokenPipeError:  # the reader stopped early, as `head` does; keep Python from complaining about it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = CLOSED_PIPE
     except Exception as error:

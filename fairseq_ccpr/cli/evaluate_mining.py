@@ -53,7 +53,7 @@ of 1, untuned.
 
 @dataclass
 class Options:
-    """The command's options beside those of the tests; see `MiningBenchmarkSettings`."""
+    """The command's options besides the test options; see `MiningBenchmarkSettings`."""
 
     pairs: list[str] = option(help="sets of sentence pairs, plain, .gz or .xz", nargs="+", metavar="[NAME=]TSV")
     encoder: list[str] = option(
@@ -112,7 +112,7 @@ def _evaluate_all(
 ) -> Iterator[MiningResult]:
     for encoder_name, encoder in encoders.items():
         for name, draws in samples.items():
-            remembered = RememberedVectors(encoder)  # what several draws have is encoded once
+            remembered = RememberedVectors(encoder)  # sentences common to several draws are encoded once
             for draw, sample in enumerate(draws):
                 yield from evaluate_pairs(name, sample, draw, encoder_name, remembered, quiet)
         if questions is not None:

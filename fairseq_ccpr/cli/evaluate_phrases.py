@@ -63,7 +63,7 @@ A gold line has seven columns with tabs between them: set, source sentence, targ
 
 @dataclass
 class Options:
-    """The command's options beside those of the index."""
+    """The command's options besides the index options."""
 
     encoder: list[str] = option(
         help=f"CKPT, DIR or {MUSE}; the first is the baseline", nargs="+", metavar="[NAME=]SYSTEM"

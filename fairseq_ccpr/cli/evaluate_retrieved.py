@@ -125,7 +125,7 @@ def evaluate(options: Options, read_phrases: ReadPhrases) -> int:
 
 
 def _signature(options: Options, segmentation: Segmentation, outputs: list[Path]) -> str:
-    """Name what decides the numbers beside the retrieval of each datastore."""
+    """Name what decides the numbers besides the retrieval of each datastore."""
     text = fingerprint.short(fingerprint.of_files([options.source, options.target]))
     phrases = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
     of_outputs = f"|hypotheses:{fingerprint.short(fingerprint.of_files(outputs))}" if outputs else ""

@@ -52,7 +52,7 @@ class Options:
 
 @dataclass
 class Learnt:
-    """What became of the pairs."""
+    """The outcome for the pairs."""
 
     ids: list[int] = field(default_factory=list)  # of new ones
     again: int = 0
@@ -110,7 +110,7 @@ def _windows(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 def summary(done: Learnt) -> str:
-    """Tell what became of the pairs, a line for each reason for which some were left out."""
+    """Report the outcome, with a line for each reason why pairs were left out."""
     ids = (
         f" (id {done.ids[0]})" if len(done.ids) == 1 else f" (ids {done.ids[0]} to {done.ids[-1]})" if done.ids else ""
     )

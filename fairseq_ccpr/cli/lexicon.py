@@ -26,7 +26,7 @@ datastores/README.md.
 
 @dataclass
 class Options:
-    """The command's options beside `LexiconSettings`."""
+    """The command's options besides `LexiconSettings`."""
 
     pairs: Path = option(help="phrase pairs: source, tab, target", metavar="TSV")
     source_text: list[Path] = option(help="source language, a sentence per line", nargs="+", metavar="TEXT")
@@ -37,7 +37,7 @@ class Options:
 
 
 def build(options: Options, settings: LexiconSettings) -> int:
-    """Build, and say what came of it."""
+    """Build, and print the outcome."""
     counts, coverage = build_lexicon(
         options.pairs,
         (options.source_text, options.target_text),

@@ -1,4 +1,4 @@
-"""`fairseq-ccpr memory`: show what was learnt beside a datastore, and export it."""
+"""`fairseq-ccpr memory`: show what a datastore has learnt, and export it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ Keys are on disk. The index of more than 20,000 fragments is FAISS's, approximat
 --index exact reads the keys from disk instead, and compares each with each.
 """
 DOUBTFUL_SHARE = 0.1  # of sources with a partner: below, estimates are poor
-FEW_NEGATIVES = 20  # labelled sources without a partner: with fewer, a threshold hangs on one or two of them
+FEW_NEGATIVES = 20  # labelled sources without a partner: with fewer, a threshold depends on one or two of them
 
 
 @dataclass
@@ -226,7 +226,7 @@ def _untuned(options: Options) -> MiningMethod:
 
 
 def _method_name(options: Options) -> str:
-    """Name what finds most: with labels, and without."""
+    """Name the methods that find most: with labels, and without."""
     return options.method or (LogisticMethod.name if options.tune else TwoWayMethod.name)
 
 

@@ -48,7 +48,7 @@ ReadPhrases = Callable[[Mapping[str, Any]], PhraseSearchSettings]
 
 @dataclass
 class Options:
-    """The command's options beside those of retrieval."""
+    """The command's options besides the retrieval options."""
 
     datastore: Path = option(help="a datastore with a phrase part", positional=True, metavar="DIR")
     output_format: str = option(TABLE, "what is printed", choices=(TABLE, JSONL, PROMPT))

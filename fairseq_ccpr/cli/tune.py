@@ -145,7 +145,7 @@ def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
 
 
 def leave(system: System, tuned: Tuned) -> Path:
-    """Leave the settings with the datastore, and how text is made, where it does not know that."""
+    """Store the settings with the datastore, and the preprocessing if it has none yet."""
     parts, trust = system.task.parts, tuned.best.ensemble.trust
     if trust is not None:
         save_trust(trust, tuned.description(parts), trust_path(parts))

@@ -1,1 +1,1 @@
-"""Translation models of others made checkpoints of fairseq."""
+"""Conversion of other toolkits' translation models to fairseq checkpoints."""

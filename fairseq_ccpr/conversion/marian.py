@@ -129,7 +129,7 @@ def _check_pieces(path: Path, vocabulary: Vocabulary) -> None:
 
 
 def _checkpoint(arguments: Namespace, weights: dict[str, Tensor], source: str, target: str) -> dict[str, Any]:
-    """Make a checkpoint as fairseq's trainer writes them, less what only training needs."""
+    """Make a checkpoint in the format of fairseq's trainer, without what only training needs."""
     history = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "num_updates": 0}
     task = {
         "task": "translation",

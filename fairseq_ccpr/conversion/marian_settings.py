@@ -22,7 +22,7 @@ SIZES = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim",
     "decoder_ffn_dim",
 )  # fmt: skip
-# What older configs tell of Transformers that are built otherwise; left out, it is off.
+# Options by which older configs describe other Transformer variants; off if absent.
 OTHERWISE = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
 
 

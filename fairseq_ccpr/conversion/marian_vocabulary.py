@@ -56,7 +56,7 @@ class Vocabulary:
         """Check that a tensor has a row for each symbol, and no others.
 
         Raises:
-            CheckpointError: it has not.
+            CheckpointError: it does not.
         """
         if rows != len(self.symbols):
             raise CheckpointError(

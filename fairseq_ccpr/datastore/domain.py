@@ -1,6 +1,6 @@
-"""What a token datastore knows of its own text: where its states lie, and how far from there its own sentences go.
+"""How a token datastore describes its own text: where its states lie, and how far its own sentences stray from there.
 
-The distance of a state to the datastore's text needs no search, and tells a text of another domain by a few tokens.
+The distance of a state to the datastore's text needs no search, and a few tokens suffice to recognise text of another domain.
 Letters: M states in a sample, N states of queries, d decoder width.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.atomic import atomic_file
 
-STATES = 8192  # M, about: a covariance of a few hundred dimensions wants no more
+STATES = 8192  # M, about: a covariance of a few hundred dimensions needs no more
 NEAR, FAR = 0.9, 0.99  # of the datastore's own positions that are less far
 SHRINKAGE = 1e-2  # of the mean variance, added to each: few states span few dimensions
 
@@ -31,7 +31,7 @@ class Domain:
         whitening: fp32 [d, d]; |(h - mean) whitening|^2 / d is the squared Mahalanobis distance per dimension.
         near, far: fp32 scalars; the running mean of the log distance is below them at 90% and 99% of the positions of the
             datastore's own sentences, held out.
-        states: fp16 [M, d], of a sample of whole sentences, all that the rest is computed from.
+        states: fp16 [M, d], of a sample of whole sentences, from which all else is computed.
         lengths: int64, tokens of these sentences.
         numbers: int64, of these sentences in the datastore, as provenance counts them.
     """
@@ -78,7 +78,7 @@ class Domain:
         return torch.cosine_similarity(states, self.mean.unsqueeze(0), dim=1)
 
     def familiarity(self, running_distance: Tensor) -> Tensor:
-        """Tell how far hypotheses are like the datastore's own text, fp32 [N]: 1 up to `near`, down to 0 from `far` on.
+        """Measure how similar hypotheses are to the datastore's own text, fp32 [N]: 1 up to `near`, down to 0 from `far` on.
 
         Args:
             running_distance: fp32 [N], the mean of `distance` over the tokens so far.

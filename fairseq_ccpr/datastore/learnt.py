@@ -1,6 +1,6 @@
-"""What was learnt beside a token datastore: sentence pairs with keys and values of their tokens, in a journal.
+"""What was learnt alongside a token datastore: sentence pairs with keys and values of their tokens, in a journal.
 
-The datastore stays as it is. `learnt/N.journal` belongs to its generation N, and to its very keys, model, key layer and
+The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model, key layer and
 projection. Its first record says so; each other one is a pair that was learnt, one that was learnt again, one that was
 forgotten, or one that has moved into the datastore's own entries. Where the datastore has a phrase part, pairs have the
 phrases of their targets, too, and a record before them says which encoder, segmentation and set of phrases these belong to.
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 class LearntStore:
-    """The pairs that were learnt beside a datastore, and not forgotten, in the order in which they were learnt.
+    """The pairs learnt alongside a datastore and not forgotten, in the order in which they were learnt.
 
-    Many may read; the first that learns or forgets is the one who may write until it is closed. Threads may share it.
+    Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may share it.
 
     Args:
         datastore: an opened token datastore.
@@ -51,12 +51,12 @@ class LearntStore:
         phrase_section: the manifest's, of the phrase part in the same folder; None: there is none.
         forgotten: how many pairs were forgotten so far.
         gone: entries of the datastore itself that were forgotten: the first of each pair, and how many.
-        gone_sentences: of the phrase part that are there because they were learnt, and were forgotten.
+        gone_sentences: sentences that the phrase part has because they were learnt, and that were forgotten.
         next_id: of the next pair.
         damage: what is wrong with the journal, a sentence; empty where nothing is.
 
     Raises:
-        DatastoreError: the journal belongs to something else, or is damaged from its beginning on.
+        DatastoreError: the journal belongs to something else, or is damaged from the start.
     """
 
     def __init__(self, datastore: TokenDatastore) -> None:
@@ -156,7 +156,7 @@ class LearntStore:
             self._writer()
 
     def handed_on(self, datastore: TokenDatastore) -> LearntStore:
-        """Return the pairs beside the next generation of the datastore, with the right to write, which this one gives up.
+        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them.
 
         Raises:
             DatastoreError: see the class.
@@ -281,7 +281,7 @@ class LearntStore:
                 )
 
     def _writer(self) -> JournalWriter:
-        """Return the writer, and be the one who may write from now on."""
+        """Return the writer, taking the right to write if necessary."""
         if self._writing is not None:
             return self._writing[1]
         try:
@@ -310,7 +310,7 @@ class LearntStore:
         return self._writing[1]
 
     def _refuse_changed(self) -> None:
-        """Refuse to write beside a datastore that is another one now than when it was opened."""
+        """Refuse to write if the datastore is no longer the one that was opened."""
         section, own = Manifest.read(self.datastore.directory).token, self.datastore
         as_before = section is not None and section.generation == own.section.generation
         if section is None or not as_before or section.digest(f"{KEYS}.npy") != own.keys_fingerprint:
@@ -325,7 +325,7 @@ def journal_path(directory: Path, generation: int) -> Path:
 
 
 def identity(section: TokenSection) -> dict[str, Any]:
-    """Name what keys that were learnt belong to."""
+    """Describe what learnt keys belong to, by name."""
     return {
         "model": section.fingerprints["model"],
         "target dictionary": section.fingerprints["target_dictionary"],
@@ -337,7 +337,7 @@ def identity(section: TokenSection) -> dict[str, Any]:
 
 
 def header_of(section: TokenSection, first_id: int) -> bytes:
-    """Make the first record of a journal beside a datastore."""
+    """Make the first record of a datastore's journal."""
     return records.header(records.Header(FORMAT_VERSION, identity(section), first_id))
 
 

@@ -25,7 +25,7 @@ class LearntPair:
     """A sentence pair that was learnt.
 
     Attributes:
-        id: by which it can be forgotten; never given again.
+        id: by which it can be forgotten; never reused.
         source, target: as they were given.
         count: how often it was learnt.
         tokens: of the target, the end of the sentence included.

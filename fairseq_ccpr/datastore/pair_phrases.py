@@ -66,7 +66,7 @@ def why_not_learnt(directory: Path, phrases: PhraseDatastore) -> str:
 
 
 def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
-    """Name what phrases that were learnt belong to; nothing where there is no phrase part."""
+    """Describe what learnt phrases belong to, by name; empty without a phrase part."""
     if section is None:
         return {}
     return {

@@ -1,7 +1,7 @@
-"""`preprocessing.json`: how the text of a translation model is made tokens, kept with what was prepared or built.
+"""`preprocessing.json`: how text becomes the tokens of a translation model, kept with what was prepared or built.
 
 `fairseq-ccpr prepare` leaves it in DATA_BIN, `fairseq-ccpr build tokens` in the datastore, together with the dictionaries and
-the subword model, so that nothing of it has to be said again.
+the subword model, so that none of it has to be specified again.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def read_preprocessing(folder: Path) -> Preprocessing | None:
 
 
 def remember(preprocessing: Preprocessing, datastore: Path) -> None:
-    """Keep a preprocessing in a datastore, in place of another one; the same stays as it is."""
+    """Store a preprocessing in a datastore, replacing a different one; an equal one stays."""
     folder = datastore / PREPROCESSING
     with scratch_directory(folder) as partial:
         preprocessing.save(partial)

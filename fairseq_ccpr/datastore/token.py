@@ -95,7 +95,7 @@ class TokenDatastore:
         return projection
 
     def open_domain(self) -> Domain | None:
-        """Load what the datastore knows of its own text, on the CPU; None where an earlier version built it.
+        """Load the statistics of the datastore's own text, on the CPU; None if an earlier version built it.
 
         Raises:
             DatastoreError: the file is damaged, or of another width than the decoder's states.
@@ -146,7 +146,7 @@ class TokenDatastore:
         return faults
 
     def count_unknown(self) -> int:
-        """Count the entries of the unknown token, which serve nothing: it is never proposed."""
+        """Count the entries of the unknown token, which are useless: it is never proposed."""
         unknown = [number for number, symbol in enumerate(self.read_symbols()) if symbol == UNKNOWN]
         return int(np.count_nonzero(np.isin(self.values, unknown)))
 

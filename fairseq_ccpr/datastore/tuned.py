@@ -37,7 +37,7 @@ def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signatu
         parts: what was decoded with.
         settings: values of the fields of `decoding.options`, by the prefix of their options.
         signature: of retrieval with these settings.
-        trust: whether trust goes with them, which is at `trust_path` already.
+        trust: whether trust, already stored at `trust_path`, goes with them.
 
     Returns:
         The file.
@@ -71,7 +71,7 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
 
 
 def tuned_trust(parts: Parts) -> Path | None:
-    """Return the file of trust that tuning left with these very parts, if it did.
+    """Return the trust file that tuning stored with exactly these parts, if any.
 
     Raises:
         DatastoreError: the file is missing, or another than tuning left.

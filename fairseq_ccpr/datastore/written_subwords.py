@@ -1,6 +1,6 @@
 """The phrases of a datastore in the subwords of a translation model: derived from it once, mapped from disk ever after.
 
-A folder `subwords-XXXXXXXX` beside the parts has, named by a digest of what it was made from,
+A folder `subwords-XXXXXXXX` alongside the parts, named by a digest of what it was made from, has
 
     tokens.npy       uint16 or int32 [T]   the ids of all sentences' subwords, sentence after sentence
     first.npy        int64 [N]             of each phrase its first subword
@@ -39,7 +39,7 @@ DESCRIPTION = "subwords.json"
 LOCK = "subwords.lock"  # held by who is making them
 BLOCK = 1 << 12  # sentences, or phrases of about as many, at a time
 SPANS_FILE = f"{SPANS}.npy"
-MOST = 255  # subwords that are counted; a longer phrase is none that a decoder follows
+MOST = 255  # most subwords that are counted; decoders do not follow longer phrases
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class WrittenSubwords:
 
 
 def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: str) -> WrittenSubwords | None:
-    """Map the phrases of a datastore as subwords, which are made now if that was never done.
+    """Map the phrases of a datastore as subwords, making them first if necessary.
 
     Args:
         subwords: of the translation model.
@@ -115,7 +115,7 @@ def _open(
 
 
 def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
-    """Make the folder; what was made of other phrases, which the datastore had before, goes."""
+    """Make the folder, and remove those made from phrases that the datastore had before."""
     section, store = datastore.section, of_store(datastore)
     logger.info("writing the phrases of %s in the subwords of the model, once: %s", datastore.directory, folder)
     with scratch_directory(folder) as partial:

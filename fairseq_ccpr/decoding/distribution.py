@@ -25,7 +25,7 @@ class Distribution:
 
     @cached_property
     def likeliest(self) -> ModelEvidence:
-        """The likeliest token, and its log p_NMT; not to be asked for first once `log_probs` was mixed in place."""
+        """The likeliest token, and its log p_NMT; must first be read before `log_probs` is mixed in place."""
         return ModelEvidence(*likeliest(self.log_probs))
 
     def at(self, values: Tensor) -> DistributionView:

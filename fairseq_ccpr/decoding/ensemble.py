@@ -36,8 +36,8 @@ from fairseq_ccpr.timing import DECODER, MERGE, phase
 class EncodedBatch(list[Any]):
     """fairseq's encoder outputs, one a model, with what the memories retrieved for the batch.
 
-    It travels where fairseq passes encoder outputs, from step to step of one beam search: so neither generators nor threads
-    that share an ensemble share what changes.
+    It travels where fairseq passes encoder outputs, from step to step of one beam search: so generators and threads
+    that share an ensemble share no mutable state.
 
     Args:
         hypotheses: how many there are in the beams; None before there are any.
@@ -122,7 +122,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return other
 
     def now(self) -> RetrievalEnsemble:
-        """Return the same with its memories as they are now: what is learnt later does not change it."""
+        """Return a snapshot with the memories as they are now, unaffected by later learning."""
         return self.with_memories(*self._memories_now(), self.trust)
 
     def _memories_now(self) -> tuple[TokenMemory | None, PhraseMemory | None]:
@@ -273,7 +273,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return forced
 
     def real_tokens(self, targets: Tensor) -> Tensor:
-        """Tell which tokens of targets [B, T] memories have a say in, bool [B, T]: neither padding nor forced tags."""
+        """Mark the tokens of targets [B, T] that memories may influence, bool [B, T]: neither padding nor forced tags."""
         real = targets.ne(self.pad)
         real[:, : self.forced] = False
         return real
@@ -303,7 +303,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return log_probs, queries, torch.stack(attention).mean(dim=0) if attention else None
 
     def signature(self) -> str:
-        """Name all that decides what retrieval does to a translation, in one line."""
+        """Return everything that decides what retrieval does to a translation, in one line."""
         parts = [self.tokens.signature()] if self.tokens is not None else []
         if self.phrases is not None:
             parts += [self.phrases.signature(), *(f"{name}:{value}" for name, value in signed(self.settings).items())]

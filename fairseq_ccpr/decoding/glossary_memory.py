@@ -161,7 +161,7 @@ class GlossaryBatch(PhraseBatch):
 
 @dataclass(frozen=True)
 class GlossaryMemory(PhraseMemory):
-    """A glossary beside the decoder; it needs neither datastore nor encoder."""
+    """A glossary alongside the decoder; it needs neither datastore nor encoder."""
 
     end_token: int = field(kw_only=True)
 

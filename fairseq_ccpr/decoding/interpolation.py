@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.trust_features import PhraseEvidence, TokenEvidence
 
 FEW = 32  # neighbours that are compared with one another; more are sorted
-# A share of 1 would forbid whatever was not retrieved, and with it the end of a sentence that has reached its full length.
+# A weight of 1 would rule out all that was not retrieved, even the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
 
 
@@ -40,7 +40,7 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     inner products. Neighbours that share a value all get that value's whole probability.
 
     Args:
-        scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no part.
+        scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no weight.
         values: int64 [H, k], tokens; anything where the neighbour is missing.
         temperature: T > 0, in the units of the scores.
 
@@ -55,7 +55,7 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
 
 
 def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
-    """Compute the share of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing.
+    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing.
 
     Args:
         scores: fp32 [H, k]; -inf marks a missing neighbour.

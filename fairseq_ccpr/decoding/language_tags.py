@@ -1,4 +1,4 @@
-"""The symbols by which a multilingual model is told source and target language; a bilingual one has none."""
+"""The symbols that tell a multilingual model its source and target language; a bilingual one has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LanguageTags:
-    """What is no text in the sentences of a model.
+    """The symbols in a model's sentences that are not text.
 
     Attributes:
         symbols: all tags of its dictionaries, such as __de__ or [de_DE]. They are written to no text.

@@ -1,4 +1,4 @@
-"""What was learnt, ready to be searched: its keys on the model's device, in a segment beside the main index.
+"""What was learnt, ready to be searched: its keys on the model's device, in a segment alongside the main index.
 
 The segment is exact while it is small, on a GPU however large it is. On a CPU its entries go into inverted lists that grow
 with it, all but the last ones. Letters: n rows of the segment, N entries of the datastore itself, m that are gone, d width of
@@ -38,7 +38,7 @@ EXACT_ROWS, LAST_ROWS = 1024, 512
 
 @dataclass(frozen=True)
 class LearntEntries:
-    """What was learnt up to a moment, and does not change any more.
+    """An immutable snapshot of what was learnt.
 
     Args:
         index: over n rows; those of pairs that were forgotten may still be there, and are not found.
@@ -46,7 +46,7 @@ class LearntEntries:
         pairs: whose entries they are, in the order of their rows.
         moved: pairs whose entries are the datastore's own.
         gone: int64 [m], entries of the datastore itself that were forgotten, ascending, on the same device.
-        first: the first entry that was learnt, whether it has moved into the datastore or not; no entry from it on was not.
+        first: the first learnt entry, moved into the datastore or not; all entries from it on were learnt.
         rows: int64, the first row of each of `pairs`.
         retriever: of the datastore that they stand beside, where it was compacted since the system was loaded.
         phrases: of the same pairs, where a phrase memory learns.
@@ -90,7 +90,7 @@ class LearntEntries:
 
 
 class LearntMemory:
-    """The pairs beside a token datastore, where decoding searches them and a program adds to them and takes from them.
+    """The pairs learnt alongside a token datastore: decoding searches them, while a program adds and removes some.
 
     Threads may share it; what was learnt or forgotten counts for whoever asks for `entries` after that.
 
@@ -128,12 +128,12 @@ class LearntMemory:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let nothing be learnt or forgotten."""
+        """Block learning and forgetting."""
         with self._lock:
             yield
 
     def go_on_beside(self, datastore: TokenDatastore, retriever: LearningRetriever) -> None:
-        """Go on beside the next generation of the datastore, which a retriever searches; the memory is to be `paused`."""
+        """Continue with the datastore's next generation, which a retriever searches; the memory must be `paused`."""
         self.store, self._retriever = self.store.handed_on(datastore), retriever
         self._clear()
         self._update()
@@ -164,7 +164,7 @@ class LearntMemory:
         self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
 
     def _update(self) -> None:
-        """Bring the segment to where the journal is: take out what was forgotten, append what is new."""
+        """Bring the segment up to date with the journal: remove what was forgotten, append what is new."""
         there = self.store.entries
         if lost := [number for number in self._rows if number not in there]:
             self._drop(lost)
@@ -216,7 +216,7 @@ class LearntMemory:
         self._listed, self._gone = self._size, []
 
     def _append(self, values: np.ndarray, keys: np.ndarray) -> None:
-        """Append entries. Who searches what was there before is not disturbed: its rows stay as they are."""
+        """Append entries. Searches of earlier snapshots are not disturbed: their rows stay unchanged."""
         size = self._size + len(values)
         if size > len(self._values):
             room = max(FIRST_ROWS, 2 * size)

@@ -25,7 +25,7 @@ from fairseq_ccpr.storage.text_lines import LinesInMemory
 
 @dataclass(frozen=True)
 class LearntPhrases:
-    """What was learnt up to a moment, and does not change any more; entries are numbered after the datastore's own.
+    """An immutable snapshot of what was learnt; entries are numbered after the datastore's own.
 
     Args:
         datastore: beside which it was learnt.
@@ -90,11 +90,11 @@ class LearntPhrases:
 
 
 class PhraseSegment:
-    """The phrases of the pairs of a journal, in a small exact segment beside the index of a phrase datastore.
+    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore.
 
     Args:
         store: the journal's pairs.
-        datastore: the phrase part beside which they were learnt.
+        datastore: the phrase part that they were learnt alongside.
         device: the model's.
     """
 
@@ -110,7 +110,7 @@ class PhraseSegment:
         self._ids: list[int] = []
 
     def update(self) -> LearntPhrases:
-        """Bring the segment to where the journal is, and return what counts from now on."""
+        """Bring the segment up to date with the journal, and return what counts from now on."""
         store = self.store
         if self._forgotten != store.forgotten:  # the places of those that stay are others
             self._clear()

@@ -35,7 +35,7 @@ class Neighbours(NamedTuple):
 class Retriever(Protocol):
     """Searches a token datastore. `TranslationRetrievalTask.retriever_class` names the class.
 
-    It is called with an opened datastore and the model's device, and must not keep anything of one search for the next:
+    It is called with an opened datastore and the model's device, and must keep no state from one search to the next:
     several generators, or threads, may share it.
     """
 
@@ -52,7 +52,7 @@ class Retriever(Protocol):
 
 @runtime_checkable
 class LearningRetriever(Retriever, Protocol):
-    """A retriever that also searches what was learnt beside its datastore."""
+    """A retriever that also searches what was learnt alongside its datastore."""
 
     def project(self, states: Tensor) -> Tensor:
         """Make keys of the decoder's states, [N, d] in any float dtype."""
@@ -64,7 +64,7 @@ class LearningRetriever(Retriever, Protocol):
 
 
 class ModelView(Protocol):
-    """What the model says at N tokens, as far as an interpolation weight may need it; looked up when it is asked for."""
+    """What the model says at N tokens, as far as an interpolation weight may need it; looked up on demand."""
 
     @property
     def neighbours(self) -> Tensor:
@@ -104,7 +104,7 @@ class Batch(Protocol):
 
 
 class Memory(Protocol):
-    """A datastore beside the decoder, with the settings that say how it counts. Immutable."""
+    """A datastore alongside the decoder, with the settings that decide how it counts. Immutable."""
 
     def start(self, sources: Tensor) -> Callable[[], Batch]:
         """Start retrieval for the sentences of a batch, int64 [B, S]; returns a function that waits for the result.
@@ -114,5 +114,5 @@ class Memory(Protocol):
         ...
 
     def signature(self) -> str:
-        """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
+        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         ...

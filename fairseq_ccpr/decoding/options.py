@@ -148,7 +148,7 @@ class PhraseSettings(PhraseSearchSettings):
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The `--store-*` options: of keys that a server holds.
+    """The `--store-*` options, for keys that a server holds.
 
     Raises:
         ConfigurationError: a value out of its range.
@@ -197,7 +197,7 @@ class MixtureSettings:
 
 @with_options(TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
 class RetrievalConfig(FairseqDataclass):
-    """Options of retrieval, beside those of a task of fairseq."""
+    """Retrieval options, in addition to those of a fairseq task."""
 
     datastore: Optional[str] = field(
         default=None,
@@ -233,7 +233,7 @@ class RetrievalConfig(FairseqDataclass):
 
 @dataclass
 class TranslationRetrievalConfig(RetrievalConfig, TranslationConfig):
-    """Options of the task, beside those of `translation`."""
+    """Task options, in addition to those of `translation`."""
 
 
 def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None = None) -> dict[str, object]:

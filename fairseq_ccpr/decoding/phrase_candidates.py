@@ -104,7 +104,7 @@ class PhraseCandidates:
         return PhraseVariants(self.subwords, self.reach)
 
     def _tokenise_learnt(self, learnt: LearntPhrases) -> Tokenise:
-        """Return a cache that ends with what it is of, whose entries have other numbers when something was forgotten."""
+        """Return a cache that lives as long as its snapshot: forgetting renumbers the entries."""
         known = self._of_learnt
         if known is None or known[0] is not learnt:
             known = self._of_learnt = learnt, SplitTokens(learnt, self.subwords, self.reach)
@@ -207,7 +207,7 @@ def _prefixes(letters: np.ndarray, lengths: np.ndarray, extents: np.ndarray) -> 
 
 
 class RememberedCandidates(PhraseCandidates):
-    """The same candidates, but no batch is retrieved for twice: what is tried in turn shares a search.
+    """The same candidates, but retrieval runs only once per batch: settings tried in turn share a search.
 
     Args:
         candidates: where they come from.

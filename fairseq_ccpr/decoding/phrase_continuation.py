@@ -53,7 +53,7 @@ class PhraseTable:
     queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
     scores: Tensor  # fp32 [B, A], similarities
     # Of each phrase, int64 [B, A, 6]: `queries`; the length of the prefix that begins it; its own length; the prefixes that
-    # something follows, as bits; 1 where its first subword goes on with a word that is not finished; its place in
+    # something follows, as bits; 1 where its first subword continues an unfinished word; its place in
     # `following`, whose last stands for no phrase.
     phrases: Tensor
     # All N subwords, phrase after phrase, and a 0, int32 [N + 1, 2]: the token, and its slot among the distinct tokens of
@@ -64,12 +64,12 @@ class PhraseTable:
     # is not finished: int32 [N + 1, 4].
     subwords: Tensor
     at_subword: Tensor
-    # What phrases begin with, int64 [3, B, F]: the token, its slot, and 1 where it goes on with a word that is not finished.
+    # What phrases begin with, int64 [3, B, F]: the token, its slot, and 1 where it continues an unfinished word.
     openings: Tensor
     opened: Tensor  # int64 [2, B, P], pairs of an opening and a source phrase, some phrase of which it is
     pairs: Tensor  # int64 [B, A], the pair of each phrase
     state_of: Tensor  # int64, by kind and number of matching subwords; see `_states`
-    unfinished: Tensor  # bool [V], of each token, whether a word may go on after it
+    unfinished: Tensor  # bool [V], of each token, whether a word may continue after it
     most_equal: int  # R, of the subwords of a sentence
     most_distinct: int  # D, of a sentence
     most_queries: int  # Q
@@ -186,7 +186,7 @@ class PhraseState:
         # Hypotheses, phrases, and which of their subwords the last token is, of a prefix that matches; or else -1: int64 [M].
         self._found = rows[:0], rows[:0], rows[:0]
         self.covered = rows.new_zeros(len(rows), table.most_queries)  # 1: one of its phrases was written in full
-        self.unfinished = rows.new_zeros(len(rows), dtype=torch.bool)  # whether the last token's word may go on
+        self.unfinished = rows.new_zeros(len(rows), dtype=torch.bool)  # whether the last token's word may continue
 
     @property
     def matched(self) -> Tensor:
@@ -301,7 +301,7 @@ class PhraseState:
 
 
 def may_ask(device: torch.device) -> bool:
-    """Tell whether a step may ask for sizes: a CPU has them, a GPU would have to be waited for."""
+    """Check whether a step may query sizes: a CPU has them, a GPU would have to be waited for."""
     return device.type == "cpu"
 
 

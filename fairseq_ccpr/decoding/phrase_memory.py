@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PhraseMemory:
-    """A phrase datastore beside the decoder.
+    """A phrase datastore alongside the decoder.
 
     Args:
         candidates: phrases of source sentences.
         settings: how they are retrieved, and the most that they may weigh.
         votes: how much each counts.
         device: of the translation model.
-        trusted: whether learned trust decides over the weight, which then wants evidence.
-        learnt: what is learnt beside the datastore, by now or up to a moment; None: nothing is.
+        trusted: whether learned trust decides the weight, and so needs evidence.
+        learnt: what is learnt alongside the datastore, live or as a snapshot; None: nothing.
     """
 
     candidates: PhraseCandidates
@@ -53,7 +53,7 @@ class PhraseMemory:
     learnt: LearntMemory | LearntEntries | None = None
 
     def now(self, entries: LearntEntries | None = None) -> PhraseMemory:
-        """Return the memory as it is now: what is learnt or forgotten later does not change it.
+        """Return a snapshot of the memory, unaffected by later learning and forgetting.
 
         Args:
             entries: what counts now, where another memory has looked before; both are then of the same moment.
@@ -98,11 +98,11 @@ class PhraseMemory:
         return replace(self.now(), candidates=RememberedCandidates(self.candidates))
 
     def on(self, device: torch.device) -> PhraseMemory:
-        """Return a memory that weighs what lies on another device."""
+        """Return a memory that computes votes on another device."""
         return replace(self, votes=copy.deepcopy(self.votes).to(device), device=device)
 
     def signature(self) -> str:
-        """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
+        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         counting = {**signed(self.settings), "votes": self.votes.digest()}
         return self.candidates.retriever.signature(counting, self._learnt)
 
@@ -206,7 +206,7 @@ class PhraseBatch:
 
 
 def _warn_of_nothing(candidates: PhraseCandidates, phrases: list[SentencePhrases]) -> None:
-    """Say once, of the first batch, that nothing was retrieved."""
+    """Warn once, about the first batch, that nothing was retrieved."""
     if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
         logger.warning(
             "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "

@@ -27,7 +27,7 @@ class Openings:
 
     tokens: Tensor  # int64 [n, F]
     slots: Tensor  # int64 [n, F]
-    inside: Tensor  # bool [n, F], whether it goes on with a word that is not finished
+    inside: Tensor  # bool [n, F], whether it continues an unfinished word
     opening: Tensor  # int64 [n, P], below F
     query: Tensor  # int64 [n, P], below Q
     top: Tensor  # fp32 [n, 1], the highest score of a phrase that no hypothesis changes

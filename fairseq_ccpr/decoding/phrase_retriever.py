@@ -1,4 +1,4 @@
-"""Retrieve phrases once a source sentence: which target phrases, in which sentences, translate its phrases."""
+"""Retrieve phrases once per source sentence: which target phrases, in which sentences, translate its phrases."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class PhraseRetriever:
     Attributes:
         encoder: the phrase encoder, which encodes what is learnt even where `queries` are given.
         too_long: sentences so far that are longer than the encoder reads, and were read in windows.
-        phrases: those so far that were queried.
-        retrieved: strings so far that were found for them.
+        phrases: number queried so far.
+        retrieved: number of strings found for them so far.
         skipped: sentences so far without phrases because the remote index did not answer.
 
     Raises:
@@ -192,7 +192,7 @@ class PhraseRetriever:
     def _answer_or_skip(self, answer: Callable[[], T], sentences: int) -> T | None:
         """Wait for an answer; None where the remote index gives none and its phrases may be skipped.
 
-        After a failure it is not queried for as long as it was waited for, so that half of the time at most is lost.
+        After a failure it is not queried for as long as it was waited for, so that at most half of the time is lost.
         """
         try:
             if self._is_open():
@@ -240,7 +240,7 @@ class PhraseRetriever:
         """Name all that decides what is retrieved, in one line to be printed with results.
 
         Args:
-            settings: what counts beside datastore, encoder and segmentation, by name; k and min_similarity of this retriever
+            settings: what counts besides datastore, encoder and segmentation, by name; k and min_similarity of this retriever
                 if not given.
             learnt: see `retrieve`.
         """
@@ -279,11 +279,11 @@ def load_encoders(
     """Load the phrase encoder, and the query head that settings name for one of the translation models.
 
     Raises:
-        CheckpointError: one of them is not there, or something else.
+        CheckpointError: one of them is missing, or is something else.
         ConfigurationError: see `find_encoder`.
     """
     path, bf16 = find_encoder(datastore, settings.encoder), settings.bf16
-    with torch.random.fork_rng(devices=[]):  # sampling is to draw what it would draw without phrases
+    with torch.random.fork_rng(devices=[]):  # sampling must draw the same as without phrases
         encoder = load_phrase_encoder(path, bf16=bf16)
         head = settings.queries
         queries = load_query_head(Path(head), [model.encoder for model in models], bf16) if head else None

@@ -1,4 +1,4 @@
-"""Retrieved phrases as token ids of the decoder: from what is written beside the datastore, or out of their sentences."""
+"""Retrieved phrases as token ids of the decoder: from the files alongside the datastore, or out of their sentences."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class PhraseVotes(nn.Module):
     """The weights of the formula above.
 
     They start as learned for the demo's phrase encoder and model, on held-out sentences of an office suite's help with the
-    English text of that help as memory. Learning goes on from there.
+    English text of that help as memory. Training continues from there.
     """
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ class RetrievalTask(FairseqTask):
         return tuned, trust
 
     def _check_weight(self, path: str | Path, described: TrustDescription) -> None:
-        """Warn where trust was learned on top of another weight of the tokens than the task has."""
+        """Warn if trust was learned on top of a different token weight than the task's."""
         here = name_of(self._policy)
         if described.weight not in ("", here):
             logger.warning(
@@ -210,7 +210,7 @@ class RetrievalTask(FairseqTask):
         return generator
 
     def equip(self, generator: Any, ensemble: RetrievalEnsemble) -> None:
-        """Give a generator of fairseq an ensemble that retrieves, and a beam search that finds the same in less time."""
+        """Give a generator of fairseq an ensemble that retrieves, and a faster beam search with the same results."""
         generator.model = ensemble
         if type(generator.search) is BeamSearch:
             generator.search = RunwiseBeamSearch(self.target_dictionary)
@@ -218,7 +218,7 @@ class RetrievalTask(FairseqTask):
     def get_batch_iterator(self, *args: Any, required_batch_size_multiple: int = 1, **kwargs: Any) -> Any:
         """Iterate over all sentences.
 
-        fairseq-generate requires batches of a multiple of 8 sentences, and fairseq then drops those that remain in the end.
+        fairseq-generate requires batches of a multiple of 8 sentences, and fairseq then drops the remainder.
         """
         return super().get_batch_iterator(*args, required_batch_size_multiple=1, **kwargs)
 
@@ -350,7 +350,7 @@ def _unknown_settings(tuned: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def forget_beam(model: Any) -> None:
-    """Let the cross-attention of BART's models take each row of a batch for its own, as that of others does.
+    """Make the cross-attention of BART models treat each row of a batch separately, as other models do.
 
     A generator tells it how wide its beam is, and it then folds as many rows into one: wrong for given targets, which have no
     beam, and for another generator of the same model with another beam.

@@ -27,7 +27,7 @@ def task_words(model: Path) -> list[str]:
 
     There are none for a bilingual model, and for a file that is missing.
 
-    Files that the checkpoint names are looked for where they were, and beside it.
+    Files that the checkpoint names are looked for at their recorded paths, and next to it.
 
     Raises:
         CheckpointError: the file is no checkpoint of fairseq, or would run code.

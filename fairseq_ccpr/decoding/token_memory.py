@@ -68,8 +68,8 @@ def token_weight(
 
 
 def guards(familiarity: Tensor, ids: Tensor, first_learnt: int) -> Tensor:
-    """Tell what the guard leaves of neighbours, fp32 [N, k]: of the datastore's own text as far as a hypothesis is like that
-    text, and all of what was learnt, which is there for texts unlike it.
+    """Compute the fraction of each neighbour that the guard keeps, fp32 [N, k]: of the datastore's own text as far as a
+    hypothesis is like that text; all of what was learnt, which is there for texts unlike it.
 
     Args:
         familiarity: fp32 [N].
@@ -80,7 +80,7 @@ def guards(familiarity: Tensor, ids: Tensor, first_learnt: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenMemory:
-    """A token datastore beside the decoder.
+    """A token datastore alongside the decoder.
 
     Args:
         capture: reads the queries, from the one model the datastore belongs to.
@@ -89,9 +89,9 @@ class TokenMemory:
         unknown: the unknown token, which nothing that is retrieved proposes.
         policy: how much the neighbours weigh.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
-        trusted: whether learned trust decides over the weight, which then wants evidence.
+        trusted: whether learned trust decides the weight, and so needs evidence.
         skip: a hypothesis is not searched for where the model gives its likeliest token this probability; 1: always.
-        learnt: what is learnt beside the datastore, by now or up to a moment; None: nothing is.
+        learnt: what is learnt alongside the datastore, live or as a snapshot; None: nothing.
     """
 
     capture: KeyCapture
@@ -105,7 +105,7 @@ class TokenMemory:
     learnt: LearntMemory | LearntEntries | None = None
 
     def now(self, entries: LearntEntries | None = None) -> TokenMemory:
-        """Return the memory as it is now: what is learnt or forgotten later does not change it.
+        """Return a snapshot of the memory, unaffected by later learning and forgetting.
 
         Args:
             entries: what counts now, where that was looked at before.
@@ -139,7 +139,7 @@ class TokenMemory:
         return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
 
     def search_some(self, queries: Tensor, k: int, needed: Tensor) -> Neighbours:
-        """Do the same for those queries that need it, bool [N]; to the others all neighbours are missing."""
+        """Do the same for those queries that need it, bool [N]; for the others all neighbours are missing."""
         rows = needed.nonzero()[:, 0]
         found = self.search(queries[rows], k)
         ids = rows.new_full((len(queries), k), -1)
@@ -175,7 +175,7 @@ class TokenMemory:
     def needed(self, best: Tensor, running_distance: Tensor) -> Tensor:
         """Tell which of N hypotheses are searched for, bool [N].
 
-        Not those whose model is sure, and not those that the guard gives no weight whatever is found.
+        Skip those whose model is sure, and those that the guard gives no weight regardless of neighbours.
 
         Args:
             best: fp32 [N], log p_NMT of the likeliest token.
@@ -250,7 +250,7 @@ class TokenMemory:
         return Vote(neighbours.values, retrieved, self.weight(neighbours, model, course), evidence=evidence)
 
     def signature(self) -> str:
-        """Name all that decides what is retrieved and how it counts, in one line to be printed with results."""
+        """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         return signature({**self._retriever.describe(), **signed(self.settings), "weight": name_of(self.policy)})
 
 
@@ -258,7 +258,7 @@ class TokenMemory:
 class TokenBatch:
     """The token memory during one batch: a search each step, started while the models still compute.
 
-    On a GPU the search runs on a second CUDA stream, beside the projection to the vocabulary.
+    On a GPU the search runs on a second CUDA stream, in parallel with the projection to the vocabulary.
     """
 
     memory: TokenMemory

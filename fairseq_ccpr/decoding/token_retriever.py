@@ -20,7 +20,7 @@ from fairseq_ccpr.storage.fingerprint import short
 class TokenRetriever:
     """The retriever of CLKNN and kNN-MT: projects queries as the keys were, searches the index, looks up values.
 
-    What was learnt beside the datastore is searched together with it: its entries are numbered after the datastore's own.
+    What was learnt alongside the datastore is searched together with it: its entries are numbered after the datastore's own.
 
     Args:
         datastore: an opened token datastore.

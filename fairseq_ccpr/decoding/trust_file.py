@@ -51,7 +51,7 @@ class TrustDescription:
 
 
 def needs_of(parts: Parts) -> dict[str, str]:
-    """Name what trust in these parts cannot do without: another value of any of them changes what its features mean."""
+    """Return what trust in these parts depends on, by name: if any value differs, its features mean something else."""
     needs: dict[str, str] = {}
     for part in parts.values():
         if isinstance(part, TokenDatastore):
@@ -78,7 +78,7 @@ def save_trust(trust: Trust, described: TrustDescription, path: Path) -> None:
 
 
 def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
-    """Read trust, and see that it belongs to the parts of a datastore.
+    """Read trust, and check that it belongs to the parts of a datastore.
 
     Raises:
         ConfigurationError: the file is missing, damaged, of other features, or of another model, key layer, metric,

@@ -114,7 +114,7 @@ class SystemConfig:
     also: list[str] = field(default_factory=list)  # domains whose valid sets are to lose nothing by it
     tune_on: Any = None  # the domain whose valid set chooses the settings, in place of each one's own; or one for each
     stores_from: Optional[str] = None  # whose datastores and fine-tuned model are used, not each one's own
-    against: Optional[str] = None  # a system to compare with, beside the base model
+    against: Optional[str] = None  # a system to compare with, besides the base model
     domains: Optional[list[str]] = None  # all, if not given
 
     def tuned_on(self, domain: str) -> str:
@@ -124,7 +124,7 @@ class SystemConfig:
 
 @dataclass
 class TrainEncoderConfig:
-    """A phrase encoder that is to be trained."""
+    """A phrase encoder to train."""
 
     texts: dict[str, str] = MISSING  # sentence pairs by name, TSV
     start_from: Optional[str] = None  # an encoder directory; multilingual-e5-small if not given

@@ -1,4 +1,4 @@
-"""Learning sentence pairs beside a datastore: their keys come from one forced decoding, as those of the datastore did.
+"""Learning sentence pairs alongside a datastore: their keys come from one forced decoding, as the datastore's did.
 
 Where it has phrases, those of the targets are found as they were in its text.
 """

@@ -1,6 +1,6 @@
 """Finding what a translation needs and was not told: model, languages, dictionaries and subwords.
 
-They are looked for in the data folder, in the datastore, which remembers what it was built with, and beside the model. What
+They are looked for in the data folder, in the datastore, which remembers what it was built with, and next to the model. What
 `prepare` and `convert` wrote there says all of it.
 """
 

@@ -66,7 +66,7 @@ class Trial:
         return method.tune(*self.searchable(method), self.labels(), grid)
 
     def among(self, other: Trial) -> Trial:
-        """Put the text of another trial beside this one's, since the more there is to choose from, the less a score says."""
+        """Put the text of another trial alongside this one's: the more there is to choose from, the less a score says."""
         return Trial(self.sources.join(other.sources), self.targets.join(other.targets), self.gold)
 
     def labels(self) -> Labels:

@@ -111,7 +111,7 @@ class QueryHead(SpanEncoder):
 
     @property
     def name(self) -> str:
-        """What the description of its phrases calls it."""
+        """Its name in the description of its phrases."""
         return f"head:{short(self.fingerprint())}"
 
     def fingerprint(self) -> str:

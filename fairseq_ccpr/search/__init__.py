@@ -53,7 +53,7 @@ def build_index(
         remote: where the keys go, if to a database.
 
     Raises:
-        ConfigurationError: a store too small to train such an index.
+        ConfigurationError: a datastore too small to train such an index.
         DatastoreError: the file cannot be written, or the database does not take the keys.
     """
     BACKENDS[description.backend].build(keys, description, path, progress, remote)

@@ -17,7 +17,7 @@ from fairseq_ccpr.storage.atomic import atomic_file, move_into_place, scratch_di
 
 ADD_ROWS = 1 << 16
 TRAIN_ROWS_PER_CENTROID = 64
-TRAIN_ROWS = 1 << 16  # at least, where the store has as many: product quantisers want 2^8 centroids trained well
+TRAIN_ROWS = 1 << 16  # at least, where the datastore has as many: product quantisers want 2^8 centroids trained well
 
 
 def build_faiss(
@@ -32,7 +32,7 @@ def build_faiss(
         progress: told how many keys were added.
 
     Raises:
-        ConfigurationError: a store too small to train such an index.
+        ConfigurationError: a datastore too small to train such an index.
         DatastoreError: the file cannot be written.
     """
     index, rows = trained_index(keys, description, seed)

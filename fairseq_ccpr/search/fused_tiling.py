@@ -13,7 +13,7 @@ MOST_QUERIES = 128  # in a tile
 MOST_STAGES = 3, 4  # tiles of keys on their way at a time, whole ones and chunks; more wait for nothing
 _HALF, _SINGLE = 2, 4  # bytes of a number
 _SCRATCH = 4096  # bytes in which warps compare their maxima; how many differs by version of Triton
-_HOPPER = 9  # whose products go on while the next begins, and hold one more tile of keys
+_HOPPER = 9  # whose products continue while the next begins, and hold one more tile of keys
 
 
 class Device(NamedTuple):

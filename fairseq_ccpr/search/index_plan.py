@@ -33,7 +33,7 @@ def plan_index(
     Args:
         choice: `exact`; `torch-ivf`, or with a number of lists `torch-ivf4096`; a FAISS factory string; `disk:` and one
             whose inverted lists stay on disk, `disk` alone for `disk_factory`; another backend's name; or `auto`: exact on a
-            GPU, for small stores, and without FAISS, else `automatic_factory`. For a store, see its backend's `plan`.
+            GPU, for small datastores, and without FAISS, else `automatic_factory`. For a store, see its backend's `plan`.
         parameters: of the search, in the backend's notation; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
         effort: of a search, where `parameters` do not say.

@@ -227,7 +227,7 @@ class MilvusIndex(Index):
         """Wait until the index covers all that was written, then check.
 
         Raises:
-            DatastoreError: Milvus fails to make its index, or does not go on with it.
+            DatastoreError: Milvus fails to build its index, or makes no progress.
         """
         self._ask("flush", slow=True)
         fewest, patience = float("inf"), SLOW * self.server.timeout

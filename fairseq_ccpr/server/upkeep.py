@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Compacts the datastore of a translator in a thread, when much was learnt beside it.
+    """Compacts the datastore of a translator in a thread, when much was learnt alongside it.
 
     Args:
         translator: whose memory it looks at.

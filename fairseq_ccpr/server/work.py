@@ -108,7 +108,7 @@ class Work:
         return asked.done
 
     def close(self) -> None:
-        """Finish what waits, and let others learn beside the datastore."""
+        """Finish what waits, and let others learn into the datastore."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -88,7 +88,7 @@ class JournalReader:
 class JournalWriter:
     """Appends to a journal that was read to its end.
 
-    What is no record at its end is put aside first, in a file beside it whose name ends in `DAMAGED`.
+    Anything at its end that is not a record is first set aside, in a file next to it whose name ends in `DAMAGED`.
 
     Args:
         reader: which then stands at the end of what was appended.

@@ -70,8 +70,8 @@ def after_sign(text: str, start: int) -> bool:
 class WordBorders(NamedTuple):
     """What the V symbols of a dictionary are to the words that they stand next to."""
 
-    unfinished: np.ndarray  # bool [V], whether a word may go on after it
-    going_on: np.ndarray  # bool [V], whether it goes on with a word that is not finished
+    unfinished: np.ndarray  # bool [V], whether a word may continue after it
+    going_on: np.ndarray  # bool [V], whether it continues an unfinished word
 
 
 class DecoderSubwords:

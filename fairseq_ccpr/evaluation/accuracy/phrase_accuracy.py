@@ -19,7 +19,7 @@ from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
 
 TILE_NUMBERS = 1 << 24  # scores at a time
-TIE = 1e-6  # scores that differ by less are equal, as a share of the lengths of query and gold vector
+TIE = 1e-6  # scores that differ by less are equal, as a fraction of the lengths of query and gold vector
 NONE = float("-inf")
 
 

@@ -84,7 +84,7 @@ def draw_types(results: Sequence[TypeResult], path: Path) -> None:
 
 
 def draw_f1(curves: Mapping[str, Mapping[float, float]], path: Path, title: str) -> None:
-    """Draw F1 by the share of sentences without a partner, a line per system: figure 2 of the RFR paper."""
+    """Draw F1 by the fraction of sentences without a partner, a line per system: figure 2 of the RFR paper."""
     with lines(path) as axes:
         for number, (name, points) in enumerate(curves.items()):
             shares = [100 * share for share in points]

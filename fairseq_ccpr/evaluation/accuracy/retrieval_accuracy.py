@@ -29,7 +29,7 @@ KEY_BLOCK = 1 << 16
 
 @dataclass
 class Keys:
-    """One kind of key: an index over those of the store, and how a decoder's state becomes a query."""
+    """One kind of key: an index over the datastore's keys, and how a decoder's state becomes a query."""
 
     index: ExactIndex
     to_query: Callable[[Tensor], Tensor]
@@ -116,7 +116,7 @@ def evaluate_retrieval(
 
     Args:
         sets: of `key_sets`.
-        raw: the store that is searched. A band that has no query is left out.
+        raw: the datastore that is searched. A band that has no query is left out.
         queries: raw keys of held-out text; without it, the queries are entries of `raw`, their own sentences left out.
 
     Raises:

@@ -27,7 +27,7 @@ class StoreResult:
 
 @dataclass
 class RetrievedReport:
-    """Results of an evaluation; shares and differences in per cent."""
+    """Results of an evaluation; fractions and differences in per cent."""
 
     sentences: int
     skipped: int  # lines with an empty side
@@ -91,7 +91,7 @@ def report(
 
 
 def _compare(counts: np.ndarray, samples: int) -> list[dict[str, Any]]:
-    """Compute each store's share of a measure, and its difference to that of the first.
+    """Compute each datastore's fraction of a measure, and its difference from the first.
 
     Args:
         counts: int64 [N, 2, S].

@@ -1,4 +1,4 @@
-"""Speed of decoding with datastores of any size beside plain fairseq, the systems taking turns in one process."""
+"""Speed of decoding with datastores of any size relative to plain fairseq, the systems taking turns in one process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SpeedTest:
         self.generators = {BASE: task.build_base_generator(models, cfg.generation)}
         plain = self.generators[BASE].model  # fairseq's, which marks no phase
         plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
-        # The base model with retrieval's beam search: what that saves is no merit of retrieval.
+        # The base model with retrieval's beam search: what that saves is not due to retrieval.
         self.generators[EQUIPPED] = task.build_base_generator(models, cfg.generation)
         alone = RetrievalEnsemble(models, None, None, task.target_dictionary.pad(), MixtureSettings())
         task.equip(self.generators[EQUIPPED], alone)
@@ -76,7 +76,7 @@ class SpeedTest:
         return task.build_generator(self.models, self.cfg.generation)
 
     def resize(self, entries: int, choice: str) -> None:
-        """Give every system a token datastore of so many entries, made from its own; sharing systems go on sharing it.
+        """Give every system a token datastore of so many entries, made from its own; systems that share one still do.
 
         Args:
             choice: see `plan_index`.

@@ -28,10 +28,10 @@ def draw_speed(searches: Sequence[SearchSpeed], path: Path, title: str) -> None:
 
 
 def draw_costs(searches: Sequence[SearchCost], path: Path, title: str) -> None:
-    """Draw milliseconds of a search by keys, queries and neighbours: a colour an index, a style a store, the floor dotted.
+    """Draw milliseconds of a search by keys, queries and neighbours: colours are indexes, styles datastores, dots the floor.
 
-    Where stores of several widths were searched, by width too, a line per index. What is not on an axis is as in the first
-    search, but the keys, which are as many as there were at most.
+    If datastores of several widths were searched, draw by width too, a line per index. What is not on an axis is as in the
+    first search, but the keys are as many as there were at most.
     """
     stores, indexes = (list(dict.fromkeys(getattr(search, name) for search in searches)) for name in ("store", "index"))
     first = searches[0]

@@ -13,9 +13,9 @@ BLOCK = 1 << 20  # entries made at a time
 def grow(
     keys: np.ndarray, values: np.ndarray, size: int, unit: bool, device: torch.device, seed: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Make a store of `size` entries with keys distributed, and tokens as frequent, as those of a real one.
+    """Make a datastore of `size` entries with keys distributed, and tokens as frequent, as in a real one.
 
-    Up to the real size it is a random part of the real store. Beyond, each entry of the real one is taken as often as any
+    Up to the real size it is a random part of the real one. Beyond, each entry of the real one is taken as often as any
     other, give or take one, and all but the first copy are moved by random noise.
 
     Args:
@@ -23,7 +23,7 @@ def grow(
         values: int [N].
         size: at least 1.
         unit: whether keys have length 1, which the new ones then have as well.
-        device: where the new store is made.
+        device: where the new datastore is made.
 
     Returns:
         keys fp16 [size, d], values int32 [size].

@@ -1,4 +1,4 @@
-"""Near-duplicates: which sentences of a test set stand, nearly as they are, in a training text.
+"""Near-duplicates: which sentences of a test set occur almost verbatim in a training text.
 
 Where a corpus is split at random there are many, and a system that copies gets them right.
 """

@@ -1,4 +1,4 @@
-"""The grids of settings: how likely each makes the held-out references, and which to go on with."""
+"""The grids of settings: how likely each makes the held-out references, and which to continue with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--also`: text of other domains, which tuning is to do no harm."""
+"""`--also`: text of other domains, which tuning must not harm."""
 
 from __future__ import annotations
 

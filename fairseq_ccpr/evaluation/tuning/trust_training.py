@@ -1,4 +1,4 @@
-"""Learn trust from held-out sentences: at home, where retrieval is to help, and of other domains, where it must not harm."""
+"""Learn trust from held-out sentences: at home, where retrieval should help, and of other domains, where it must not harm."""
 
 from __future__ import annotations
 

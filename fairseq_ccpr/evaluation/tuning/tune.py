@@ -40,7 +40,7 @@ BATCHES = 12  # at least, so that those are of all lengths
 
 @dataclass
 class Tuned:
-    """What came of tuning."""
+    """The outcome of tuning."""
 
     best: Candidate
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
@@ -101,7 +101,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
 
     Args:
         system: with the subset that is held out as `--gen-subset`.
-        also: text of other domains, which is to suffer no harm.
+        also: text of other domains, which must not suffer.
         kind: of trust, see `KINDS`; None: settings alone.
         count: of candidates, without trust.
         hidden: units of the hidden layer of learned trust; None: as many as the subset is large enough for.

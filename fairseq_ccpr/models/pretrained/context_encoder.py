@@ -24,7 +24,7 @@ WEIGHTS = "model.pt"
 TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its Transformer
 HEAD = "encoder.lm_head."  # and where it predicts masked subwords, which nothing here does
 MARKERS = 2  # <s> and </s>
-# What a checkpoint says of its model, beside `layer_norm_eps`, which fairseq's own loaders pass over.
+# What a checkpoint says of its model, besides `layer_norm_eps`, which fairseq's own loaders pass over.
 SETTINGS = (
     "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
     "activation_fn", "encoder_normalize_before", "layernorm_embedding", "no_scale_embedding", "encoder_learned_pos",
@@ -215,7 +215,7 @@ def check_empty(directory: Path) -> None:
 
 
 def _checkpoint(arguments: Namespace, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Make a checkpoint as fairseq's trainer writes them, less what only training needs."""
+    """Make a checkpoint in the format of fairseq's trainer, without what only training needs."""
     history = {"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "num_updates": 0}
     history["lr_scheduler_state"] = {}
     task = {"task": "masked_lm", "data": ".", "tokens_per_sample": arguments.max_positions, "criterion": "masked_lm"}
