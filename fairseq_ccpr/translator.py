@@ -59,7 +59,7 @@ class Translator(System):
             built with.
         datastore: a folder with tokens, phrases or both; two folders, separated by a colon, where they are apart. Left out,
             the model translates alone.
-        data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the datastore, or beside
+        data: a folder with the model's dictionaries, such as DATA_BIN. Left out, they are found in the datastore, or next to
             the model; so are the subwords, unless `bpe` and `sentencepiece_model` or `bpe_codes` name them.
         beam: width of beam search.
         device: such as "cpu" or "cuda:1"; left out, the GPU where there is one.

@@ -1,4 +1,4 @@
-"""Speed of a Marian model that was converted, beside transformers and CTranslate2, on the same sentences.
+"""Speed of a converted Marian model compared with transformers and CTranslate2, on the same sentences.
 
 python scripts/marian_speed.py FOLDER [--text FILE] [--beam 5] [--tokens N]
 

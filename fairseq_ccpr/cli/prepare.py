@@ -98,7 +98,7 @@ def prepare(options: Options, subwords: list[str]) -> int:
 
 
 def of_model(options: Options, subwords: list[str]) -> tuple[list[str], list[Path]]:
-    """Return the options of subwords and the dictionaries that lie beside the model."""
+    """Return the options of subwords and the dictionaries next to the model."""
     if options.dict:
         raise ConfigurationError("--path takes the dictionaries next to the model: leave out --dict")
     assert options.path is not None

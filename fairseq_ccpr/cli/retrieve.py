@@ -99,7 +99,7 @@ def open_phrases(datastore: Path) -> tuple[PhraseDatastore, dict[str, Any]]:
 
 
 def learnt_beside(phrases: PhraseDatastore, device: torch.device) -> LearntPhrases | None:
-    """Return the phrases that were learnt beside a datastore; None where none can be.
+    """Return the phrases learnt alongside a datastore; None if none can be.
 
     Raises:
         DatastoreError: what was learnt belongs to something else.

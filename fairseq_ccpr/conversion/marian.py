@@ -28,7 +28,7 @@ ENOUGH_KNOWN = 0.5  # fraction of a SentencePiece model that its own vocabulary 
 
 @dataclass(frozen=True)
 class Direction:
-    """What a converted model translates; None: as its folder says.
+    """The languages of a converted model; None: as its folder says.
 
     Attributes:
         tag: what names the target language in front of a source sentence, in a model of several target languages.
@@ -41,7 +41,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was converted."""
+    """A converted model."""
 
     source: str
     target: str

@@ -28,7 +28,7 @@ OTHERWISE = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
 
 @dataclass(frozen=True)
 class MarianSettings:
-    """What config.json says.
+    """The settings in config.json.
 
     Attributes:
         sizes: of the Transformer, by the names of `SIZES`.
@@ -84,7 +84,7 @@ def read_settings(folder: Path) -> MarianSettings:
     """Read config.json.
 
     Raises:
-        CheckpointError: it is missing or damaged, or tells of a Transformer that cannot be converted.
+        CheckpointError: it is missing or damaged, or describes a Transformer that cannot be converted.
     """
     path = folder / CONFIG
     config = read_json(path)

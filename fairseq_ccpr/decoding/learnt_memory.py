@@ -48,7 +48,7 @@ class LearntEntries:
         gone: int64 [m], entries of the datastore itself that were forgotten, ascending, on the same device.
         first: the first learnt entry, moved into the datastore or not; all entries from it on were learnt.
         rows: int64, the first row of each of `pairs`.
-        retriever: of the datastore that they stand beside, where it was compacted since the system was loaded.
+        retriever: of the datastore that they were learnt alongside, if it was compacted since the system was loaded.
         phrases: of the same pairs, where a phrase memory learns.
     """
 

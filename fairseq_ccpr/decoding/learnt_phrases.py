@@ -28,7 +28,7 @@ class LearntPhrases:
     """An immutable snapshot of what was learnt; entries are numbered after the datastore's own.
 
     Args:
-        datastore: beside which it was learnt.
+        datastore: the datastore that they were learnt alongside.
         index: over keys fp16 [n, o].
         spans: int32 [n, 3]: the place of the pair in `pairs`, and start and end in its target, in characters.
         hashes: uint64 [n], of the strings; see `hash_strings`.

@@ -123,7 +123,7 @@ class PhraseCandidates:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
 
         Args:
-            learnt: what was learnt beside the datastore, which is searched together with it.
+            learnt: phrases learnt alongside the datastore, which are searched together with it.
             encoded: see `PhraseFinder.find`.
 
         Raises:

@@ -127,7 +127,7 @@ class PhraseRetriever:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too.
 
         Args:
-            learnt: what was learnt beside the datastore, which is searched together with it.
+            learnt: phrases learnt alongside the datastore, which are searched together with it.
         """
         return self.read(sentences, self.start(sentences, learnt)(), learnt)
 

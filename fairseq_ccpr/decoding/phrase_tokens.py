@@ -18,7 +18,7 @@ SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about
 
 
 class PlacedPhrases(Protocol):
-    """Phrases with their places in sentences: a datastore's, or those that were learnt beside it."""
+    """Phrases with their places in sentences: a datastore's, or those learnt alongside it."""
 
     @property
     def spans(self) -> np.ndarray:

@@ -124,7 +124,7 @@ class TokenMemory:
         retriever = entries.retriever or self.retriever
         if entries.empty:
             return retriever
-        assert isinstance(retriever, LearningRetriever)  # nothing is learnt beside another one's datastore
+        assert isinstance(retriever, LearningRetriever)  # no other kind has pairs learnt alongside its datastore
         return retriever.with_learnt(entries)
 
     def start(self, sources: Tensor) -> Callable[[], TokenBatch]:

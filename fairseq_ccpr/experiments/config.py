@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_ccpr.errors import ConfigurationError
 
 NAME = re.compile(r"\w[\w.+-]*")
-# What an experiment says to its commands itself.
+# Options that an experiment passes to its commands itself.
 RESERVED = {
     "-s", "-t", "--source-lang", "--target-lang", "--path", "--output", "--datastore", "--results-path", "--phrase-encoder",
     "--gen-subset", "--save-dir", "--fraction", "--raw-datastore", "--source", "--target", "--tune", "--settings",
@@ -46,7 +46,7 @@ class MineConfig:
 
     source: str = MISSING
     target: str = MISSING
-    tune: Optional[str] = None  # labelled pairs, TSV, of any domain; without, the threshold is estimated
+    tune: Optional[str] = None  # labelled pairs, TSV, of any domain; without them, the threshold is estimated
     encoder: str = "muse"  # or e5, or an encoder's directory
     options: str = ""  # of fairseq-ccpr mine
 

@@ -1,4 +1,4 @@
-"""The pipeline of an experiment: from its settings to its stages, which command makes what out of what."""
+"""The pipeline of an experiment: turns its settings into stages, each a command with its inputs and outputs."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def check_of_base(domain: dict[str, Any]) -> tuple[str, bool] | None:
 
 
 def settings_of(system: dict[str, Any], stages: dict[str, Any]) -> list[tuple[str, str]]:
-    """List what a system was run with, by name."""
+    """List the settings that a system was run with, by name."""
     settings = []
     if system["tuned"]:
         settings.append((f"tuned on {system['tuned']['on']}", system["tuned"]["options"]))

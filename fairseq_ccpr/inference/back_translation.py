@@ -31,15 +31,15 @@ from fairseq_ccpr.storage.atomic import atomic_file, partial_path, scratch_direc
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, PLAN, read_checked_json, write_checked_json, write_json
 from fairseq_ccpr.text.pairs import read_lines
 
-BEAM = 2  # hypotheses of the reverse model: more translate no better, and take longer
-PART_SENTENCES = 4096  # lines that are translated together: what a kill loses at most
+BEAM = 2  # hypotheses of the reverse model: more give no better translations, and take longer
+PART_SENTENCES = 4096  # lines translated together: the most that a kill loses
 PARTS, PAIRS, DATA_BIN, LEFT_OUT = "parts", "pairs.tsv", "data-bin", "left-out.json"
 EMPTY, TOO_LONG, NOTHING = "empty", "longer than the reverse model takes", "with nothing translated"
 SPACES = str.maketrans(dict.fromkeys("\t\r\n", " "))  # what would end a column or a line of the pairs
 
 
 def back_translate(settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> PseudoPairs:
-    """Make, or resume making, pairs of the text `settings.monolingual`; what is already there is reused.
+    """Make pairs from the text `settings.monolingual`, or resume doing so; finished parts are reused.
 
     1. Plan: load both models, read the text once, see that the output is free, or ours.
     2. Translate it part by part, lines of similar length together; the processes share the parts.
@@ -63,7 +63,7 @@ def back_translate(settings: TokenBuildSettings, forward: Preprocessing, process
     work = BackTranslation(settings, forward, processes)
     if not work.finished:
         work.check_output()
-        load(settings, work.system.device)  # or say now, not after hours, what there is not
+        load(settings, work.system.device)  # report anything missing now, not after hours
         if settings.adapter == TRAINED_ADAPTER:
             AdapterTraining.parse(settings.adapter_options)
     processes.barrier()  # all have seen the same
@@ -135,7 +135,7 @@ class BackTranslation:
         }
 
     def _plan(self) -> dict[str, Any]:
-        """Tell what must stay the same until all is translated: batches, and by their company sentences, depend on it."""
+        """Return the settings that must not change until all is translated: they determine batches, and so translations."""
         s = self.settings
         return self.identity | {"part_sentences": PART_SENTENCES, "max_tokens": s.max_tokens, "fp16": s.fp16}
 

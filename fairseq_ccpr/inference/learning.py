@@ -1,6 +1,6 @@
 """Learning sentence pairs alongside a datastore: their keys come from one forced decoding, as the datastore's did.
 
-Where it has phrases, those of the targets are found as they were in its text.
+If it has phrases, those of the targets are found in the same way as in its text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Learner:
-    """Learns pairs beside the token datastore of a system, and its phrases, where those are in the same folder.
+    """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder.
 
     Raises:
         ConfigurationError: there is no token datastore, or its retriever cannot search what is learnt.
@@ -57,10 +57,10 @@ class Learner:
         self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
-        """Learn source and target sentences, all together; those that can be learnt count when this returns.
+        """Learn source and target sentences together; those that can be learnt count as soon as this returns.
 
         Returns:
-            Of each its id, or in place of it a few words that say why it cannot be learnt.
+            For each pair its id, or instead a few words that say why it cannot be learnt.
 
         Raises:
             DatastoreError: another process writes, or the journal cannot be written; nothing was learnt then.
@@ -141,7 +141,7 @@ class Learner:
 
 
 def learnt_memory(system: System) -> LearntMemory:
-    """Return what is learnt beside the token datastore of a system.
+    """Return the memory of pairs learnt alongside the token datastore of a system.
 
     Raises:
         ConfigurationError: there is no token datastore.

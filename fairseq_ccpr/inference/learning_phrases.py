@@ -17,12 +17,12 @@ class PhraseLearner:
     """Segments and encodes target sentences as the text of a phrase datastore was.
 
     Args:
-        datastore: the phrases that others stand beside.
+        datastore: the phrases that others are learnt alongside.
         encoder: its own, where it works.
 
     Raises:
-        ConfigurationError: the file that names the phrases is not there any more.
-        DatastoreError: it is another one now.
+        ConfigurationError: the file that lists the phrases no longer exists.
+        DatastoreError: that file has changed.
     """
 
     def __init__(self, datastore: PhraseDatastore, encoder: SpanEncoder) -> None:

@@ -1,7 +1,7 @@
-"""Finding what a translation needs and was not told: model, languages, dictionaries and subwords.
+"""Finding the parts of a translation setup that were not given: model, languages, dictionaries and subwords.
 
-They are looked for in the data folder, in the datastore, which remembers what it was built with, and next to the model. What
-`prepare` and `convert` wrote there says all of it.
+They are looked for in the data folder, in the datastore, which records what it was built with, and next to the model. The
+files that `prepare` and `convert` write there name all of them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
 
 def configure(words: list[str], data: Path | None = None) -> Any:
-    """Return the configuration of fairseq-generate for these options, with what they leave out as it was found.
+    """Return the configuration of fairseq-generate for these options; anything left out is filled in as found.
 
     Args:
         words: options of fairseq-generate.
         data: the folder that fairseq-preprocess wrote, if one is given.
 
     Raises:
-        ConfigurationError: something was not found, or twice, and differs.
+        ConfigurationError: something was not found, or was found twice with different content.
     """
     words = [*_task_of(words), *implied_bpe(words)]
     given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
@@ -70,12 +70,12 @@ def configure(words: list[str], data: Path | None = None) -> Any:
 
 
 def _of_pair(kept: list[Preprocessing], source: str | None, target: str | None) -> list[Preprocessing]:
-    """Of what several datastores of a multilingual model keep, return what is for a language pair, if anything is."""
+    """From the records of several datastores of a multilingual model, return the one for a language pair, if any."""
     return [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
 
 
 def _task_of(words: list[str]) -> list[str]:
-    """Return the task that retrieves with the model of a command line, and what its checkpoint tells of it."""
+    """Return the task that retrieves with the model of a command line, with the task options in its checkpoint."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--path", "--datastore"):
         parser.add_argument(name, nargs="?", default="")
@@ -118,7 +118,7 @@ def preprocessing_of(cfg: Any) -> Preprocessing:
 def find_beside(
     model: Path, source: str, target: str, given: Mapping[str, Any] = MappingProxyType({})
 ) -> Preprocessing | None:
-    """Return the dictionaries and subwords that lie beside a checkpoint; None without the dictionaries.
+    """Return the dictionaries and subwords next to a checkpoint; None without the dictionaries.
 
     Args:
         given: options of tokenizer and BPE that are known.
@@ -140,7 +140,7 @@ def find_beside(
 
 
 def preprocessing_for_build(data: Path, model: Path, source: str | None, target: str | None) -> Preprocessing:
-    """Describe how text is made tokens for a datastore that is built from a data folder with a model.
+    """Describe the tokenisation of text for a datastore built from a data folder with a model.
 
     Subwords that are not known stay out: they are not needed to build.
 

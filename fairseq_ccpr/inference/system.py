@@ -68,7 +68,7 @@ class System:
 
     @classmethod
     def of(cls, words: list[str], data: Path | None = None) -> System:
-        """Load the system that options of fairseq-generate describe, with what they leave out as it is found."""
+        """Load the system that options of fairseq-generate describe; anything left out is filled in as found."""
         return cls(configure_system(words, data))
 
     def generator(self, retrieve: bool = True) -> Any:
@@ -85,7 +85,7 @@ class System:
 
     @property
     def signature(self) -> str | None:
-        """What decides what retrieval does to a translation, in one line; None without a datastore."""
+        """The retrieval signature: everything that affects a result, in one line; None without a datastore."""
         return self.ensemble.signature() if self.ensemble is not None else None
 
     def translate(
@@ -126,7 +126,7 @@ class System:
         return [one for one in translations if one is not None]
 
     def check_encoding(self) -> None:
-        """See that raw text can be split into the model's subwords.
+        """Check that raw text can be split into the model's subwords.
 
         Raises:
             ConfigurationError: `--remove-bpe` alone is given, which only joins them.
@@ -136,7 +136,7 @@ class System:
             self._encodes = True
 
     def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
-        """Say once that much of the text is not in the source dictionary."""
+        """Warn once if much of the text is not in the source dictionary."""
         pieces = sum(map(len, tokens))
         unknown = sum(int((ids == self.task.source_dictionary.unk()).sum()) for ids in tokens)
         if unknown > MAX_UNKNOWN * pieces and not self._warned:

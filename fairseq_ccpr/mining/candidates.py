@@ -1,4 +1,4 @@
-"""Pairs of sentences that may be translations of one another: either is among the nearest of the other."""
+"""Pairs of sentences that may be translations of each other: at least one is among the nearest of the other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Candidates:
         return turned, order
 
     def of(self, sources: np.ndarray, hidden: np.ndarray) -> tuple[Candidates, np.ndarray]:
-        """Take the pairs of n sources, but not those with what is hidden from them.
+        """Select the pairs of n sources, except those with the targets hidden from them.
 
         Args:
             sources: int64 [n], rows of these.

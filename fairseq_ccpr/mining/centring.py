@@ -1,4 +1,4 @@
-"""Vectors less their mean: what all texts of a language have in common says nothing on a pair."""
+"""Vectors minus their mean: what all texts of a language have in common says nothing about a pair."""
 
 from __future__ import annotations
 

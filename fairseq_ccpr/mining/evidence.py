@@ -1,4 +1,4 @@
-"""What is known of candidate pairs, from the source's side and from the target's."""
+"""Evidence on candidate pairs, from the source's side and from the target's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEAREST = 4  # that a neighbourhood is made of
 
 @dataclass
 class Evidence:
-    """What is known of C candidate pairs (x, y); arrays are float64 [C].
+    """Evidence on C candidate pairs (x, y); arrays are float64 [C].
 
     Attributes:
         spread: the mean of 1 - cos(x, y) over all candidates, at least 1e-3; None where fragments do not vote.
@@ -72,7 +72,7 @@ class Evidence:
     def hiding(
         self, pairs: Candidates, places: np.ndarray, sources: SearchableText, targets: SearchableText
     ) -> Evidence:
-        """Look again from the source's side at pairs of which some were taken out; the target's side is as it was.
+        """Recompute the source's side after some pairs were removed; the target's side is unchanged.
 
         Args:
             pairs: what is left, C'.

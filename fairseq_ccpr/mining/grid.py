@@ -20,7 +20,7 @@ class Grid:
 def steadiest(values: np.ndarray) -> tuple[int, ...]:
     """Locate the highest value of a grid; of equal ones, that with the highest values around it; of those, the first.
 
-    On a hundred sentences many settings do equally well, and one beside a cliff is the wrong one to take.
+    On a hundred sentences many settings do equally well, and one next to a cliff is the wrong one to take.
 
     >>> steadiest(np.array([0.5, 0.9, 0.1, 0.8, 0.9, 0.8]))
     (4,)

@@ -1,4 +1,4 @@
-"""Labelled text: sentences, questions and paragraphs of which it is known which belong together."""
+"""Labelled text: sentences, questions and paragraphs whose pairing is known."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class LabelledText:
 
 
 class Labels(NamedTuple):
-    """What is known of L sources of a text."""
+    """The labels of L sources of a text."""
 
     rows: np.ndarray  # int64 [L], their numbers
-    hidden: np.ndarray  # int64 [L], the target that each is not to find, or -1
+    hidden: np.ndarray  # int64 [L], the target hidden from each, or -1
     gold: np.ndarray  # int64 [L], the partner of each among the others, or -1
 
 
 def with_negatives(rows: np.ndarray, gold: np.ndarray) -> Labels:
     """Let each pair serve twice, the second time with its target hidden.
 
-    From pairs alone nobody learns what to reject, and from a few sentences without a partner hardly anything. A source of
-    several partners is not asked again, since the others would be right.
+    Pairs alone do not teach what to reject, and a few sentences without a partner teach hardly anything. A source with
+    several partners is not used again, since the others would be right.
 
     Args:
         rows: int64 [L], numbers of sources.

@@ -1,4 +1,4 @@
-"""Logistic regression of all that is known of a pair: margin, votes of fragments both ways, MaxSim, lengths."""
+"""Logistic regression on all evidence for a pair: margin, votes of fragments both ways, MaxSim, lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 30
 
 @dataclass(frozen=True)
 class LogisticMethod(PairMethod):
-    """Matches by the probability that a pair is one, each sentence once; its five weights are learnt from labels."""
+    """Matches by the probability that a pair is one, each sentence once; its five weights are learned from labels."""
 
     name: ClassVar[str] = "logistic"
     window: ClassVar[int] = TwoWayMethod.window
@@ -55,7 +55,7 @@ class LogisticMethod(PairMethod):
 
 
 def features(evidence: Evidence) -> np.ndarray:
-    """Collect what a pair is judged by: float64 [C, 4]; 0 where there is no margin."""
+    """Collect the features of each pair: float64 [C, 4]; 0 where there is no margin."""
     values = [evidence.margins(), evidence.mutual_votes(), evidence.alike_margins(), np.abs(evidence.lengths)]
     known = np.stack(values, axis=1)
     return np.where(np.isfinite(known), known, 0)

@@ -62,7 +62,7 @@ class IndexedKeys:
 
     @cached_property
     def index(self) -> Index:
-        """Open the index when it is first searched: what is only read needs none."""
+        """Open the index when it is first searched: keys that are only read need none."""
         return self._open()
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ class PairMethod:
 
     @property
     def view(self) -> View:
-        """Tell what decides which pairs are scored, and by what."""
+        """Return the settings that decide which pairs are scored, and on which evidence."""
         return self.candidates, self.window, self.stride
 
     def keys(self, text: EncodedText) -> SentenceKeys:
@@ -105,7 +105,7 @@ class PairMatcher:
     def __call__(self, rows: np.ndarray, hidden: np.ndarray) -> Answers:
         """Look the answers up; where a target is hidden, score the others again, as the source then sees them.
 
-        One to one, the source takes the best of those that no other source has a better right to.
+        If one to one, the source takes the best target that no other source has a better claim to.
         """
         answers = Answers(self.answers.partners[rows], self.answers.scores[rows])
         asked = np.flatnonzero(hidden >= 0)

@@ -1,4 +1,4 @@
-"""What the fragments of a sentence say on its candidates."""
+"""The votes of a sentence's fragments for its candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Robust fragment-level retrieval (RFR): sentences are paired by what their surest fragments say together."""
+"""Robust fragment-level retrieval (RFR): sentences are paired by the combined votes of their surest fragments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairseq_ccpr.settings import option
 
 @dataclass(frozen=True)
 class RfrMethod:
-    """Matches the fragments of a sentence with those of others, and sums what they say; see `MiningMethod`."""
+    """Matches the fragments of a sentence with those of others, and sums their votes; see `MiningMethod`."""
 
     name: ClassVar[str] = "rfr"
     centred: ClassVar[bool] = False  # as published

@@ -17,7 +17,7 @@ SEED = 1
 
 @dataclass
 class Outcome:
-    """What became of each of S sources in one test.
+    """The outcome for each of S sources in one test.
 
     Attributes:
         sources: int64 [S], names of the sources, the same in all tests.

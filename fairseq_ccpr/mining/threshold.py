@@ -1,4 +1,4 @@
-"""The score from which a pair is one: by labels, or without any, by what the second best scores say."""
+"""The score from which a pair is accepted: set by labels or, without any, by the second-best scores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(match: Matcher, sources: int) -> Estimate:
-    """Match all sources, then again with what each was answered hidden from it, and estimate the threshold."""
+    """Match all sources, then again with each one's answer hidden from it, and estimate the threshold."""
     first, second = [np.empty(0)], [np.empty(0)]
     for start in range(0, sources, BLOCK_SOURCES):
         rows = np.arange(start, min(start + BLOCK_SOURCES, sources))

@@ -1,6 +1,6 @@
 """Networks: phrase encoders of CCPR and XPR, query heads, adapters of CLKNN, Marian's Transformer, where keys are read.
 
-Importing the room registers them with fairseq.
+Importing this package registers them with fairseq.
 """
 
 from fairseq_ccpr.models import marian, phrase_encoder, query_head, token_adapter, xpr_encoder

@@ -1,4 +1,4 @@
-"""Loading trained translation models from checkpoints, whose faults are told in one sentence."""
+"""Loading trained translation models from checkpoints; faults are reported in one sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
         overrides: settings of the models to replace, as in `--model-overrides`.
 
     Raises:
-        CheckpointError: a missing checkpoint, one that is none of fairseq, is for other dictionaries, or would run code.
+        CheckpointError: a missing checkpoint, one that is not fairseq's, is for other dictionaries, or would run code.
     """
     for path in paths:
         if not Path(path).is_file():
@@ -38,7 +38,7 @@ def read_task(path: Path) -> Mapping[str, Any]:
     """Read the options of the task that a checkpoint was trained with; its weights are not read.
 
     Raises:
-        CheckpointError: it is none of fairseq, or would run code.
+        CheckpointError: it is not a fairseq checkpoint, or would run code.
     """
     with _faults_told(str(path), "no checkpoint of fairseq"):
         state = _read_state(path)
@@ -50,7 +50,7 @@ def embedded_symbols(path: Path) -> tuple[int, ...]:
     """Read how many symbols the source and the target embeddings of a translation model have; nothing where it has none.
 
     Raises:
-        CheckpointError: it is no checkpoint of fairseq, or would run code.
+        CheckpointError: it is not a checkpoint of fairseq, or would run code.
     """
     names = [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
     with _faults_told(str(path), "no checkpoint of fairseq"):

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 
 def can_be_linear(hidden: nn.Linear, output: nn.Linear) -> bool:
-    """Tell whether output(ReLU(hidden(x))) is wide enough inside to be a projection of x, and not wider than x outside."""
+    """Check that output(ReLU(hidden(x))) is wide enough inside for a projection of x, and not wider than x outside."""
     return hidden.out_features >= 2 * hidden.in_features and output.out_features <= hidden.in_features
 
 
@@ -13,7 +13,7 @@ def can_be_linear(hidden: nn.Linear, output: nn.Linear) -> bool:
 def init_as_linear(hidden: nn.Linear, output: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     """Make output(ReLU(hidden(x))) equal to weight x + bias, since x = ReLU(x) - ReLU(-x).
 
-    Further hidden units stay as they are, and do not contribute yet.
+    Further hidden units are unchanged, and do not contribute yet.
 
     Args:
         hidden: [d] -> [d_f]; `can_be_linear` is true of it and `output`.

@@ -36,7 +36,7 @@ class KeyCapture:
         self.dimension: int = module.in_features
         self._model = weakref.ref(model)
         self._of_thread = threading.local()
-        # The model outlives what listens to it, and must not keep it alive, nor its last states.
+        # The model outlives its listener, and must not keep the listener or its last states alive.
         keep = weakref.WeakMethod(self._keep)
         handle = module.register_forward_pre_hook(lambda module, inputs: (kept := keep()) and kept(module, inputs))
         weakref.finalize(self, handle.remove)
@@ -48,7 +48,7 @@ class KeyCapture:
 
     @contextmanager
     def telling(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener` in the middle of this thread's forward passes, as soon as there is something to read."""
+        """Call `listener` during this thread's forward passes, as soon as there is something to read."""
         self._of_thread.listener = listener
         try:
             yield
@@ -67,7 +67,7 @@ class KeyCapture:
     def force_decode(self, net_input: dict[str, Any]) -> Tensor:
         """Compute the vectors of given targets, [B, T, d].
 
-        Nothing is projected onto the vocabulary: that would take many times the memory of all the rest.
+        Nothing is projected onto the vocabulary: that would take many times the memory of everything else.
         """
         model: Any = self._model()
         net_input = utils.move_to_cuda(net_input) if next(model.parameters()).is_cuda else net_input

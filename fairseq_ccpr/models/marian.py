@@ -1,4 +1,4 @@
-"""`--arch marian`: the Transformer of Marian (OPUS-MT), for what fairseq's own lacks.
+"""`--arch marian`: the Transformer of Marian (OPUS-MT), which fairseq's own cannot represent.
 
 Both normalise after each residual. Marian's differs in four ways: SiLU in the feed-forward blocks, a bias on the vocabulary's
 logits, sinusoids of other frequencies, and a decoder that does not start from the end of the sentence. The sinusoids are
@@ -68,7 +68,7 @@ def marian_architecture(args: Any) -> None:
 
 
 def _activated(stack: Any, cfg: TransformerConfig) -> Any:
-    """Give the layers SiLU where it is asked for: fairseq's layers take the class for the function."""
+    """Give the layers SiLU where requested: fairseq's layers would use the class as the function."""
     if cfg.activation_fn == SILU:
         for layer in stack.layers:
             layer.activation_fn = functional.silu

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 class MomentumEncoder(nn.Module):
     """theta_m <- mu theta_m + (1 - mu) theta.
 
-    It has no gradients and no dropout, and stays in fp32 where the model trains in fp16: steps of 1 - mu would be lost.
+    It has no gradients and no dropout, and stays in fp32 when the model trains in fp16, where steps of 1 - mu would be lost.
 
     Args:
-        encoder: what is followed; the copy starts as its equal.
+        encoder: the encoder to follow; the copy starts equal to it.
         momentum: mu, in [0, 1).
         queue: vectors of earlier batches that are kept for each side.
         dimension: o, their width.
@@ -42,7 +42,7 @@ class MomentumEncoder(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> MomentumEncoder:
-        """Move it as any module, but keep its dtypes: what `half` rounds is rounded once, and then trained on in fp32."""
+        """Move it like any module, but keep its dtypes: `half` rounds the values once, and training continues in fp32."""
         return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), *args, **kwargs)
 
     @torch.no_grad()
@@ -53,7 +53,7 @@ class MomentumEncoder(nn.Module):
 
     @property
     def filled(self) -> int:
-        """Vectors that the queue has of each side."""
+        """The number of vectors in the queue for each side."""
         return min(int(self.enqueued), self.vectors.size(1))
 
     def queued(self, side: int) -> tuple[Tensor, Tensor]:
@@ -62,14 +62,14 @@ class MomentumEncoder(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, vectors: tuple[Tensor, Tensor], strings: Tensor) -> None:
-        """Replace the oldest pairs of the queue by new ones.
+        """Replace the oldest pairs in the queue with new ones.
 
         Args:
             vectors: [K, o] of either side.
             strings: int64 [K, 2].
         """
         size = self.vectors.size(1)
-        first = max(0, len(strings) - size)  # what comes before would be overwritten at once
+        first = max(0, len(strings) - size)  # earlier pairs would be overwritten at once
         rows = (int(self.enqueued) + torch.arange(first, len(strings), device=strings.device)) % max(size, 1)
         for own, new in zip(self.vectors, vectors):
             own[rows] = new[first:].to(own.dtype)

@@ -18,7 +18,7 @@ from fairseq_ccpr.models.span_encoder import DEFAULT_ARCHITECTURE, ENCODER_CLASS
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 SIMILARITIES = "cosine", "dot"
-MOST_SCALE = 100.0  # of a learned 1 / temperature: beyond it only the nearest candidate counts
+MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the nearest candidate counts
 SCALE_SPEED = 20.0  # learning rates for a pretrained Transformer would hardly move the logarithm of the temperature
 
 
@@ -72,13 +72,13 @@ class PhraseEncoder(SpanEncoder):
 
     @property
     def scale(self) -> "Tensor | float":
-        """What inner products of phrase vectors are multiplied by in training: 1 / temperature."""
+        """The factor for inner products of phrase vectors in training: 1 / temperature."""
         if self.similarity == "dot":
             return 1.0
         return (self.log_scale + SCALE_SPEED * self.scale_offset).exp().clamp_max(MOST_SCALE)
 
     def forward(self, *sides: dict[str, Tensor]) -> "tuple[list[tuple[Tensor, Tensor]], Tensor | float]":
-        """Compute all that training needs in one call, as torch's distributed wrappers want it.
+        """Compute everything that training needs in one call, as torch's distributed wrappers require.
 
         Args:
             sides: batches of sentences: tokens int64 [S, L], spans of phrases and of others int64 [., 3].
@@ -125,7 +125,7 @@ ENCODER_CLASSES[DEFAULT_ARCHITECTURE] = PhraseEncoder
 
 
 def project_ends(linear: nn.Linear, states: Tensor, spans: Tensor) -> Tensor:
-    """Compute linear([H_s ; H_e]) by one product a subword: there are many more spans than subwords.
+    """Compute linear([H_s ; H_e]) with one product per subword: there are many more spans than subwords.
 
     Args:
         linear: from 2H to m.

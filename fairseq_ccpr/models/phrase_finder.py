@@ -33,7 +33,7 @@ class Segmentation:
         ConfigurationError: a kind that does not exist, or a number out of its range.
     """
 
-    # By the segmentation head; `all` spans; `ngram:N`, those of N words; or `lexicon:FILE`, those that a file names.
+    # `learned`, by the segmentation head; `all` spans; `ngram:N`, those of N words; or `lexicon:FILE`, those a file lists.
     kind: str = LEARNED
     threshold: float = 0.7  # of the head's probability
     max_words: int = 7
@@ -90,10 +90,10 @@ class PhraseFinder:
     Args:
         encoder: a trained one, on the device that is to work.
         segmentation: what counts as a phrase.
-        pooled: for means of subwords before XPR's head, fp32 [P, H], in place of vectors.
+        pooled: return means of subwords before XPR's head, fp32 [P, H], instead of vectors.
 
     Raises:
-        ConfigurationError: the encoder cannot tell phrases, which it should, or a lexicon that has none.
+        ConfigurationError: the encoder cannot tell phrases but is required to, or a lexicon has none.
     """
 
     def __init__(self, encoder: SpanEncoder, segmentation: Segmentation, pooled: bool = False) -> None:
@@ -114,7 +114,7 @@ class PhraseFinder:
 
     @property
     def description(self) -> str:
-        """All that decides which spans are phrases and what their vectors are, beside the encoder."""
+        """Everything besides the encoder that decides which spans are phrases and what their vectors are."""
         of = self.segmentation
         kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
         learnt = f",edges:{self.encoder.edges}" if of.kind == LEARNED else ""
@@ -133,7 +133,7 @@ class PhraseFinder:
         """Find the phrases of texts.
 
         Args:
-            encoded: the texts as the translation model has encoded them, which a query head need not do again.
+            encoded: the texts as already encoded by the translation model, so that a query head need not encode them again.
         """
         limit, encode = self.encoder.context.max_positions, self.tokenizer.encode
         wholes = [encode(text) for text in texts]
@@ -161,7 +161,7 @@ class PhraseFinder:
         return FoundPhrases(found[order], torch.cat(probabilities)[order], torch.cat(vectors)[there], too_long)
 
     def _placed(self, found: np.ndarray, parts: list[Window]) -> np.ndarray:
-        """Move spans of windows, int32 [P, 3], to their places in the text; tells which of them are found there, bool [P]."""
+        """Move spans of windows, int32 [P, 3], to their places in the text; mark those of the window itself, bool [P]."""
         offsets, begins, ends = np.array([(part.offset, part.begin, part.end) for part in parts])[found[:, 0]].T
         found[:, 1:] += offsets[:, None].astype(found.dtype)
         return (begins <= found[:, 1]) & (found[:, 1] < ends)
@@ -171,7 +171,7 @@ class PhraseFinder:
     ) -> tuple[np.ndarray, Tensor, Tensor]:
         """Return spans with the text's place in the batch, probabilities, and vectors, which stay on the encoder's device.
 
-        A GPU is waited for once: for the probabilities, from which the host sees which spans are phrases.
+        This waits for a GPU once: for the probabilities, from which the host decides which spans are phrases.
         """
         each = [self._candidates(subwords) for subwords in batch]
         numbers = np.repeat(np.arange(len(batch)), [len(c) for c in each])
@@ -201,7 +201,7 @@ class PhraseFinder:
         return self.encoder.states(tokens, known), spans
 
     def _candidates(self, subwords: Subwords) -> np.ndarray:
-        """Return the candidate spans, with a lexicon only those that it names."""
+        """Return the candidate spans; with a lexicon, only those that it lists."""
         spans = candidate_spans(subwords, *self.segmentation.words)
         if self.lexicon is None:
             return spans
@@ -210,7 +210,7 @@ class PhraseFinder:
 
 
 def read_phrases(path: Path) -> frozenset[str]:
-    """Read the phrases that a lexicon names: one per line, or several with tabs between them, such as translations.
+    """Read the phrases of a lexicon: one per line, or several separated by tabs, such as translations.
 
     Raises:
         ConfigurationError: there is no such file, or nothing in it.
@@ -226,12 +226,12 @@ def read_phrases(path: Path) -> frozenset[str]:
 
 
 def choose_segmentation(kind: str | None, encoder: SpanEncoder, default: str = ALL) -> str:
-    """Return the kind of segmentation given, or else the one that the encoder has learnt.
+    """Return the kind of segmentation given, or else the one that the encoder has learned.
 
     Args:
-        kind: as it was given; a lexicon's path becomes absolute, since it is kept with what is built.
+        kind: as given; a lexicon's path becomes absolute, since it is stored with the datastore.
         encoder: finds the phrases.
-        default: for an encoder that has not learnt what phrases are.
+        default: for an encoder that has not learned what phrases are.
     """
     if kind is None:
         return LEARNED if encoder.segments else default

@@ -46,7 +46,7 @@ class QueryHead(SpanEncoder):
         heads: attention heads.
         dropout: in the layer.
         dimension: o, of the phrase encoder.
-        teacher: fingerprint of the phrase encoder, whose keys its queries are for.
+        teacher: fingerprint of the phrase encoder whose keys are queried.
     """
 
     context: TranslationStates
@@ -81,7 +81,7 @@ class QueryHead(SpanEncoder):
         return head
 
     def forward(self, tokens: Tensor, phrases: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute all that training needs: vectors of phrases [K, o], and log-odds of spans [C]."""
+        """Compute everything that training needs: vectors of phrases [K, o], and log-odds of spans [C]."""
         states = self.states(tokens)
         return self.vectors(states, phrases), self.phrase_logits(states, spans)
 
@@ -89,7 +89,7 @@ class QueryHead(SpanEncoder):
         """Compute the states of the head's own layer, int64 [S, L] -> [S, L, H].
 
         Args:
-            known: those of the translation model, where it has encoded the sentences already, fp32 [S, L, hidden].
+            known: the translation model's states, where it has already encoded the sentences, fp32 [S, L, hidden].
         """
         if not self.context.bf16:
             return self._states(tokens, known)
@@ -111,11 +111,11 @@ class QueryHead(SpanEncoder):
 
     @property
     def name(self) -> str:
-        """Its name in the description of its phrases."""
+        """Its name in the description of the phrases that it finds."""
         return f"head:{short(self.fingerprint())}"
 
     def fingerprint(self) -> str:
-        """Digest the head and what it was made for."""
+        """Digest the head and the models it was trained for."""
         return of_strings([of_parameters(self.named_parameters()), self.teacher])
 
 
@@ -130,11 +130,11 @@ def load_query_head(path: Path, encoders: Sequence[Any], bf16: bool = False) -> 
 
     Args:
         path: the checkpoint, with the tokenizer that training left next to it.
-        encoders: of the translation models of an ensemble, one of which it was trained for.
+        encoders: the encoders of an ensemble's translation models, one of which the head was trained for.
         bf16: whether to compute in bfloat16.
 
     Raises:
-        CheckpointError: a missing file, the checkpoint of something else, or a head of another translation model.
+        CheckpointError: a missing file, another kind of checkpoint, or a head for another translation model.
         ConfigurationError: the model has no Transformer encoder.
     """
     if not path.is_file():
@@ -163,7 +163,7 @@ def load_query_head(path: Path, encoders: Sequence[Any], bf16: bool = False) -> 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read the checkpoint of a head, and check that all that `load_query_head` asks for is there."""
+    """Read the checkpoint of a head, and check that it has everything `load_query_head` needs."""
     try:
         state: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         kind = state["cfg"]["model"]["_name"]

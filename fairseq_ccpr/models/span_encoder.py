@@ -17,21 +17,21 @@ from fairseq_ccpr.models.translation_states import TranslationStates
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 
 E = TypeVar("E", bound="SpanEncoder")
-CONTEXT = "context.transformer."  # where a phrase encoder has its Transformer
-MOMENTUM = "momentum."  # and what only its training needs
-UNTOLD_EDGES = "own"  # the rule of phrases' edges of checkpoints that do not name theirs; see `pair_filters.edge_rule`
+CONTEXT = "context.transformer."  # prefix of a phrase encoder's Transformer
+MOMENTUM = "momentum."  # and of the weights that only its training needs
+UNTOLD_EDGES = "own"  # the edge rule of checkpoints that do not record one; see `pair_filters.edge_rule`
 
 
 class SpanEncoder(BaseFairseqModel):
-    """A context encoder, and what makes vectors of the spans of its sentences.
+    """A context encoder, and the layers that compute vectors of spans in its sentences.
 
     Attributes:
         context: the Transformer; of a query head, that of the translation model.
         segments: whether it can tell which spans are phrases.
         dimension: o, width of a phrase vector.
         trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
-        marked: whether it was trained with phrases that are marked in their sentences.
-        edges: by which rule words were barred from the edges of the phrases that it has learnt; of a loaded CCPR encoder.
+        marked: whether it was trained on phrases marked in their sentences.
+        edges: the rule that barred words from the edges of the phrases it was trained on; of a loaded CCPR encoder.
     """
 
     context: ContextEncoder | TranslationStates
@@ -43,7 +43,7 @@ class SpanEncoder(BaseFairseqModel):
 
     @property
     def name(self) -> str:
-        """What the description of its phrases calls it; nothing for the encoder that the datastore was built with."""
+        """Its name in the description of its phrases; empty for the encoder that the datastore was built with."""
         return ""
 
     def states(self, tokens: Tensor) -> Tensor:
@@ -67,22 +67,22 @@ class SpanEncoder(BaseFairseqModel):
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """Digest all that decides the phrases and vectors of a text."""
+        """Digest everything that determines the phrases and vectors of a text."""
         raise NotImplementedError
 
     @classmethod
     def restore(cls: type[E], context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> E:
-        """Rebuild the encoder from a checkpoint's weights and options; KeyError or RuntimeError where they are others."""
+        """Rebuild the encoder from a checkpoint's weights and options; KeyError or RuntimeError where they do not match."""
         raise NotImplementedError
 
     @classmethod
     def load(cls: type[E], path: Path) -> E:
         """Load the encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
 
-        Its tokenizer is the one that training left beside the checkpoint. What only training needs is not loaded.
+        Its tokenizer is the one that training left next to the checkpoint. Weights that only training needs are not loaded.
 
         Raises:
-            CheckpointError: a missing file, the checkpoint of something else, or no tokenizer beside it.
+            CheckpointError: a missing file, another kind of checkpoint, or no tokenizer next to it.
         """
         encoder = load_phrase_encoder(path, cls)
         assert isinstance(encoder, cls)
@@ -98,7 +98,7 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
 
     Args:
         path: the checkpoint, in its folder.
-        wanted: the kind that it must be.
+        wanted: the required kind.
         bf16: whether its context encoder computes in bfloat16.
 
     Raises:

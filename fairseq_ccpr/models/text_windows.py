@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fairseq_ccpr.text.subwords import Subwords
 from fairseq_ccpr.text.words import word_spans
 
-ENCODED_ELSEWHERE = 2  # subwords that a text may have more of where it does not begin with its first word
+ENCODED_ELSEWHERE = 2  # extra subwords that a text may have where it does not begin with its first word
 
 
 class Window(NamedTuple):
@@ -30,7 +30,7 @@ def whole(subwords: Subwords) -> Window:
 def windows(subwords: Subwords, encode: Callable[[str], Subwords], limit: int) -> list[Window]:
     """Cut a text at its words into windows of at most `limit` subwords, each beginning in the middle of the one before.
 
-    A phrase is found in one window: where two have it, in the one with more of its sentence around it. A word of more
+    A phrase is found in one window: where two contain it, in the one with more of its sentence around it. A word with more
     subwords than `limit` is in none.
 
     Args:

@@ -64,7 +64,7 @@ class TokenAdapter(BaseFairseqModel):
         return can_be_linear(self.hidden, self.output)
 
     def start_as_pca(self, mean: Tensor, components: Tensor) -> None:
-        """Make z = components (h - mean), from which training departs.
+        """Make z = components (h - mean), the starting point of training.
 
         Args:
             mean: fp64 [d], of the keys.
@@ -83,7 +83,7 @@ class TokenAdapter(BaseFairseqModel):
         Its `trained_on` says which model's states it was trained on, and of which layer, where the checkpoint does.
 
         Raises:
-            CheckpointError: a missing file, or the checkpoint of something else.
+            CheckpointError: a missing file, or another kind of checkpoint.
         """
         if not path.is_file():
             raise CheckpointError(f"there is no adapter {path}: give clknn, none, or the checkpoint of a trained one")

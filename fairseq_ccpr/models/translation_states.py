@@ -1,4 +1,4 @@
-"""The states of a translation model's encoder, for what a query head makes of them."""
+"""The states of a translation model's encoder, the input of a query head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS = 3  # whose states are read: the embeddings, the middle layer, the last
 
 @dataclass(frozen=True)
 class EncodedSources:
-    """What the translation model has encoded already."""
+    """Sentences that the translation model has already encoded."""
 
     tokens: Tensor  # int64 [B, S], the sentences with their ends, padding on either side; on the CPU
     states: Tensor  # fp32 [B, S, hidden], as `TranslationStates.join` makes them
@@ -93,16 +93,16 @@ class TranslationStates(nn.Module):
         return nn.functional.pad(self.join(found), (0, 0, 1, 0))
 
     def is_of(self, model: Any) -> bool:
-        """Tell whether a translation model has this very encoder."""
+        """Check whether a translation model has this very encoder."""
         return getattr(model, "encoder", None) is self._encoder[0]
 
     def join(self, output: dict[str, Any]) -> Tensor:
-        """Join the layers that are read of an encoder's output, with all of its hidden states, fp32 [B, S, hidden]."""
+        """Join the layers read from an encoder's output, which has all hidden states, fp32 [B, S, hidden]."""
         layers = output["encoder_states"]
         chosen = [layers[0], layers[len(layers) // 2], output["encoder_out"][0]]
         return torch.cat([layer.transpose(0, 1).float() for layer in chosen], dim=2)
 
     def fingerprint(self) -> str:
-        """Digest the encoder, and what makes its subwords."""
+        """Digest the encoder and its tokenizer."""
         weights = of_parameters(self._encoder[0].named_parameters())
         return of_strings([weights, self.tokenizer.content.hex(), *self.tokenizer.symbols])

@@ -107,7 +107,7 @@ class XprEncoder(SpanEncoder):
         return model
 
     def forward(self, tables: Sequence[dict[str, Tensor]], phrases: int) -> tuple[Tensor, Tensor]:
-        """Compute vectors of phrases by the encoder and by the momentum encoder, without gradients, where there is one.
+        """Compute vectors of phrases by the encoder and, without gradients, by the momentum encoder, where there is one.
 
         Args:
             tables: example sentences, as `as_tables` makes them.

@@ -26,7 +26,7 @@ class SentencePair:
     target: str
     source_words: Spans
     target_words: Spans
-    links: np.ndarray | None = None  # where they were given
+    links: np.ndarray | None = None  # if given
 
     def words(self) -> tuple[list[str], list[str]]:
         """Return the words of both sides in lower case, as statistical aligners and frequencies count them."""
@@ -38,7 +38,7 @@ class SentencePair:
 
 @dataclass(frozen=True)
 class AlignerOptions:
-    """Options of all aligners; each reads those that concern it."""
+    """Options of all aligners; each reads the ones it needs."""
 
     symmetrization: str = "grow-diag-final-and"
     encoder: Path | None = None  # directory of a context encoder
@@ -49,7 +49,7 @@ class Aligner(ABC):
     """Finds the links between the words of sentence pairs.
 
     Args:
-        symmetrization: how two directions become one alignment; it may be changed at any time where `directed`.
+        symmetrization: how two directions become one alignment; if `directed`, it may be changed at any time.
     """
 
     directed = True  # whether it aligns in both directions and makes one of them
@@ -62,12 +62,12 @@ class Aligner(ABC):
         return {"symmetrization": self.symmetrization}
 
     def fingerprints(self) -> dict[str, str]:
-        """Return fingerprints of what it was made from, besides its training text."""
+        """Return fingerprints of its inputs, besides its training text."""
         return {}
 
     @abstractmethod
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
-        """Learn from sentence pairs, of which nothing but the text is known; a progress bar where `show`."""
+        """Learn from sentence pairs, of which only the text is known; show a progress bar if `show`."""
 
     @abstractmethod
     def align(self, pairs: list[SentencePair]) -> list[np.ndarray]:
@@ -81,7 +81,7 @@ def parse_links(text: str, source_size: int, target_size: int, where: str) -> np
     [[0, 1], [1, 0]]
 
     Raises:
-        ConfigurationError: what is no link, or points beyond a sentence; `where` names the line.
+        ConfigurationError: an invalid link, or one that points beyond a sentence; `where` names the line.
     """
     links = np.empty((len(words := text.split()), 2), np.int32)
     for row, word in enumerate(words):

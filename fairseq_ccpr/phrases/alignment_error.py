@@ -71,7 +71,7 @@ def read_gold(sentences: Path, links: Path) -> list[AlignedPair]:
     """Read a gold set.
 
     Raises:
-        ConfigurationError: a line that is no pair or no links, by its number, or a set without sure links.
+        ConfigurationError: a line that is not a pair or not links, by its number, or a set without sure links.
     """
     gold = []
     for number, (text, marks) in enumerate(read_together(sentences, links), 1):

@@ -22,11 +22,11 @@ BATCH_TOKENS = 4000  # of either side, padding included
 class EncoderAligner(Aligner):
     """Links words that have subwords whose states, less the mean of their sentence, are nearest to each other by cosine.
 
-    Nothing is learnt, so one sentence pair is aligned as well as a million; words beyond the length that the encoder takes
+    There is no training, so one sentence pair is aligned as well as a million; words beyond the encoder's maximum length
     have no links.
 
     Args:
-        options: of which `encoder` and `encoder_layer` count.
+        options: only `encoder` and `encoder_layer` are used.
 
     Raises:
         ConfigurationError: no encoder was given, or it has no such layer.
@@ -57,7 +57,7 @@ class EncoderAligner(Aligner):
         return {"encoder": self.encoder.fingerprint()}
 
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
-        """Learn nothing, but read the pairs, since their reader counts them."""
+        """Learn nothing, but consume the pairs, since their reader counts them."""
         for _ in pairs:
             pass
 
@@ -128,12 +128,12 @@ def linked_words(source: Tensor, target: Tensor, source_words: np.ndarray, targe
 
 
 def _directions(states: Tensor) -> Tensor:
-    """Centre states [n, H] and normalise them: what all share says little of any."""
+    """Centre states [n, H] and normalise them: their common component says little about any of them."""
     return torch.nn.functional.normalize(states - states.mean(dim=0) if len(states) > 1 else states, dim=1)
 
 
 def _batches(encoded: list[list[Subwords]]) -> Iterator[list[int]]:
-    """Batch pairs of like length, about BATCH_TOKENS subwords a side."""
+    """Batch pairs of similar length, about BATCH_TOKENS subwords per side."""
     lengths = [max(len(subwords.ids) for subwords in sides) for sides in encoded]
     batch: list[int] = []
     for number in sorted(range(len(encoded)), key=lengths.__getitem__):

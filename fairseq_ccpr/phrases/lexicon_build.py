@@ -21,7 +21,7 @@ from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.words import has_letters
 
-LONGER_BY = 10  # characters that an example sentence has more than its phrase
+LONGER_BY = 10  # characters by which an example sentence is longer than its phrase
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def build_lexicon(
 ) -> tuple[LexiconCounts, dict[str, SplitCoverage]]:
     """Build OUTPUT/train, OUTPUT/valid and OUTPUT/test.
 
-    1. Read the pairs, without repeated ones, near-copies and those of no letters.
+    1. Read the pairs, leaving out repeats, near-copies and those without letters.
     2. Find example sentences of each phrase: one pass over the text of either side.
     3. Leave out pairs with a phrase that has none, or keep them, to be encoded alone.
     4. Split 3 : 1 : 1 with no string in two splits; write.
@@ -78,7 +78,7 @@ def build_lexicon(
         texts: unlabelled text of source and target, a sentence per line.
         output: a folder that does not exist.
         languages: of source and target.
-        settings: how.
+        settings: how to build it.
 
     Raises:
         ConfigurationError: bad files, or nothing left.
@@ -132,7 +132,7 @@ def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
 def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pair]:
     """Draw about `limit` pairs, always the same ones; those of a smaller limit are among those of a larger one.
 
-    To these come all other pairs between their phrases: a translation that is left out would count as a wrong one.
+    All other pairs between their phrases are added: a translation left out would count as wrong.
     """
     chosen = pairs if limit is None else sorted(pairs, key=lambda pair: digest("\t".join(pair)))[:limit]
     sources, targets = ({pair[side] for pair in chosen} for side in (0, 1))

@@ -15,7 +15,7 @@ Pair = tuple[str, str]
 
 
 def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
-    """Tell whether ROUGE-L is above `most` both ways: a common subsequence of more than that fraction of either side's words.
+    """Check whether ROUGE-L exceeds `most` both ways: a common subsequence of more than that fraction of either side's words.
 
     >>> is_near_copy("Windows Server", "windows server"), is_near_copy("der Server", "the server")
     (True, False)
@@ -26,7 +26,7 @@ def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
 
 
 def _common_subsequence(one: list[str], two: list[str]) -> int:
-    """Return the length of the longest common subsequence; too few lines to need rapidfuzz."""
+    """Return the length of the longest common subsequence; too simple to need rapidfuzz."""
     lengths = [0] * (len(two) + 1)
     for word in one:
         before = 0
@@ -36,10 +36,10 @@ def _common_subsequence(one: list[str], two: list[str]) -> int:
 
 
 def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """Split 3 : 1 : 1, no string being in two splits, on either side and in whatever case.
+    """Split 3 : 1 : 1, with no string in two splits, on either side and ignoring case.
 
-    Pairs that share a string, directly or by others, stay together. Group by group, the largest first, equal ones in an
-    order as good as random, each goes to the split that lacks most. It does not depend on the order of the pairs.
+    Pairs that share a string, directly or through other pairs, stay together. Groups are assigned from the largest down,
+    equal ones in pseudo-random order, each to the split that lacks most. The result does not depend on the order of pairs.
 
     >>> {name: len(part) for name, part in split_pairs([(f"a{i}", f"b{i}") for i in range(10)]).items()}
     {'train': 6, 'valid': 2, 'test': 2}

@@ -1,6 +1,6 @@
 """Phrase pairs of a dictionary with example sentences of either side, on disk.
 
-manifest.json                       what it holds, what it was made from and how, size and checksum of each file
+manifest.json                       its contents, its inputs and settings, size and checksum of each file
 pairs.npy                           int32 [P, 2], (source phrase, target phrase), in ascending order
 SIDE/phrases.txt                    UTF-8, each phrase once, one per line
 SIDE/phrase-offsets.npy             int64 [n + 1], the byte at which each line of phrases.txt begins; the last is its size
@@ -28,7 +28,7 @@ from fairseq_ccpr.storage.text_manifest import TextFormat, check_every_byte, rea
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-lexicon"
-FORMAT_VERSION = 2  # brought the checksum of the manifest
+FORMAT_VERSION = 2  # introduced the checksum of the manifest
 SIDES = "source", "target"
 PAIRS, PHRASES, SENTENCES, EXAMPLES = "pairs", "phrase", "sentence", "example"
 FILES = [
@@ -53,7 +53,7 @@ class LexiconManifest:
     source_lang: str
     target_lang: str
     settings: dict[str, Any]  # of the build
-    fingerprints: dict[str, str]  # pairs, source_text, target_text: SHA-256 of the files it was made from
+    fingerprints: dict[str, str]  # pairs, source_text, target_text: SHA-256 of the input files
     pairs: int = 0
     phrases: list[int] = field(default_factory=list)  # of source and target
     sentences: list[int] = field(default_factory=list)
@@ -99,10 +99,10 @@ class Lexicon:
     Attributes:
         pairs: int32 [P, 2], numbers of phrases in `sides`.
         sides: source and target.
-        manifest: what else is known of them.
+        manifest: their other properties.
 
     Raises:
-        DatastoreError: missing, unfinished, damaged, or something else.
+        DatastoreError: missing, unfinished, damaged, or of another kind.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -124,11 +124,11 @@ def write_lexicon(
     pairs: Sequence[tuple[str, str]],
     examples: tuple[Mapping[str, list[Place]], Mapping[str, list[Place]]],
 ) -> None:
-    """Write a lexicon; the manifest, written last, makes it whole.
+    """Write a lexicon; the manifest, written last, makes it complete.
 
     Args:
         directory: a folder that does not exist.
-        manifest: all that is known beforehand.
+        manifest: everything known beforehand.
         pairs: source and target phrase.
         examples: of source and target, by phrase.
     """

@@ -1,7 +1,7 @@
 """Builds phrase pairs from sentence pairs: reads, aligns, extracts, filters, writes. The text is read twice.
 
-The first reading counts words and trains the aligner; the second aligns, extracts and writes, a batch at a time, so that
-memory holds what the aligner has learnt and no more.
+The first pass counts words and trains the aligner; the second aligns, extracts and writes, a batch at a time, so that
+memory holds only the trained aligner.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BATCH = 1000  # sentence pairs
 
 @dataclass(frozen=True)
 class ExtractionSettings:
-    """What decides which phrase pairs come out of a text; options of `fairseq-ccpr extract`."""
+    """Settings that decide which phrase pairs are extracted from a text; options of `fairseq-ccpr extract`."""
 
     aligner: str = option(
         "eflomal", "a model trained on the text itself; or encoder, pretrained, which a small text suits as well",
@@ -64,7 +64,7 @@ class ExtractionSettings:
     punctuation_edges: bool = option(False, "phrases may begin and end with punctuation")
 
     def check(self) -> None:
-        """Check that all values are in range and go together.
+        """Check that all values are in range and compatible.
 
         Raises:
             ConfigurationError: names the option.
@@ -79,7 +79,7 @@ class ExtractionSettings:
 
 @dataclass
 class Split:
-    """A set to be written, train or valid: rows of a text."""
+    """A set to write, train or valid: rows of a text."""
 
     text: TextPairs
     first: int = 0  # usable sentence pairs of the text before it
@@ -90,7 +90,7 @@ class Split:
 def usable_pairs(
     text: TextPairs, find_words: Callable[[str], Spans], max_words: int, skipped: Counter[str]
 ) -> Iterator[SentencePair]:
-    """Yield the sentence pairs of a text that have words on both sides, and not too many.
+    """Yield the sentence pairs of a text that have words on both sides, but not too many.
 
     Args:
         text: where they are.
@@ -99,7 +99,7 @@ def usable_pairs(
         skipped: counts the others by reason.
 
     Raises:
-        ConfigurationError: bad text, or an alignment that does not fit it.
+        ConfigurationError: bad text, or an alignment that does not match it.
     """
     for number, (source, target, alignment) in enumerate(text.read(), 1):
         source_words, target_words = find_words(source), find_words(target)
@@ -116,7 +116,7 @@ def usable_pairs(
 
 
 class PairExtraction:
-    """One run: the texts, how they become phrase pairs, and what was counted.
+    """One run: the texts, the extraction settings, and the counts.
 
     Args:
         text: the sentence pairs.
@@ -124,7 +124,7 @@ class PairExtraction:
         valid: how many sentence pairs to hold out: the last of `text`, or the first of `valid_text`; None: all of that.
         valid_text: held-out sentence pairs.
         more_text: further sentence pairs for the aligner to learn from.
-        background: sentence pairs of other domains: only words that are frequent in each of them too are barred from edges.
+        background: sentence pairs of other domains: only words that are also frequent in each of them are barred from edges.
         show: whether to draw progress bars.
 
     Raises:
@@ -154,7 +154,7 @@ class PairExtraction:
         self.background_frequencies: list[tuple[Counter[str], Counter[str]]] = []  # of each text
 
     def run(self, output: Path, name: str, languages: tuple[str, str]) -> dict[str, tuple[Split, FilterCounts]]:
-        """Extract all and write OUTPUT/train and, where something is held out, OUTPUT/valid.
+        """Extract all and write OUTPUT/train and, if pairs are held out, OUTPUT/valid.
 
         Returns:
             For each set, what was read and what was filtered.
@@ -198,7 +198,7 @@ class PairExtraction:
         pairs = tqdm(all_pairs(), desc="reading", unit="pair", unit_scale=True, disable=not self.show)
         if self.aligner is not None:
             self.aligner.train(pairs, self.show)
-        for _ in pairs:  # what the aligner, if any, has not read is counted as well
+        for _ in pairs:  # count the pairs that the aligner, if any, has not read
             pass
         self.background_frequencies = [self._count(text) for text in self.background]
         if self.valid_text is None and self.valid:
@@ -266,7 +266,7 @@ class PairExtraction:
         return np.split(np.column_stack([source, target]), first)
 
     def _described(self) -> dict[str, object]:
-        """Return the settings as a manifest has them."""
+        """Return the settings in the form that a manifest stores."""
         settings = {
             name: value for name, value in asdict(self.settings).items() if name not in ("encoder", "encoder_layer")
         }
@@ -277,7 +277,7 @@ class PairExtraction:
 
 
 def refuse_nothing(name: str, counts: FilterCounts, settings: ExtractionSettings) -> None:
-    """Refuse filters that leave nothing of a set.
+    """Refuse filters that leave a set empty.
 
     Raises:
         ConfigurationError: says how many pairs there were and which filter dropped them.

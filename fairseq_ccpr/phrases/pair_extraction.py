@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_NONE = np.iinfo(np.int32).max  # the first link of a stretch of words without any
+_NONE = np.iinfo(np.int32).max  # the first link of a run of words without any
 
 
 def consistent_pairs(
@@ -29,7 +29,7 @@ def consistent_pairs(
         int32 [P, 5], (sentence, source start, source end, target start, target end) in words of the sentence, ends
         exclusive, in ascending order.
     """
-    # Words are numbered through all sentences. No span of source words reaches over a border, so neither do its links.
+    # Words are numbered through all sentences. No span of source words crosses a sentence border, so neither do its links.
     source_first, target_first = _starts(source_sizes), _starts(target_sizes)
     source_links = links[:, 1] + source_first[links[:, 0]]
     target_links = links[:, 2] + target_first[links[:, 0]]
@@ -102,9 +102,9 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
 
 
 class _Ranges:
-    """Whereto stretches of words are linked: `low` and `high` [max_words, W], by length − 1 and first word.
+    """The words that runs of words are linked to: `low` and `high` [max_words, W], by length − 1 and first word.
 
-    A stretch without links has low = _NONE and high = −1; one that would reach beyond the last word stops there.
+    A run without links has low = _NONE and high = −1; one that would reach beyond the last word stops there.
     """
 
     def __init__(self, words: np.ndarray, linked: np.ndarray, size: int, max_words: int) -> None:

@@ -43,13 +43,13 @@ class FilterCounts:
 class WordFilter:
     """Judges the words of one language, each kind once.
 
-    A word that is frequent in one domain alone is a term of it; one that is frequent in all of them is a function word.
+    A word that is frequent in only one domain is a term of it; one that is frequent in all of them is a function word.
 
     Args:
         frequencies: how often each word, in lower case, occurs in the text.
-        max_share: a word with a larger share in all words of the text is too frequent for an edge.
+        max_share: a word that makes up a larger fraction of all words of the text is too frequent for an edge.
         punctuation_edges: whether punctuation may stand at an edge.
-        background: the same of texts of other domains, in each of which a word must be as frequent.
+        background: frequencies in texts of other domains, in each of which a word must be as frequent.
         may_begin: whether a phrase may begin, though not end, with a frequent word.
     """
 
@@ -62,7 +62,7 @@ class WordFilter:
         self._judged: dict[str, tuple[bool, bool, bool]] = {}
 
     def judge(self, words: list[str]) -> np.ndarray:
-        """Judge words, bool [W, 3]: whether a phrase may begin with the word, and end, and whether it has a letter."""
+        """Judge words, bool [W, 3]: whether a phrase may begin with the word, or end with it, and whether it has a letter."""
         return np.array([self._judged.get(word) or self._judge(word) for word in words], bool).reshape(-1, 3)
 
     def _judge(self, word: str) -> tuple[bool, bool, bool]:
@@ -79,14 +79,14 @@ def _frequent(frequencies: Counter[str], max_share: float) -> set[str]:
 
 
 class PairFilter:
-    """Drops phrase pairs of which one side is not worth keeping."""
+    """Drops phrase pairs if either side is not worth keeping."""
 
     def __init__(self, source: WordFilter, target: WordFilter) -> None:
         self.sides = source, target
         self.counts = FilterCounts()
 
     def __call__(self, sentences: list[SentencePair], pairs: np.ndarray) -> np.ndarray:
-        """Return those of `pairs` [P, 5] (word spans, see `consistent_pairs`) that stay."""
+        """Return those of `pairs` [P, 5] (word spans, see `consistent_pairs`) that pass."""
         edges, lettered = np.ones(len(pairs), bool), np.ones(len(pairs), bool)
         words = [pair.words() for pair in sentences]
         for side, word_filter in enumerate(self.sides):

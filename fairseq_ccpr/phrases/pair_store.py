@@ -1,6 +1,6 @@
 """Phrase pairs in their sentences, on disk: text of both sides, character spans, a manifest.
 
-manifest.json         what it holds, what it was made from and how, size and checksum of each file
+manifest.json         its contents, its inputs and settings, size and checksum of each file
 source.txt            UTF-8, one sentence per line
 target.txt            the same lines on the other side
 source-offsets.npy    int64 [S + 1], the byte at which each line of source.txt begins; the last is the file's size
@@ -26,7 +26,7 @@ from fairseq_ccpr.storage.text_manifest import TextFormat, check_every_byte, rea
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-pairs"
-FORMAT_VERSION = 2  # brought the checksum of the manifest
+FORMAT_VERSION = 2  # introduced the checksum of the manifest
 SIDES = "source", "target"
 PAIRS, PAIR_OFFSETS = "pairs", "pair-offsets"
 FILES = [
@@ -58,10 +58,10 @@ class PhrasePairs:
 
     Attributes:
         pairs: int32 [P, 5], (sentence, source start, source end, target start, target end), in characters.
-        manifest: what else is known of them.
+        manifest: their other properties.
 
     Raises:
-        DatastoreError: missing, unfinished, damaged, or something else.
+        DatastoreError: missing, unfinished, damaged, or of another kind.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -84,7 +84,7 @@ class PhrasePairs:
         return self.manifest.sentences
 
     def sentence(self, number: int) -> tuple[str, str]:
-        """Return source and target sentence, as they stood in the text."""
+        """Return source and target sentence as they appeared in the text."""
         source, target = (text[number] for text in self._texts)
         return source, target
 
@@ -116,11 +116,11 @@ def read_manifest(directory: Path) -> PhraseManifest:
 
 
 class PairWriter:
-    """Writes phrase pairs sentence by sentence; in memory is one sentence. The manifest, written last, makes them whole.
+    """Writes phrase pairs one sentence at a time, which is all memory holds. The manifest, written last, makes them complete.
 
     Args:
         directory: a folder that does not exist.
-        manifest: all that is known beforehand.
+        manifest: everything known beforehand.
     """
 
     def __init__(self, directory: Path, manifest: PhraseManifest) -> None:
@@ -137,7 +137,7 @@ class PairWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the files, and finish if nothing went wrong."""
-        self._pair_offsets.append(np.array([self.manifest.size]))  # where a next sentence would begin
+        self._pair_offsets.append(np.array([self.manifest.size]))  # where the next sentence would begin
         for text in self._texts:
             text.close()
         for array in (self._pairs, self._pair_offsets):

@@ -13,7 +13,7 @@ from fairseq_ccpr.text.words import by_first_word, occurrences
 
 
 class Sample:
-    """The `size` texts of lowest digest of all that were offered, each once; a smaller sample begins a larger one.
+    """The `size` texts with the lowest digests of all those offered, each once; a smaller sample is a prefix of a larger one.
 
     >>> sample = Sample(2)
     >>> for text in ["a", "b", "a", "c", "d"]:
@@ -53,14 +53,14 @@ def sample_sentences(paths: list[Path], size: int, excluded: Collection[str]) ->
 def sample_occurrences(
     paths: list[Path], strings: Collection[str], size: int, excluded: Collection[str], longer_by: int = 0
 ) -> dict[str, list[tuple[str, int, int]]]:
-    """Sample for each string at most `size` sentences that have it as whole words, with its first place there.
+    """Sample for each string at most `size` sentences that contain it as whole words, with its first place there.
 
     Args:
         paths: texts, a sentence per line; read once, whatever their size.
-        strings: what is looked for.
+        strings: the strings to look for.
         size: sentences of each, at most.
         excluded: sentences that do not count.
-        longer_by: characters that a sentence has more than the string, at least.
+        longer_by: the least number of characters by which a sentence must be longer than the string.
 
     Returns:
         By string: sentence, start and end in characters; none where a string does not occur.

@@ -15,10 +15,10 @@ from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
 SYMMETRIZATIONS = (
     "grow-diag-final-and", "grow-diag-final", "grow-diag", "grow", "och", "intersection", "union",
 )  # fmt: skip
-MAX_WORDS = 200  # of a sentence; sil-thot passes over longer ones
-_FREE_ITERATIONS = 0  # the model plans them itself, from the size of the text
+MAX_WORDS = 200  # of a sentence; sil-thot skips longer ones
+_FREE_ITERATIONS = 0  # the model chooses the number itself, from the size of the text
 
-# Each model starts from the one before; so many iterations of EM are customary (GIZA++, fast_align).
+# Each model starts from the previous one; these numbers of EM iterations are customary (GIZA++, fast_align).
 _STAGES: dict[str, tuple[tuple[str, int], ...]] = {
     "ibm4": (
         ("Ibm1AlignmentModel", 5), ("HmmAlignmentModel", 5), ("Ibm3AlignmentModel", 3), ("Ibm4AlignmentModel", 3),
@@ -50,7 +50,7 @@ class StatisticalAligner(Aligner):
 
     Args:
         name: `ibm4`, `hmm`, `fast-align` or `eflomal`.
-        options: of which `symmetrization` counts, one of SYMMETRIZATIONS.
+        options: only `symmetrization` is used, one of SYMMETRIZATIONS.
 
     Raises:
         ConfigurationError: sil-thot is not installed.
@@ -63,7 +63,7 @@ class StatisticalAligner(Aligner):
         self._aligner: Any = None
 
     def train(self, pairs: Iterable[SentencePair], show: bool) -> None:
-        """Learn from the pairs, whose words all stay in memory; the same pairs make the same model."""
+        """Learn from the pairs, keeping all their words in memory; the same pairs give the same model."""
         (first, _), *_ = _STAGES[self.name]
         direct, inverse = (getattr(self.thot, first)() for _ in range(2))
         for model in (direct, inverse):

@@ -27,10 +27,10 @@ def usable_examples(
     tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int,
     marked: bool = False,
 ) -> list[TypeExample]:  # fmt: skip
-    """Return the first `most` examples that the encoder can take.
+    """Return the first `most` examples that the encoder can handle.
 
-    Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or is no whole subwords,
-    is skipped. Where none is left the phrase itself is the sentence, without marks.
+    Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or does not consist of whole
+    subwords, is skipped. If none is left, the phrase itself is the sentence, without marks.
 
     Args:
         tokenizer: the encoder's.
@@ -39,7 +39,7 @@ def usable_examples(
         places: its examples, in order of preference.
         most: how many; 0: the phrase itself.
         max_subwords: without the markers.
-        marked: whether an end marker stands before and after the phrase, and belongs to it, as in the released code.
+        marked: whether an end marker is put before and after the phrase, as part of it, as in the released code.
     """
     room = max_subwords - 2 * marked
     found: list[TypeExample] = []
@@ -71,7 +71,7 @@ def stored_examples(
 
 
 def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
-    """Batch sentences of like length, each with one phrase.
+    """Batch sentences of similar length, each with one phrase.
 
     Returns:
         Tables of tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases int64 [S] and places

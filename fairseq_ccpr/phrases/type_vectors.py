@@ -28,7 +28,7 @@ def type_means(
     Args:
         encode: tokens int64 [S, L] and spans int64 [S, 3] -> a vector of each span, of several kinds, fp32 [J, S, d].
         tokenizer: the encoder's.
-        types: n phrases; one that has fewer than m usable examples has the mean of those, or is encoded alone.
+        types: n phrases; one with fewer than m usable examples gets the mean of those, or is encoded alone.
         counts: C numbers m; 0 is the phrase alone.
         max_subwords: of a sentence.
         device: where the encoder is.
@@ -61,12 +61,12 @@ def type_means(
 
 @torch.inference_mode()
 def find_translations(queries: Tensor, candidates: Tensor, pairs: Tensor) -> Tensor:
-    """Tell whether the nearest candidate of each query is one of its translations; a tie counts against it.
+    """Check whether the nearest candidate of each query is one of its translations; a tie counts against it.
 
     Args:
         queries: [n, o], of length 1.
         candidates: [c, o], of length 1.
-        pairs: int64 [P, 2], (query, candidate) that translate each other; each query is in one at least.
+        pairs: int64 [P, 2], (query, candidate) that translate each other; each query is in at least one.
 
     Returns:
         bool [n].

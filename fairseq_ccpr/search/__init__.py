@@ -1,7 +1,7 @@
 """Nearest-neighbour search behind one small interface.
 
 To add a backend, write a file with a subclass of `Index` and add a line to `BACKENDS`: `--index NAME` then plans, builds and
-opens it, and manifests keep its name. Nothing outside this room knows one backend from another.
+opens it, and manifests keep its name. Nothing outside this package distinguishes backends.
 """
 
 from __future__ import annotations

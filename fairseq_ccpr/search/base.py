@@ -23,7 +23,7 @@ EXACT_UP_TO = 20_000  # keys; on a CPU, comparing with more of them costs about 
 
 @dataclass(frozen=True)
 class IndexDescription:
-    """What must be stored beside the keys to search them again.
+    """The data that must be stored alongside the keys to search them again.
 
     `exact` has no file; `disk` has two: an index, and its inverted lists; others have one made by `factory`. `milvus` keeps
     its index itself, and `factory` is its type.
@@ -47,7 +47,7 @@ class IndexDescription:
 
 
 def lists_file(file: str) -> str:
-    """Return the name of the file of inverted lists that stay on disk, beside that of the index."""
+    """Return the name of the file of inverted lists that stay on disk, next to that of the index."""
     return file.removesuffix(".faiss") + ".lists"
 
 
@@ -76,7 +76,7 @@ class StoreAddress:
 
 @dataclass(frozen=True)
 class RemoteKeys:
-    """N keys of width d that a database has: where they are, and what they must be."""
+    """N keys of width d that a database holds: their location and expected properties."""
 
     address: StoreAddress
     size: int
@@ -85,7 +85,7 @@ class RemoteKeys:
         str, Any
     ]  # `dimension`, `size`, `fingerprints` and whatever else must be the same, as JSON has it
     timeout: float  # seconds that an answer may take, all attempts together
-    token: str = ""  # credentials; those of the environment if there are none
+    token: str = ""  # credentials; if empty, those of the environment
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class RemoteKeys:
 
 
 class Effort(NamedTuple):
-    """What a search may cost."""
+    """The effort that a search may take."""
 
     probes: int | None = None  # inverted lists that it looks through; the backend's own number if not given
     candidates: int = 8  # scored again for each neighbour that is wanted
@@ -102,7 +102,7 @@ class Effort(NamedTuple):
 
 @dataclass(frozen=True)
 class IndexRequest:
-    """What the user says of an index, and the keys it is for."""
+    """The user's choices for an index, and the keys it is for."""
 
     choice: str  # `--index`
     metric: str
@@ -146,7 +146,7 @@ class Index(ABC):
     @classmethod
     @abstractmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Decide all that is stored of an index, before any work is done.
+        """Decide everything that is stored about an index, before any work is done.
 
         Raises:
             ConfigurationError: a factory or parameters that do not exist, or an index too large for the keys.
@@ -188,11 +188,11 @@ class Index(ABC):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search gives no more: N, or less where a backend has a limit of its own."""
+        """The k beyond which a search returns no more: N, or less if a backend has its own limit."""
         return self.size
 
     def to(self, device: torch.device) -> Index:
-        """Return the same index on another device, where it can be; else itself."""
+        """Return the same index on another device if possible, else itself."""
         return self
 
     def check(self) -> None:
@@ -200,7 +200,7 @@ class Index(ABC):
 
         Raises:
             UnreachableError: it does not answer.
-            DatastoreError: says what there is and what was expected.
+            DatastoreError: says what was found and what was expected.
         """
 
     def refuse_foreign(self) -> None:

@@ -11,16 +11,16 @@ from torch import Tensor
 from fairseq_ccpr.device import to_host
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH
 
-DEEPEST = 1024  # neighbours of a phrase that are asked for at most: more of them are nearly always the same few strings
+DEEPEST = 1024  # most neighbours requested for a phrase: more of them are nearly always the same few strings
 NONE_GONE = np.empty(0, np.int64)
 
 
 class Searched(Protocol):
-    """What can be searched ever deeper: an `Index`, or several as one."""
+    """An object that can be searched ever deeper: an `Index`, or several as one."""
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search gives no more."""
+        """The k beyond which a search returns no more."""
         ...
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,8 @@ def nearest_distinct(
     Args:
         strings: a number for the string of each of n entries, int64 [n] -> uint64 [n].
         vectors: fp32 [Q, o], on the index's device.
-        k: strings wanted; there are fewer where no more score `min_similarity`, or none are left.
-        gone: int64 [m], entries that are as if they were not there.
+        k: strings wanted; fewer are found if no more score `min_similarity`, or none are left.
+        gone: int64 [m], entries to treat as if they did not exist.
     """
     best = NearestEntries(np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf))
     rows, depth, deepest = np.arange(len(vectors)), PHRASE_DEPTH, min(index.deepest, DEEPEST)

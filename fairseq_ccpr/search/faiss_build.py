@@ -27,7 +27,7 @@ def build_faiss(
 
     Args:
         keys: [N, d], may be memory-mapped; read in blocks.
-        description: of an index in memory, or of one on disk, whose lists go beside it; see `build_on_disk`.
+        description: of an index in memory, or of one on disk, whose lists go next to it; see `build_on_disk`.
         path: its file, with the name that the description has.
         progress: told how many keys were added.
 
@@ -63,7 +63,7 @@ def trained_index(keys: np.ndarray, description: IndexDescription, seed: int) ->
 
 
 def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress: Callable[[int], object]) -> None:
-    """Fill an index whose inverted lists are never in memory as a whole, and write it to `path`, its lists beside it.
+    """Fill an index whose inverted lists are never entirely in memory, and write it to `path`, with its lists next to it.
 
     1. Blocks of keys become an index each, in a folder of their own.
     2. FAISS merges the inverted lists of all blocks into one file, list by list.
@@ -86,7 +86,7 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
             _write(block, Path(blocks[-1]))
         with silence(), _explain_failure(lists := folder / lists_file(path.name)):
             merge_ondisk(index, blocks, str(lists))
-        # FAISS looks for the lists beside the index when it reads them: the index is the same wherever it was built.
+        # FAISS looks for the lists next to the index when it reads them: the index is the same wherever it was built.
         faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).filename = lists.name
         _write(index, folder / path.name)
         for name in (lists.name, path.name):  # the index last: its file vouches for both

@@ -26,7 +26,7 @@ from fairseq_ccpr.search.faiss_library import (
 )
 from fairseq_ccpr.timing import SEARCH, phase
 
-GPU_NEIGHBOURS = 2048  # more, a search on the GPU refuses to give
+GPU_NEIGHBOURS = 2048  # a search on the GPU refuses to return more
 
 
 class FaissIndex(Index):
@@ -83,7 +83,7 @@ class FaissIndex(Index):
         """Map an index from its file into memory and set its search parameters, such as `nprobe=32`.
 
         Args:
-            on_disk: whether its inverted lists are in a file beside it, which is mapped into memory and not read.
+            on_disk: whether its inverted lists are in a file next to it, which is mapped into memory and not read.
 
         Raises:
             ConfigurationError: FAISS is missing or knows no such parameter.
@@ -91,7 +91,7 @@ class FaissIndex(Index):
         """
         faiss = import_faiss()
         try:
-            if on_disk:  # FAISS maps such lists into memory; they are beside the index, wherever both were made
+            if on_disk:  # FAISS maps such lists into memory; they are next to the index, wherever both were made
                 flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
             else:  # processes share what they map; FAISS before 1.11 copies the file
                 flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
@@ -115,7 +115,7 @@ class FaissIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search gives no more: N, or on a GPU FAISS's own limit."""
+        """The k beyond which a search returns no more: N, or FAISS's own limit on a GPU."""
         return self.size if self.on_host else min(self.size, GPU_NEIGHBOURS)
 
     def to(self, device: torch.device) -> FaissIndex:

@@ -22,7 +22,7 @@ from fairseq_ccpr.search.launching import LaunchError, first_line
 PROGRAMS_PER_PROCESSOR = 8  # each reads its tiles one after another, the next while it works on one
 SCORED_DIMENSIONS = 64  # that are compared at a time where keys are scored again
 INTERPRETER = Device(232_448, 9)  # as an H100, so that the same tiles are tested
-# What changes while it translates: a kernel for each divisor of it would be compiled in the midst of decoding.
+# Arguments that change during translation: a kernel for each of their divisors would be compiled in the midst of decoding.
 _CHANGING = ["size", "count", "tiles", "tiles_each"]
 
 
@@ -125,7 +125,7 @@ def _scores_kernel(  # type: ignore[no-untyped-def]
 def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> Tensor:
     """Find the largest score of each run of `BUCKET` keys.
 
-    Queries of another dtype than the keys are taken as the sum of two of theirs, which loses nothing worth mention.
+    Queries of another dtype than the keys are represented as the sum of two vectors of that dtype, with negligible loss.
 
     Args:
         keys: fp16 or bf16 [N, d], contiguous, N at least 1.
@@ -222,7 +222,7 @@ def _processors(device: torch.device) -> int:
 
 @cache
 def describe_device(device: torch.device) -> Device:
-    """Return what a kernel must know of a device, once."""
+    """Return the properties of a device that a kernel depends on; cached."""
     if device.type != "cuda":
         return INTERPRETER
     with _refusals():

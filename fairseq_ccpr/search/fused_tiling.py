@@ -17,7 +17,7 @@ _HOPPER = 9  # whose products continue while the next begins, and hold one more 
 
 
 class Device(NamedTuple):
-    """What a kernel must know of a GPU."""
+    """The properties of a GPU that a kernel depends on."""
 
     shared: int  # bytes of shared memory that a block of threads may have
     major: int  # of its compute capability

@@ -1,4 +1,4 @@
-"""Inverted lists in memory that entries are added to and taken from, where there are too many to compare with all of them.
+"""Inverted lists in memory with insertion and removal, for when there are too many entries to compare with all of them.
 
 FAISS scans codes of four bits in the lists that are nearest; what may be among the nearest is scored again by its keys.
 Letters: n entries, L lists, p lists that are searched, d width of keys, H queries.
@@ -19,13 +19,13 @@ from fairseq_ccpr.search.torch_ivf_build import nearness
 
 PROBES = 8  # lists that are searched
 SAMPLE_PER_LIST = 64  # entries that centroids are learned from
-ITERATIONS = 5  # of k-means: lists need not be perfect, and whoever learns waits for them
+ITERATIONS = 5  # of k-means: lists need not be perfect, and learning waits for them
 RETRAINED_AT = 4  # times as many entries as there were when the centroids were learned
 BLOCK_ROWS = 1 << 14  # keys that are in fp32 at a time
 
 
 def can_grow() -> bool:
-    """Tell whether there can be such lists: FAISS may not be installed."""
+    """Check whether such lists are possible: FAISS may not be installed."""
     return importlib.util.find_spec("faiss") is not None
 
 

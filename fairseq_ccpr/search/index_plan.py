@@ -10,12 +10,12 @@ from fairseq_ccpr.search.base import EXACT_UP_TO, METRICS, Effort, Index, IndexD
 from fairseq_ccpr.search.faiss_library import automatic_factory
 from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
-# A token memory searches at each step. docs/benchmarks.md has what other effort takes, and what BLEU it gives.
+# A token memory searches at each step. docs/benchmarks.md has speed and BLEU for other settings.
 TOKEN_EFFORT = Effort(probes=16)
-# Once per sentence more inverted lists can be searched than at each step, and few candidates scored again for each of the
-# neighbours, of which more are asked for than phrases are wanted. docs/results/phrases.md has speed and BLEU of other effort.
+# Once per sentence, more inverted lists can be searched than at each step, and fewer candidates rescored for each of the
+# neighbours, which outnumber the phrases wanted. docs/results/phrases.md has speed and BLEU for other settings.
 PHRASE_EFFORT = Effort(probes=24, candidates=2)
-PHRASE_DEPTH = 32  # neighbours that are asked for, at least
+PHRASE_DEPTH = 32  # neighbours requested, at least
 
 
 def plan_index(

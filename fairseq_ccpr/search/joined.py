@@ -24,7 +24,7 @@ class JoinedIndex:
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search gives no more."""
+        """The k beyond which a search returns no more."""
         return self.first.deepest + self.second.deepest
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What an index does whose kernels a GPU does not take: it says so once, and searches in torch."""
+"""Fallback for indexes whose kernels a GPU cannot run: warn once, and search in torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FUSED = "fairseq_ccpr.search.fused"
 
 
 class LaunchError(Exception):
-    """A kernel that cannot be compiled, or that the device does not take."""
+    """A kernel that cannot be compiled, or that the device cannot run."""
 
 
 class ScoringIndex(Index):
@@ -74,7 +74,7 @@ def load_steps(keys: Tensor, fused: bool | None) -> Any:
         return tiled
     try:
         return importlib.import_module(FUSED)
-    except Exception as error:  # whatever an installation of Triton that is broken, or of another time, raises
+    except Exception as error:  # whatever a broken or outdated installation of Triton raises
         if fused:
             raise
         warn_of_launch(f"Triton cannot be imported ({first_line(error)})")
@@ -94,5 +94,5 @@ def warn_of_launch(reason: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Name an error and the first line of what it says."""
+    """Return the name of an error and the first line of its message."""
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])

@@ -88,7 +88,7 @@ class MilvusIndex(Index):
 
     @classmethod
     def open(cls, description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> MilvusIndex:
-        """Connect to Milvus when it is first asked; the first search checks the collection."""
+        """Connect to Milvus on first use; the first search checks the collection."""
         assert isinstance(keys, RemoteKeys)
         return cls(keys.address, description, keys.size, keys.dimension, keys.identity, keys.timeout, keys.token)
 
@@ -122,7 +122,7 @@ class MilvusIndex(Index):
 
     @property
     def deepest(self) -> int:
-        """The k beyond which a search gives no more: N, or Milvus's own limit."""
+        """The k beyond which a search returns no more: N, or Milvus's own limit."""
         return min(self.size, DEEPEST)
 
     def check(self) -> None:
@@ -143,7 +143,7 @@ class MilvusIndex(Index):
     def exists(self) -> bool:
         """Return whether there is a collection of this name."""
         if self.address.embedded and not Path(self.address.uri).exists():
-            return False  # asking would make the file
+            return False  # querying would create the file
         return self._ask("has_collection")
 
     def refuse_foreign(self) -> None:
@@ -308,6 +308,6 @@ def _parameters(text: str) -> dict[str, float]:
 
 
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Put shortened fingerprints beside all else."""
+    """Shorten the fingerprints, and keep everything else."""
     rest = {name: value for name, value in identity.items() if name != "fingerprints"}
     return {name: value[:12] for name, value in identity.get("fingerprints", {}).items()} | rest

@@ -16,7 +16,7 @@ from fairseq_ccpr.search.base import StoreAddress
 
 TOKEN = "MILVUS_TOKEN"  # of the environment: user:password, or an API key
 TIMEOUT = 30.0  # seconds
-SLOW = 20  # writing, loading and the like may take so many times as long as a question
+SLOW = 20  # writing, loading and the like may take this many times as long as a query
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, each twice the one before
 SCHEMES = ("http", "https", "tcp")
 # A connection of its own, opened again as soon as the server is back.

@@ -1,4 +1,4 @@
-"""Who may ask, and for how much: a key where there is one, and no other site through a visitor's browser."""
+"""Access control: an API key, if set, size limits, and no requests from other sites through a visitor's browser."""
 
 from __future__ import annotations
 

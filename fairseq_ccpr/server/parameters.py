@@ -1,4 +1,4 @@
-"""What a request asks for: its parameters, read within limits and checked one by one."""
+"""The parameters of a request, read within limits and checked one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server can do: LibreTranslate's API, and what it has no word for: learning, forgetting, explaining."""
+"""The server's functions: LibreTranslate's API, and those that it lacks: learning, forgetting, explaining."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """What answers the requests.
+    """Answers the requests.
 
     Args:
         translator: which only the work of this service may use from now on.

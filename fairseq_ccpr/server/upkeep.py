@@ -1,4 +1,4 @@
-"""Compacting while the server answers: what is learnt and learnt again does not slow it down for ever."""
+"""Compacting while the server answers, so that continual learning does not slow it down for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairseq_ccpr.inference.learning import learnt_memory
 from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learnt entries
-SHARE = 8  # or of how many of the datastore's own there is one, where that is more: its index is built again
+SHARE = 8  # or one learnt entry per this many of the datastore's own, if that is more: its index is rebuilt
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The one thread that owns the translator: what waits is translated together, and no request has the machine to itself."""
+"""The one thread that owns the translator: waiting requests are translated together, and none monopolises the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairseq_ccpr.inference.sentences import Translation
 from fairseq_ccpr.server.upkeep import Upkeep
 from fairseq_ccpr.translator import Translator
 
-BATCH = 32  # sentences that are translated together, at most: so long waits what is to be learnt
+BATCH = 32  # sentences translated together, at most: pairs to be learnt wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
 MAX_WAITING = 1000  # requests
@@ -43,7 +43,7 @@ class Asked:
     started: bool = False
 
     def begin(self) -> bool:
-        """Say whether anyone still waits; from now on nobody can give it up."""
+        """Return whether anyone still waits; from now on the request cannot be cancelled."""
         if not self.started:
             self.started = self.done.set_running_or_notify_cancel()
         return self.started

@@ -40,7 +40,7 @@ class ArrayWriter:
         self.shapes = shapes
 
     def create(self) -> None:
-        """Create the files, full of zeros; what a run left that was killed before its plan was written is overwritten."""
+        """Create the files, full of zeros; overwrite anything left by a run that was killed before its plan was written."""
         for name, (shape, dtype) in self.shapes.items():
             with self._path(name).open("wb") as stream:
                 header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}

@@ -78,7 +78,7 @@ def atomic_directory(output: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `path`, which is removed in the end."""
+    """Yield an empty folder next to `path`, which is removed at the end."""
     partial = partial_path(path)
     shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
     partial.mkdir(parents=True)

@@ -68,7 +68,7 @@ def after_sign(text: str, start: int) -> bool:
 
 
 class WordBorders(NamedTuple):
-    """What the V symbols of a dictionary are to the words that they stand next to."""
+    """How the V symbols of a dictionary relate to the words next to them."""
 
     unfinished: np.ndarray  # bool [V], whether a word may continue after it
     going_on: np.ndarray  # bool [V], whether it continues an unfinished word
@@ -144,7 +144,7 @@ class DecoderSubwords:
         return pieces
 
     def split_unchecked(self, text: str) -> Pieces:
-        """Do the same, however many pieces are unknown, and count none."""
+        """Do the same regardless of how many pieces are unknown, and count none."""
         index, unknown, first = self.dictionary.indices, self.dictionary.unk(), self.dictionary.nspecial
         placed = self._place(text)
         symbols, starts, ends = zip(*placed) if placed else ((), (), ())
@@ -172,7 +172,7 @@ class DecoderSubwords:
         A piece that is only the space before a word is written with it.
 
         Returns:
-            None where a piece at a border holds something of the text beside it, or a piece is unknown or was not found in
+            None where a piece at a border holds part of the adjacent text, or a piece is unknown or was not found in
             the text.
         """
         first, stop = bisect_left(pieces.starts, start), bisect_left(pieces.starts, end)
@@ -199,7 +199,7 @@ class DecoderSubwords:
         return ids, self.following(pieces, end, most) if ids else []
 
     def growing(self) -> list[bool]:
-        """Tell of each symbol of the dictionary whether it grows the word before it, where that could have ended.
+        """Tell for each symbol of the dictionary whether it extends the word before it, where that could have ended.
 
         Only SentencePiece leaves open whether a word has ended; in scripts without spaces nothing grows.
         """
@@ -293,7 +293,7 @@ class _Origins:
 
 
 def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = None) -> None:
-    """See that text can be made of a dictionary's symbols, by a subword model or by `--remove-bpe`.
+    """Check that a subword model or `--remove-bpe` can turn a dictionary's symbols into text.
 
     Raises:
         ConfigurationError: its symbols are subwords, and nothing joins them, or what is given was not made for them.

@@ -35,7 +35,7 @@ class Subwords:
 
     @property
     def count(self) -> int:
-        """How many there are, without the markers."""
+        """The number of subwords, without the markers."""
         return len(self.ids) - 2
 
     def cut(self, limit: int) -> Subwords:
@@ -125,7 +125,7 @@ class SubwordTokenizer(ABC):
     @property
     @abstractmethod
     def content(self) -> bytes:
-        """What the file `filename` holds."""
+        """The content of the file `filename`."""
 
     @classmethod
     @abstractmethod
@@ -188,7 +188,7 @@ def subword_bounds(subwords: Subwords, start: int, end: int) -> tuple[int, int] 
     """Find the indices in `subwords.ids` of the first and the last subword of text[start:end], whole words.
 
     A piece that begins with a space belongs to the word after it; one that is space alone, to none. Where one piece holds
-    a word and punctuation beside it, the word has the piece, and the punctuation alone has none.
+    a word and adjacent punctuation, the word has the piece, and the punctuation alone has none.
 
     Returns:
         None where a piece at a border holds letters of a neighbouring word too (two Chinese characters in one piece, of

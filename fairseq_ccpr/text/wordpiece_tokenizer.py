@@ -26,7 +26,7 @@ IDEOGRAPHS = [
 
 @dataclass(frozen=True)
 class WordPieceSettings:
-    """What BERT does to text before it splits words; from a `tokenizer_config.json` of Hugging Face."""
+    """BERT's preprocessing of text before it splits words; from a `tokenizer_config.json` of Hugging Face."""
 
     lower_case: bool
     strip_accents: bool

@@ -20,7 +20,7 @@ UNSPACED = [
     (0x1AFF0, 0x1B16F),  # more kana
     (0x20000, 0x3FFFF),  # more ideographs
 ]
-# Their punctuation, which has no spaces beside it either. It always ends a word.
+# Their punctuation, which has no spaces next to it either. It always ends a word.
 UNSPACED_PUNCTUATION = [(0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF)]
 INVISIBLE_SPACES = "\u200b\u200e\u200f\u061c\ufeff"  # zero width, direction marks: no letters of a word
 SPACE, PUNCTUATION, SEPARATOR, MARK, CHARACTER, LETTER = "spimcw"
@@ -68,7 +68,7 @@ def kinds_of(text: str) -> str:
 
 
 def has_letters(text: str) -> bool:
-    """Tell whether there is more than spaces, punctuation, symbols and marks."""
+    """Check for characters other than spaces, punctuation, symbols and marks."""
     return _LETTERS.search(kinds_of(text)) is not None
 
 

@@ -1,6 +1,6 @@
 """What `fairseq-train` runs: tasks, criterions, data sets and samplers of CLKNN, CCPR and XPR.
 
-fairseq calls this `tasks/` and `criterions/`. Importing the room registers them.
+fairseq calls this `tasks/` and `criterions/`. Importing this package registers them.
 """
 
 from fairseq_ccpr.training import (

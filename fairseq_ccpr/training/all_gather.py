@@ -15,7 +15,7 @@ def world_size() -> int:
 def divide_gradient(value: Tensor | float) -> Tensor | float:
     """Return the same value with its gradient divided by the number of processes.
 
-    For what all processes hold alike, where each takes the loss of all rows: the sum over processes counts it once.
+    For values that all processes share, when each computes the loss of all rows: the sum over processes counts them once.
     """
     if world_size() == 1 or not isinstance(value, Tensor):
         return value
@@ -25,10 +25,10 @@ def divide_gradient(value: Tensor | float) -> Tensor | float:
 def all_gather_rows(rows: Tensor) -> Tensor:
     """Gather the rows of all processes, in the order of their ranks; gradients flow into this process's own.
 
-    When each process takes the loss of all rows, the sum of what the processes send back is the gradient of that loss.
+    When each process computes the loss of all rows, the gradients they send back sum to the gradient of that loss.
 
     Args:
-        rows: [n, ...], with as many rows as this process happens to have.
+        rows: [n, ...]; n may differ between processes.
     """
     if world_size() == 1:
         return rows

@@ -32,10 +32,10 @@ class CcprConfig(FairseqDataclass):
 class CcprCriterion(FairseqCriterion):
     """L = L_{x->y} + L_{y->x} + beta L_seg, equation 7 of the CCPR paper, a sum over phrase pairs.
 
-    Candidates are the phrases of all processes, less other right translations: those whose pair is, on either side, the very
-    phrase that the right one's is. Word alignment gives a phrase several translations where a word beside them is linked to
-    none. The mean of L_seg is over the spans that K phrase pairs want, so that
-    the sum over processes is that of one process with the whole batch.
+    Candidates are the phrases of all processes, except other right translations: those whose pair has, on either side, the
+    very same phrase as the right pair. Word alignment gives a phrase several translations if a word next to them has no
+    links. The mean of L_seg is over the number of spans that K phrase pairs should have, so that the sum over processes
+    equals that of one process with the whole batch.
     """
 
     def __init__(self, cfg: CcprConfig, task: Any) -> None:
@@ -43,7 +43,7 @@ class CcprCriterion(FairseqCriterion):
         self.cfg = cfg
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss summed over phrase pairs, their number, and what is logged."""
+        """Compute the loss summed over phrase pairs, their number, and the values to log."""
         sides, count = (sample["source"], sample["target"]), sample["phrases"]
         outputs, scale = model(*sides)
         scale = divide_gradient(scale)
@@ -59,7 +59,7 @@ class CcprCriterion(FairseqCriterion):
             are_phrases = torch.arange(len(outputs[one][1]), device=excluded.device) < count
             segmentation = segmentation + segmentation_losses(outputs[one][1], are_phrases).sum()
         loss = alignment + self.cfg.segmentation_weight / SPANS_A_PAIR * segmentation
-        # Alignment is that of all processes: each logs its part of it.
+        # The alignment loss covers all processes: each logs its part of it.
         logged = {
             "loss": loss.detach() - alignment.detach() * (1 - count / len(strings[0])),
             "segmentation": segmentation.detach() / SPANS_A_PAIR,
@@ -86,5 +86,5 @@ class CcprCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return True: all that is logged are sums."""
+        """Return True: all logged values are sums."""
         return True

@@ -1,4 +1,4 @@
-"""The training data of CCPR: sentence pairs, phrase pairs in them, and spans that are no phrases."""
+"""The training data of CCPR: sentence pairs, phrase pairs in them, and spans that are not phrases."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fairseq_ccpr.training.contrast_draw import ContrastOptions, PhraseDraw
 from fairseq_ccpr.training.length_batches import LengthBatches
 
 Span = tuple[int, int]  # in characters
-TRIES = 6  # random spans for each one needed, since some are phrases, and some end beyond the sentence
+TRIES = 6  # random spans drawn for each one needed, since some are phrases, and some end beyond the sentence
 
 
 @dataclass
 class SentenceWithSpans:
-    """A sentence, the phrases drawn from it, as many other spans."""
+    """A sentence, the phrases drawn from it, and as many other spans."""
 
     subwords: Subwords
     spans: list[tuple[int, int]]  # first and last subword
@@ -34,7 +34,7 @@ class SentenceWithSpans:
 
 @dataclass
 class ContrastExample:
-    """A source sentence, and the target sentences that its phrases are translated in: its own, and others."""
+    """A source sentence, and the target sentences with the translations of its phrases: its own, and others."""
 
     source: SentenceWithSpans  # with the phrases of all targets, in their order
     targets: list[SentenceWithSpans]
@@ -68,7 +68,7 @@ class PhraseContrastDataset(LengthBatches):
         self.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the phrases of an epoch, which decide how many sentences come with them."""
+        """Draw the phrases of an epoch, which determine how many sentences are needed."""
         super().set_epoch(epoch)
         self.drawn = self.draw.draw(epoch)
         owners = np.repeat(np.arange(len(self)), np.diff(self.drawn.starts))
@@ -83,7 +83,7 @@ class PhraseContrastDataset(LengthBatches):
         return len(self.sentences)
 
     def __getitem__(self, index: int) -> ContrastExample | None:
-        """Return a sentence pair with phrases of this epoch; None where subwords cut through all of them."""
+        """Return a sentence pair with phrases of this epoch; None if no phrase consists of whole subwords."""
         rng = np.random.default_rng([self.seed, self.epoch, index])
         number = int(self.sentences[index])
         source = self.tokenizer.encode(self.pairs.sentence(number)[0])
@@ -106,7 +106,7 @@ class PhraseContrastDataset(LengthBatches):
     def _side(
         self, subwords: Subwords, spans: list[Span], phrases: list[Span], rng: np.random.Generator
     ) -> SentenceWithSpans:
-        """A sentence with the spans drawn from it, which are whole subwords, and as many that are none of its phrases."""
+        """A sentence with the phrases drawn from it that are whole subwords, and as many spans that are not its phrases."""
         bounds = [found for span in spans if (found := subword_bounds(subwords, *span)) is not None]
         strings = [subwords.text[start:end] for start, end in spans]
         return SentenceWithSpans(subwords, bounds, strings, self._no_phrases(subwords, phrases, len(spans), rng))
@@ -114,8 +114,8 @@ class PhraseContrastDataset(LengthBatches):
     def _no_phrases(
         self, encoded: Subwords, phrases: list[Span], count: int, rng: np.random.Generator
     ) -> list[tuple[int, int]]:
-        """Draw `count` random spans of words, no longer than phrases, that are none of the sentence's phrases, drawn or not;
-        fewer where it has few."""
+        """Draw `count` random spans of words, no longer than phrases, that are not phrases of the sentence, drawn or not;
+        fewer if it has few."""
         words = word_spans(encoded.text)
         first = rng.integers(0, len(words), TRIES * count)
         last = first + rng.integers(0, self.most_words, TRIES * count)
@@ -151,7 +151,7 @@ class PhraseContrastDataset(LengthBatches):
 
 
 def _is_whole(subwords: Subwords, span: Span) -> bool:
-    """Tell whether no subword crosses the borders of a span."""
+    """Check that no subword crosses the borders of a span."""
     return subword_bounds(subwords, *span) is not None
 
 

@@ -1,4 +1,4 @@
-"""Draws the phrase pairs of an epoch, and the sentences they are seen in."""
+"""Draws the phrase pairs of an epoch, and the sentences that they appear in."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ContrastOptions:
 
 @dataclass(frozen=True)
 class DrawnPhrases:
-    """D phrases of n sentence pairs, by sentence pair, then by the sentence of the target."""
+    """D phrases of n sentence pairs, ordered by sentence pair, then by target sentence."""
 
-    sources: np.ndarray  # int64 [D], the phrase pairs whose source side is taken
-    targets: np.ndarray  # int64 [D], those whose target side is: the same strings, from elsewhere perhaps
+    sources: np.ndarray  # int64 [D], the phrase pairs that supply the source side
+    targets: np.ndarray  # int64 [D], those that supply the target side: the same strings, perhaps from another sentence
     starts: np.ndarray  # int64 [n + 1], the first phrase of each sentence pair; the last is D
 
     def of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +36,7 @@ class DrawnPhrases:
 
 
 class PhraseDraw:
-    """Draws phrase pairs, the same ones whenever the seed and the epoch are.
+    """Draws phrase pairs; the same seed and epoch give the same ones.
 
     Args:
         pairs: P phrase pairs.
@@ -59,7 +59,7 @@ class PhraseDraw:
         """Draw the phrases of an epoch.
 
         1. Some phrase pairs of each sentence pair.
-        2. For a fraction of them another occurrence of the target, where there is one in a sentence that is not too long.
+        2. For a fraction of them, another occurrence of the target, if there is one in a sentence that is not too long.
         """
         rng = np.random.default_rng([self.options.seed, epoch])
         owners = np.repeat(np.arange(len(self.sizes)), self.sizes)  # of all candidates
@@ -119,5 +119,5 @@ class Occurrences:
         own = own_end - own_start
         others = end - start - own
         places = start + rng.integers(0, others.clip(1))
-        places += np.where(places >= own_start, own, 0)  # its own sentence is passed over
+        places += np.where(places >= own_start, own, 0)  # skip its own sentence
         return np.where(others > 0, self.order[places.clip(max=len(self.order) - 1)], rows)

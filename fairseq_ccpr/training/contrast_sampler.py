@@ -16,7 +16,7 @@ from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.training.sentence_origins import Origins, SentenceOrigins
 from fairseq_ccpr.training.token_clusters import BLOCK_ROWS, TokenClusters
 
-HELD_OUT = 0.1  # of the groups of sentences, at most, are kept for validation
+HELD_OUT = 0.1  # the largest fraction of the groups of sentences held out for validation
 QUERIES = 1 << 10  # searched for at a time
 
 
@@ -45,7 +45,7 @@ class ContrastSettings:
 
 @dataclass(frozen=True)
 class _Anchors:
-    """B anchors: of the store, or queries of validation."""
+    """B anchors: entries of the store, or validation queries."""
 
     keys: Tensor  # fp32 [B, d]
     clusters: Tensor  # int64 [B]
@@ -56,17 +56,17 @@ class _Anchors:
 class ContrastSampler:
     """Draws contrasts from a token datastore, all on the training device.
 
-    The queries of validation are tokens of other text, or, without that, of sentences that are held out from training.
+    Validation queries are tokens of other text or, without it, of sentences held out from training.
 
-    Equal translations are a group: an anchor's positives are from other groups, and its negatives neither from its own nor
-    from a sentence of the same source, which may be translated in two ways, both right.
+    Equal translations form a group: an anchor's positives are from other groups. Its negatives are neither from its own group
+    nor from a sentence with the same source, since a source may have two right translations.
 
     Args:
-        keys: fp16 [N, d], may be memory-mapped. They move to a GPU when they take no more than half of what is free
-            there; else the rows drawn do.
+        keys: fp16 [N, d], may be memory-mapped. They move to a GPU if they take at most half of its free memory; otherwise
+            only the rows drawn do.
         values: int32 [N].
         sentences: int [N], the sentence each entry came from.
-        other_text: keys, values and sentences of text that is not among these, of which the queries are a sample.
+        other_text: keys, values and sentences of text that is not in the datastore, from which the queries are sampled.
 
     Raises:
         DatastoreError: fewer than 2 tokens occur in two different sentences.
@@ -122,14 +122,14 @@ class ContrastSampler:
     def draw(self, adapter: Any, count: int, update: int, part: int) -> Tensor:
         """Draw random anchors with their positives and negatives.
 
-        What is drawn depends on nothing but the arguments and, for hard negatives, on the adapter as it was when the
-        centres were last computed: in the first draw of each R updates, or after a resume.
+        The result depends only on the arguments and, for hard negatives, on the adapter at the time the centres were last
+        computed: in the first draw of each R updates, or after resuming.
 
         Args:
             adapter: from h to z, as it is now.
             count: B.
             update: number of the update.
-            part: tells apart what is drawn for one update by several processes, or one after the other.
+            part: distinguishes the draws for one update, by several processes or one after the other.
 
         Returns:
             Keys [B, 1 + M + N, d]: each anchor, its positives, its negatives.
@@ -142,7 +142,7 @@ class ContrastSampler:
         return self._contrast(adapter, _Anchors(self.rows(entries), clusters, own, origins), update, generator)
 
     def draw_held_out(self, adapter: Any, queries: Tensor) -> Tensor:
-        """Draw the same for queries of validation as anchors, those whose token training has in another group."""
+        """Do the same with validation queries as anchors, those whose token training has in another group."""
         queries = queries.to(self.device)
         cluster = self.cluster_of_token[self.query_values[queries].long()]
         queries, cluster = queries[cluster >= 0], cluster[cluster >= 0]
@@ -191,7 +191,7 @@ class ContrastSampler:
 
     @torch.no_grad()
     def prepare_validation(self, adapter: Any) -> None:
-        """Index the keys that validation searches, as the adapter sees them now."""
+        """Index the keys that validation searches, projected by the adapter in its current state."""
         blocks = [adapter(self.rows(entries)).float() for entries in self.valid_pool.split(BLOCK_ROWS)]
         self._index = ExactIndex(torch.nn.functional.normalize(torch.cat(blocks), dim=1), "ip")
 
@@ -200,7 +200,7 @@ class ContrastSampler:
         """Compute the fraction of the k nearest neighbours that have the query's token, fp32 [Q].
 
         Args:
-            queries: which of those of validation.
+            queries: indices into the validation queries.
         """
         assert self._index is not None, "prepare_validation comes first"
         queries = queries.to(self.device)
@@ -210,7 +210,7 @@ class ContrastSampler:
         return matches.float().mean(dim=1)
 
     def measure(self, adapter: Any, k: int) -> float:
-        """Compute the mean precision of all queries with an adapter as it is now."""
+        """Compute the mean precision of all queries with an adapter in its current state."""
         self.prepare_validation(adapter)
         numbers = torch.arange(len(self.query_values)).split(QUERIES)
         return float(torch.cat([self.precision(adapter, block, k) for block in numbers]).mean())

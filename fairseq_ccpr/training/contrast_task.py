@@ -15,7 +15,7 @@ from fairseq_ccpr.training.cpu_autocast import CpuAutocast
 
 @dataclass
 class ContrastTaskConfig(FairseqDataclass):
-    """Options of other parts of fairseq that the tasks read; their own are `data` at least."""
+    """Options of other parts of fairseq that the tasks read; their own include at least `data`."""
 
     seed: int = II("common.seed")
     cpu: bool = II("common.cpu")
@@ -29,7 +29,7 @@ class ContrastTask(CpuAutocast, FairseqTask):
     """A task that validates by retrieval accuracy, and has no dictionaries.
 
     Raises:
-        ConfigurationError: fairseq would keep the checkpoint that is best by something else.
+        ConfigurationError: fairseq would select the best checkpoint by another measure.
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -42,7 +42,7 @@ class ContrastTask(CpuAutocast, FairseqTask):
             )
 
     def max_positions(self) -> None:
-        """Return None: the data sets leave out what is too long."""
+        """Return None: the data sets leave out examples that are too long."""
         return None
 
     @property

@@ -10,7 +10,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 
 class CpuAutocast:
-    """Mix into a fairseq task, before its base: steps of a model that is on the CPU run under bf16 autocast."""
+    """Mixin for a fairseq task, listed before its base: steps of a model on the CPU run under bf16 autocast."""
 
     def train_step(self, sample: Any, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch under autocast."""
@@ -24,7 +24,7 @@ class CpuAutocast:
 
 
 def cpu_autocast(model: torch.nn.Module) -> torch.autocast:
-    """Make bf16 autocast for a model on the CPU; elsewhere it changes nothing."""
+    """Return a bf16 autocast context for a model on the CPU; on other devices it has no effect."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     return torch.autocast("cpu", torch.bfloat16, enabled=on_cpu)
 

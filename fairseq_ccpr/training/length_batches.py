@@ -1,4 +1,4 @@
-"""Batches of sentence pairs of like length, shuffled each epoch, whose size counts every sentence."""
+"""Batches of sentence pairs of similar length, shuffled each epoch; their size counts every sentence."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fairseq_ccpr.training.sized_dataset import SizedDataset
 class LengthBatches(SizedDataset):
     """A data set of n examples that fairseq orders and batches again each epoch.
 
-    An example has sentences on two sides, and a batch is a table of subwords for each side, filled up with padding.
+    An example has sentences on two sides, and a batch is a padded table of subwords for each side.
 
     Attributes:
         counts: int64 [n, 2], sentences of each example on either side, at most.
         lengths: int64 [n, 2], subwords of the longest of them.
         seed: of the order.
-        epoch: from 1; what changes with it follows `set_epoch`.
+        epoch: from 1; `set_epoch` updates everything that depends on it.
     """
 
     counts: np.ndarray
@@ -37,7 +37,7 @@ class LengthBatches(SizedDataset):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Subwords of each example on its larger side, with padding, int64 [n]; fairseq leaves out what has too many."""
+        """Subwords of each example on its larger side, with padding, int64 [n]; fairseq leaves out examples with too many."""
         return (self.counts * self.lengths).max(axis=1)
 
     def size(self, index: int) -> int:
@@ -45,7 +45,7 @@ class LengthBatches(SizedDataset):
         return int((self.counts[index] * self.lengths[index]).max())
 
     def ordered_indices(self) -> np.ndarray:
-        """Order by length, which saves padding; ties at random, so that batches are not of one place in the text."""
+        """Order by length, which saves padding; break ties at random, so that batches mix places in the text."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
         return order[self.lengths.max(axis=1)[order].argsort(kind="stable")]
 
@@ -56,13 +56,13 @@ class LengthBatches(SizedDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Cut `indices` into batches, each as large as it may be.
+        """Cut `indices` into batches, each as large as allowed.
 
         Args:
             indices: int64, examples in order.
-            max_tokens: subwords on either side, with padding; an example that alone has more is alone in its batch.
+            max_tokens: subwords on either side, with padding; an example that exceeds this gets a batch of its own.
             max_sentences: examples.
-            required_batch_size_multiple: how many examples a batch has a multiple of, unless it has fewer.
+            required_batch_size_multiple: the number of examples in a batch is a multiple of this, unless it has fewer.
         """
         most = min(limit for limit in (max_tokens, max_sentences, len(indices)) if limit is not None)
         batches = []
@@ -90,7 +90,7 @@ class Mixture(LengthBatches, ConcatDataset):
         self.set_epoch(datasets[0].epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of every data set, and read their new sizes."""
+        """Set the epoch of every data set, and update the sizes."""
         super().set_epoch(epoch)
         self.counts = np.concatenate([dataset.counts for dataset in self.datasets])
         self.lengths = np.concatenate([dataset.lengths for dataset in self.datasets])

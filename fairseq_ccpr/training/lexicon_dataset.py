@@ -81,7 +81,7 @@ class LexiconDataset(SizedDataset):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """Remember the epoch, which order and examples depend on."""
+        """Store the epoch, which determines order and examples."""
         super().set_epoch(epoch)
         self.epoch = epoch
 
@@ -91,5 +91,5 @@ class LexiconDataset(SizedDataset):
         return False
 
     def ordered_indices(self) -> np.ndarray:
-        """Shuffle, so that each epoch puts other pairs together."""
+        """Shuffle, so that each epoch batches different pairs together."""
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self))

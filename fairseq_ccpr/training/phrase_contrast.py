@@ -26,7 +26,7 @@ from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
 
 logger = logging.getLogger(__name__)
 
-VALID_PHRASES = 8  # of a sentence pair, so that encoders trained on more or fewer are asked the same
+VALID_PHRASES = 8  # per sentence pair, so that encoders trained on more or fewer get the same validation
 INDEX_TOKENS = 8000  # in a batch that only encodes
 
 
@@ -69,7 +69,7 @@ class PhraseContrastTask(PhraseTask):
         )
 
     def load_dataset(self, split: str, **kwargs: Any) -> None:
-        """Load a split. Validation is the same however phrases are drawn for training."""
+        """Load a split. Validation does not depend on how phrases are drawn for training."""
         options = self.options
         if split != "train":  # translations in their own sentences, for CPR too
             options = replace(options, different_context_fraction=0.0, phrases_per_sentence=VALID_PHRASES)
@@ -86,7 +86,7 @@ class PhraseContrastTask(PhraseTask):
         self.datasets[split] = sets[0] if len(sets) == 1 else Mixture(sets)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return for a checkpoint the settings of the context encoder, and the rule of what it has learnt to be phrases."""
+        """Return the state for a checkpoint: the context encoder's settings, and the edge rule of its training phrases."""
         return super().state_dict() | {"edges": self.edges}
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
@@ -104,7 +104,7 @@ class PhraseContrastTask(PhraseTask):
         self.indexed = torch.cat(strings), torch.cat(contexts)
 
     def _samples(self, dataset: FairseqDataset) -> Any:
-        """Yield all of a data set in batches, where the model is."""
+        """Yield a whole data set in batches, on the model's device."""
         on_gpu = choose_device(self.cfg.cpu).type == "cuda"
         for batch in dataset.batch_by_size(dataset.ordered_indices(), max_tokens=INDEX_TOKENS):
             sample = dataset.collater([dataset[int(i)] for i in batch])
@@ -112,7 +112,7 @@ class PhraseContrastTask(PhraseTask):
                 yield utils.move_to_cuda(sample) if on_gpu else sample
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
-        """Log acc@1 with the loss: `accuracy` demands the very entry, `string_accuracy` its string."""
+        """Log acc@1 with the loss: `accuracy` requires the exact entry, `string_accuracy` only its string."""
         loss, count, logged = super().valid_step(sample, model, criterion)
         source, target = sample["source"], sample["target"]
         with torch.no_grad(), cpu_autocast(model):

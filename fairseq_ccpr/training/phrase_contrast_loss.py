@@ -1,4 +1,4 @@
-"""The losses of CCPR: which phrase translates which, and what is a phrase. Pure tensor maths.
+"""The losses of CCPR: which phrase translates which, and which spans are phrases. Pure tensor maths.
 
 Letters: K phrase pairs, C candidates, o width of a phrase vector.
 """
@@ -14,8 +14,8 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
 
     Args:
         sources, targets: vectors, [K, o] and [C, o], C at least K; swapped, they give L_{y->x}.
-        scale: what inner products are multiplied by, 1 / temperature.
-        excluded: bool [K, C], targets that are no negatives of a source. The diagonal is ignored.
+        scale: factor for inner products, 1 / temperature.
+        excluded: bool [K, C], targets that are not negatives of a source. The diagonal is ignored.
 
     Returns:
         [K], fp32, or fp64 where that was given.
@@ -32,14 +32,14 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
 
 
 def equal_candidates(strings: Tensor, contexts: Tensor, any_context: bool = False) -> Tensor:
-    """Mark the candidates that are the same phrase as one another, and so no negatives, bool [K, K].
+    """Mark the candidates that are the same phrase as each other, and so are not negatives, bool [K, K].
 
     The same string in another context is another phrase: telling the two apart is what CCPR learns.
 
     Args:
         strings: int64 [K], equal where the strings are.
         contexts: int64 [K], equal where the sentences are.
-        any_context: take equal strings for equal in any context, an ablation.
+        any_context: treat equal strings as equal in any context, an ablation.
     """
     same = strings.unsqueeze(0) == strings.unsqueeze(1)
     return same if any_context else same & (contexts.unsqueeze(0) == contexts.unsqueeze(1))

@@ -75,7 +75,7 @@ class PhraseLexiconTask(PhraseTask):
             self.trained_on = sorted({lexicon.manifest.language_pair for lexicon in lexicons})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return for a checkpoint the settings of the context encoder, and what it was trained on."""
+        """Return the state for a checkpoint: the settings of the context encoder, and the data it was trained on."""
         return super().state_dict() | {"trained_on": self.trained_on, "marked": self.cfg.mark_phrases}
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
@@ -84,13 +84,13 @@ class PhraseLexiconTask(PhraseTask):
         model.follow()
 
     def begin_valid_epoch(self, epoch: int, model: XprEncoder) -> None:
-        """Encode all phrases of the valid part, and see which find a translation."""
+        """Encode all phrases of the valid part, and determine which find a translation."""
         model.eval()
         with cpu_autocast(model):
             self.right = torch.cat([self._search(model, lexicon) for lexicon in self.dataset("valid").lexicons], dim=1)
 
     def _search(self, model: XprEncoder, lexicon: Lexicon) -> Tensor:
-        """Tell whether the phrases of each pair find a translation, bool [2, pairs]."""
+        """Check whether the phrases of each pair find a translation, bool [2, pairs]."""
         pairs = torch.from_numpy(lexicon.pairs.astype("int64")).to(next(model.parameters()).device)
 
         def encode(tokens: Tensor, spans: Tensor) -> Tensor:

@@ -50,12 +50,12 @@ class PhraseQueriesTask(ContrastTask):
     Validation measures for how many held-out phrases the head's vector is nearest, in its batch, to the phrase encoder's.
 
     Attributes:
-        teacher: the phrase encoder, which is not trained.
-        context: the encoder of the translation model, which is not trained either.
+        teacher: the frozen phrase encoder.
+        context: the frozen encoder of the translation model.
 
     Raises:
         ConfigurationError: an option is missing, or the translation model has other subwords than SentencePiece's.
-        CheckpointError: a checkpoint is missing, or one of something else.
+        CheckpointError: a checkpoint is missing, or of another kind.
     """
 
     def __init__(self, cfg: PhraseQueriesConfig) -> None:
@@ -120,7 +120,7 @@ class PhraseQueriesTask(ContrastTask):
         self.datasets[split] = QueryTexts(texts, *tokenizers, limits, MOST_WORDS)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return for a checkpoint what the head was made for."""
+        """Return the state for a checkpoint: the models that the head was trained for."""
         return self._made_for
 
     @cached_property
@@ -132,7 +132,7 @@ class PhraseQueriesTask(ContrastTask):
 
     @torch.no_grad()
     def teach(self, sample: dict[str, Any], least: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute what the phrase encoder says: P(phrase) of the spans, fp32 [C], and vectors of those above `least`."""
+        """Compute the phrase encoder's outputs: P(phrase) of the spans, fp32 [C], and vectors of those above `least`."""
         teacher = self.teacher.to(sample["tokens"].device)
         states = teacher.states(sample["teacher_tokens"])
         spans = sample["teacher_spans"]

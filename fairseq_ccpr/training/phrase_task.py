@@ -19,7 +19,7 @@ from fairseq_ccpr.training.contrast_task import ContrastTask, ContrastTaskConfig
 
 @dataclass
 class PhraseTaskConfig(ContrastTaskConfig):
-    """Options of other parts of fairseq that the tasks read; their own are `data` and `max_subwords` at least."""
+    """Options of other parts of fairseq that the tasks read; their own include at least `data` and `max_subwords`."""
 
     encoder: str = II("model.encoder")
 
@@ -41,7 +41,7 @@ class PhraseTask(ContrastTask):
         self.context_settings: dict[str, Any] = {}
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build the model, and save to `--save-dir` what its checkpoints need beside their weights."""
+        """Build the model, and save to `--save-dir` the files that its checkpoints need besides their weights."""
         model = super().build_model(cfg, from_checkpoint)
         context: ContextEncoder = model.context
         if self.cfg.max_subwords > context.max_positions:
@@ -61,11 +61,11 @@ class PhraseTask(ContrastTask):
         return False
 
     def open_folders(self, split: str, kind: Any) -> Iterator[Any]:
-        """Open each folder's part of a name, checked in full, since all of it is about to be read.
+        """Open each folder's part of this name, checked in full, since all of it is about to be read.
 
         Args:
-            split: the part; of validation, those that are there.
-            kind: what opens one.
+            split: the part; for validation, folders without one are skipped.
+            kind: opens one.
         """
         folders = [Path(folder) / split for folder in utils.split_paths(self.cfg.data)]
         if split != "train" and any(folder.is_dir() for folder in folders):
@@ -77,12 +77,12 @@ class PhraseTask(ContrastTask):
 
 
 def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, origin: str) -> None:
-    """Write a tokenizer to the folder of the checkpoints, unless those that are there have it.
+    """Write a tokenizer to the folder of the checkpoints, unless the existing ones already have it.
 
     Args:
-        tokenizer: what their models read.
+        tokenizer: the one that their models read with.
         folder: `--save-dir`.
-        origin: where the tokenizer is from.
+        origin: where the tokenizer comes from.
 
     Raises:
         ConfigurationError: they have another.

@@ -34,7 +34,7 @@ class QueryDistillation(FairseqCriterion):
     """L = w (1 - cos(q, h)) + KL(p_h || p_q) + BCE(P(phrase)), means over phrases and spans.
 
     q is the head's vector of a phrase and h the phrase encoder's; p_h and p_q are softmaxes of h and q against the vectors h
-    of the batch's phrases: what a query finds depends on the differences, not on the cosine alone.
+    of the batch's phrases: the results of a query depend on the differences, not on the cosine alone.
     """
 
     def __init__(self, cfg: QueryDistillationConfig, task: Any) -> None:
@@ -42,14 +42,14 @@ class QueryDistillation(FairseqCriterion):
         self.cfg, self.task = cfg, task
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss summed over sentences, their number, and what is logged."""
+        """Compute the loss summed over sentences, their number, and the values to log."""
         probabilities, taught = self.task.teach(sample, LEAST_PROBABILITY)
         are_phrases = probabilities > LEAST_PROBABILITY
         vectors, logits = model(sample["tokens"], sample["spans"][are_phrases], sample["spans"])
         with torch.autocast(vectors.device.type, enabled=False):
             vectors = vectors.float()
             cosines = (vectors * taught).sum(dim=1)
-            order = torch.randperm if model.training else torch.arange  # validation asks the same each time
+            order = torch.randperm if model.training else torch.arange  # validation compares the same phrases each time
             some = order(len(taught), device=taught.device)[:MOST_COMPARED]
             wanted, found = (one[some] @ taught[some].T / self.cfg.query_temperature for one in (taught, vectors))
             apart = functional.kl_div(
@@ -79,5 +79,5 @@ class QueryDistillation(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return True: all that is logged are sums."""
+        """Return True: all logged values are sums."""
         return True

@@ -22,10 +22,10 @@ class Sides(NamedTuple):
 
 
 class QueryTexts(SizedDataset):
-    """Sentences whose spans of words the phrase encoder judges, and the head is to judge alike.
+    """Sentences whose spans of words the phrase encoder judges, and the head should judge in the same way.
 
     Args:
-        texts: the sentences; those that have no word or too many subwords are left out.
+        texts: the sentences; those without words or with too many subwords are left out.
         teacher, head: tokenizers.
         limits: most subwords that each takes.
         most_words: of a span.

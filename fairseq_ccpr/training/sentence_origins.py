@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 SOURCE_NUMBERS = 8  # r, that stand for a source
-# Differences of these numbers, in standard deviations, up to which sources are the same. What batches change, and the keys'
-# fp16, is a fiftieth of it where the model computes in fp32, a third where it does in fp16; sources that differ in one short
-# word are farther apart than that, and where they are not, so much the better that neither gives the other negatives.
+# Differences of these numbers, in standard deviations, up to which sources count as the same. Batching and the keys' fp16
+# cause a fiftieth of it if the model computes in fp32, a third if it computes in fp16. Sources that differ in one short word
+# are farther apart; if they are not, it is just as well that neither gives the other negatives.
 SAME_SOURCE = 0.03
 BLOCK_ROWS = 1 << 20
 BLOCK_SENTENCES = 1 << 14
@@ -19,7 +19,7 @@ BLOCK_SENTENCES = 1 << 14
 
 @dataclass(frozen=True)
 class Origins:
-    """What tells whether sentences repeat each other, in any shape.
+    """Marks that show whether sentences repeat each other, in any shape.
 
     Attributes:
         groups: int64 [...], the same number where all target tokens are the same; -1: no group of the datastore.
@@ -46,8 +46,8 @@ class Origins:
 class SentenceOrigins:
     """The origins of a datastore's sentences.
 
-    A datastore does not hold the source. But the decoder's state at the first position has seen nothing else, so it is the
-    same for the same source; a few random projections of it stand for it.
+    A datastore does not hold the source. But the decoder's state at the first position depends only on the source, so equal
+    sources give equal states; a few random projections of that state represent the source.
 
     Args:
         keys: fp16 [N, d], the decoder's own states, whole sentences one after the other; may be memory-mapped.
@@ -66,7 +66,7 @@ class SentenceOrigins:
         self.origins = Origins(torch.from_numpy(groups), self._scale(sources))
 
     def of_rows(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, rows: np.ndarray) -> Origins:
-        """Tell the origins of some rows of another datastore, by the same marks.
+        """Determine the origins of some rows of another datastore, by the same marks.
 
         Args:
             keys, values, sentences: of the other datastore.
@@ -109,7 +109,7 @@ def hash_sentences(values: np.ndarray, sentences: np.ndarray) -> np.ndarray:
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """Scatter uint64 numbers over all of uint64, each to one of its own: the finaliser of SplitMix64."""
+    """Scatter uint64 numbers over all of uint64, one to one: the finaliser of SplitMix64."""
     mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

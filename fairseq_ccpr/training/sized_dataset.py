@@ -1,4 +1,4 @@
-"""The base of data sets: the sizes of examples, of which fairseq makes batches."""
+"""The base of data sets: the sizes of examples, from which fairseq makes batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SizedDataset(FairseqDataset):
         return 1
 
     def num_tokens(self, index: int) -> int:
-        """Count the same for `--max-tokens` as for the limits on sizes."""
+        """Return the same count for `--max-tokens` as for the limits on sizes."""
         return self.size(index)
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:

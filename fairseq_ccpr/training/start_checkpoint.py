@@ -1,4 +1,4 @@
-"""The start of a training as the first checkpoint that may be the best, which fairseq itself does not measure."""
+"""The untrained model as the first candidate for the best checkpoint, which fairseq itself does not measure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEST = "checkpoint_best.pt"
 
 
 def has_best() -> bool:
-    """Tell whether a checkpoint of this training was measured, in this process or in the one that it resumes."""
+    """Check whether a checkpoint of this training was measured, in this process or in the one that it resumes."""
     return hasattr(save_checkpoint, "best")
 
 

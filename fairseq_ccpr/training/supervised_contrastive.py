@@ -46,7 +46,7 @@ def supervised_contrastive_loss(anchors: Tensor, positives: Tensor, negatives: T
 class SupervisedContrastiveConfig(FairseqDataclass):
     """Options of `--criterion supervised_contrastive`."""
 
-    # The paper has 0.01, with which retrieval comes out less precise here.
+    # The paper has 0.01, which makes retrieval less precise here.
     contrast_temperature: float = field(default=0.03, metadata={"help": "T' of the loss, by which cosines are divided"})
 
 
@@ -61,7 +61,7 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
         self.temperature = contrast_temperature
 
     def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss summed over the anchors, their number, and what is logged.
+        """Compute the loss summed over the anchors, their number, and the values to log.
 
         Args:
             sample: `keys` [B, 1 + M + N, d]: each anchor, its M positives, its N negatives; `positives`: M.
@@ -75,7 +75,7 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over anchors, and over the queries of validation."""
+        """Log means over anchors, and over the validation queries."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
         metrics.log_scalar("loss", sum(log.get("loss", 0) for log in logging_outputs) / max(count, 1), count, round=3)
         if any("precision" in log for log in logging_outputs):
@@ -85,5 +85,5 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return True: all that is logged are sums."""
+        """Return True: all logged values are sums."""
         return True

@@ -1,4 +1,4 @@
-"""Entries of a token datastore grouped by token: where CLKNN draws its positives and its negatives from."""
+"""Entries of a token datastore grouped by token: the source of CLKNN's positives and negatives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# So many members of a cluster, at most, make its centre: enough for a mean, and the work no longer grows with the store.
+# Members averaged for the centre of a cluster, at most: enough for a mean, and the work does not grow with the store.
 CENTRE_MEMBERS = 64
 BLOCK_ROWS = 1 << 14
 
@@ -18,8 +18,8 @@ Barred = Callable[[Tensor], Tensor]
 class TokenClusters:
     """The clusters C_v of the CLKNN paper. Entries are addressed by *slot*: their place when sorted by token and group.
 
-    The entries of a cluster that belong to one group are a *run*. Only tokens of at least two groups, which have the first
-    `anchors` slots, can be anchors: a copy of the anchor's own sentence is no other context.
+    The entries of a cluster that belong to one group are a *run*. Only tokens that occur in at least two groups, which have
+    the first `anchors` slots, can be anchors: a copy of the anchor's own sentence does not count as another context.
 
     Args:
         values: int [P], the token of each entry.
@@ -74,7 +74,7 @@ class TokenClusters:
         with replacement. Groups are equally likely, as are the members of each.
 
         Args:
-            clusters: int64 [B], those of the anchors; each has a run beside `own`.
+            clusters: int64 [B], those of the anchors; each has a run besides `own`.
             own: int64 [B], the run of the anchor's group, or -1.
 
         Returns:

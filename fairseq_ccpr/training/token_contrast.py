@@ -57,7 +57,7 @@ class TokenContrastConfig(ContrastTaskConfig):
 
 
 class NumberedDraws(SizedDataset):
-    """0 to `count` - 1, for fairseq to make batches of: what they stand for is drawn, or looked up, on the device."""
+    """0 to `count` - 1, for fairseq to batch: the data that they represent is drawn, or looked up, on the device."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class NumberedDraws(SizedDataset):
         return indices
 
     def collater(self, samples: list[int]) -> dict[str, Any]:
-        """Make a batch of numbers, which also says the first of them."""
+        """Make a batch of numbers, with the first of them in a separate field."""
         count = len(samples)
         if not count:
             return {}
@@ -105,7 +105,7 @@ class TokenContrastTask(ContrastTask):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return for a checkpoint which states it was trained on."""
+        """Return the state for a checkpoint: which states the model was trained on."""
         return self.trained_on
 
     @cached_property
@@ -118,7 +118,7 @@ class TokenContrastTask(ContrastTask):
         return ContrastSampler(store.keys, store.values, store.provenance[:, 0], self.settings, device, other_text)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build an adapter that starts as a PCA of the keys, where its widths let it."""
+        """Build an adapter that starts as a PCA of the keys, if its widths allow it."""
         adapter = super().build_model(cfg, from_checkpoint)
         if adapter.can_start_linear and not from_checkpoint:
             rows = self.datastore.keys[sample_rows(len(self.datastore.keys), most=START_ROWS)]
@@ -151,7 +151,7 @@ class TokenContrastTask(ContrastTask):
         return super().train_step(contrasts, model, criterion, optimizer, update_num, ignore_grad)
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Let the start of a training compete for the best checkpoint: keys never get worse by training."""
+        """Let the untrained adapter compete for the best checkpoint: training then never makes keys worse."""
         if has_best() or self.cfg.no_save or self.cfg.disable_validation:
             return
         adapter = _adapter(model)
@@ -163,7 +163,7 @@ class TokenContrastTask(ContrastTask):
         self.sampler.prepare_validation(_adapter(model))
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Any:
-        """Log the precision of retrieval with the loss."""
+        """Log the retrieval precision with the loss."""
         numbers, adapter = sample["numbers"], _adapter(model)
         model.eval()
         keys = self.sampler.draw_held_out(adapter, numbers)
@@ -185,7 +185,7 @@ def _raw(directory: str) -> TokenDatastore:
 
 
 def _states(datastore: TokenDatastore) -> dict[str, str]:
-    """Return which states its keys are."""
+    """Describe which states its keys are."""
     section = datastore.section
     return {"model": section.fingerprints["model"], "key_layer": section.key_layer}
 

@@ -37,7 +37,7 @@ class XpcoCriterion(FairseqCriterion):
         self.scale = 1 / cfg.contrast_temperature
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss summed over pairs, their number, and what is logged."""
+        """Compute the loss summed over pairs, their number, and the values to log."""
         count = sample["nsentences"]
         vectors, candidates = model(sample["tables"], 2 * count)
         sides = [all_gather_rows(side_vectors) for side_vectors in vectors.chunk(2)]
@@ -59,7 +59,7 @@ class XpcoCriterion(FairseqCriterion):
         if momentum is not None and model.training:
             momentum.enqueue((others[0].detach(), others[1].detach()), strings)
         logged = {
-            "loss": loss.detach() * count / len(strings),  # that of all processes: each logs its part of it
+            "loss": loss.detach() * count / len(strings),  # the loss covers all processes: each logs its part of it
             "ntokens": sample["ntokens"],
             "nsentences": count,
             "sample_size": count,
@@ -68,7 +68,7 @@ class XpcoCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log means over pairs, and over the queries of validation."""
+        """Log means over pairs, and over the validation queries."""
         count = sum(log.get("sample_size", 0) for log in logging_outputs)
         total = sum(float(log.get("loss", 0)) for log in logging_outputs)
         metrics.log_scalar("loss", total / max(count, 1), count, round=3)
@@ -78,15 +78,15 @@ class XpcoCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Return True: all that is logged are sums."""
+        """Return True: all logged values are sums."""
         return True
 
 
 def false_negatives(own: Tensor, candidates: Tensor) -> Tensor:
-    """Mark the candidates that are no negatives of a pair, since one of their strings is its own, bool [K, C].
+    """Mark the candidates that are not negatives of a pair, since they share a string with it, bool [K, C].
 
-    An equal string on the candidates' side is the right answer itself, one on the other side another translation. Where
-    language pairs are mixed, what is a source in one may be a target in another.
+    An equal string on the candidates' side is the right answer itself, one on the other side another translation. If
+    language pairs are mixed, a source in one may be a target in another.
 
     Args:
         own: int64 [K, 2], numbers of source and target string.

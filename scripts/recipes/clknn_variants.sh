@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the choices of CLKNN are worth on your domain: each variant of a table is built from the same raw keys, tuned on
-# valid and decoded with on test; then all are compared. Stop it at any moment; the same command goes on.
+# Measures the choices of CLKNN on your domain: each variant of a table is built from the same raw keys, tuned on
+# valid and decoded with on test; then all are compared. Stop it at any moment; the same command resumes.
 #
 #   scripts/recipes/clknn_variants.sh TABLE DATA_BIN MODEL RAW_DATASTORE OUTPUT_DIR [option of fairseq-generate ...]
 #

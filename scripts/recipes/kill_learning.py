@@ -1,4 +1,4 @@
-"""Kill processes that learn, forget and compact beside a copy of a datastore, and check that nothing is lost or half there.
+"""Kill processes that learn, forget and compact alongside a copy of a datastore, and check that nothing is lost or half done.
 
 python scripts/recipes/kill_learning.py DATASTORE [KILLS]
 

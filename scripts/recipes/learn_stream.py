@@ -1,4 +1,4 @@
-"""What a memory gains while a text is translated and corrected, sentence by sentence: translate, see the reference, learn it.
+"""The gain of a memory while a text is translated and corrected, sentence by sentence: translate, see reference, learn it.
 
 python scripts/recipes/learn_stream.py DATASTORE PAIRS.tsv [--most N] [--results FOLDER] [NAME=VALUE ...]
 

@@ -1,4 +1,4 @@
-"""How long a pair takes until it counts, and what decoding costs with so many pairs beside a datastore.
+"""How long a pair takes until it counts, and the cost of decoding with so many pairs alongside a datastore.
 
 python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNT ...]
 

@@ -1,4 +1,4 @@
-"""What the effort of a search takes and finds, for the queries of beam search.
+"""The cost and recall of search settings, for the queries of beam search.
 
 python scripts/recipes/search_effort.py MODEL DATASTORE SOURCE INDEX PARAMETERS [PARAMETERS ...]
 

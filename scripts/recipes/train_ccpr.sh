@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a CCPR phrase encoder: a small multilingual encoder, phrase pairs by word alignment, fairseq-train; on a GPU
-# where there is one, else on the CPU in bf16. Stop it at any moment; the same command goes on where it was.
+# where there is one, else on the CPU in bf16. Stop it at any moment; the same command resumes where it was.
 #
 #   scripts/recipes/train_ccpr.sh OUTPUT_DIR TRAIN_TSV [TRAIN_TSV ...] [-- option of fairseq-train ...]
 #

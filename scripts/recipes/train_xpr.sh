@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains an XPR phrase encoder: a small multilingual encoder, phrase pairs with example sentences, fairseq-train; on a GPU
-# where there is one, else on the CPU in bf16. Stop it at any moment; the same command goes on where it was.
+# where there is one, else on the CPU in bf16. Stop it at any moment; the same command resumes where it was.
 #
 #   scripts/recipes/train_xpr.sh OUTPUT_DIR LEXICON_DIR [LEXICON_DIR ...] [-- option of fairseq-train ...]
 #

@@ -47,7 +47,7 @@ class QueryScores:
         return self._above(self.gold, best - 2 * self.tie) & ~self.by_entry()
 
     def among_same_strings(self, count: int) -> np.ndarray:
-        """Tell whether the right entry is first where exactly `count` others, as far as there are, have its string.
+        """Tell whether the right entry is first when exactly `count` others, or as many as there are, have its string.
 
         Those are its `same_strings`; of the index only entries with other strings count.
         """

@@ -156,8 +156,8 @@ def load_system(word: str, device: torch.device, bf16: bool = False) -> PhraseSy
         bf16: whether a context encoder computes in bfloat16.
 
     Raises:
-        ConfigurationError: there is nothing of that name, or its package is not installed.
-        CheckpointError: what is there is no encoder.
+        ConfigurationError: nothing has that name, or its package is not installed.
+        CheckpointError: the path does not hold an encoder.
     """
     path = Path(word)
     if path.is_dir():

@@ -14,11 +14,11 @@ from fairseq_ccpr.evaluation.translation.significance import INTERVAL, p_value, 
 
 @dataclass
 class StoreResult:
-    """A datastore, and the counts of what was retrieved from it."""
+    """A datastore, and the counts of strings retrieved from it."""
 
     entries: int
     bytes_per_entry: dict[str, float]  # by part
-    phrases: int  # asked for
+    phrases: int  # queried
     too_long: int  # sentences longer than the encoder, which all share, reads
     counts: Counts
     held: np.ndarray  # int64 [M, 2, S], the counts for all its strings
@@ -45,7 +45,7 @@ def report(
     references_too_long: int,
     samples: int,
 ) -> RetrievedReport:
-    """Summarise what was retrieved from each datastore.
+    """Summarise the strings retrieved from each datastore.
 
     Args:
         results: by datastore, the first being the baseline.

@@ -30,7 +30,7 @@ class TypeSystem(Protocol):
 
     Attributes:
         fingerprint: of all that decides the vectors.
-        trained_on: language pairs whose phrase pairs it learnt from; None where that is not what it learnt from.
+        trained_on: language pairs whose phrase pairs it was trained on; None if it was trained on something else.
     """
 
     fingerprint: str
@@ -148,8 +148,8 @@ def load_type_system(
         bf16: whether a Transformer computes in bfloat16.
 
     Raises:
-        ConfigurationError: there is nothing of that name, no training pairs, or its package is not installed.
-        CheckpointError: what is there is no encoder.
+        ConfigurationError: nothing has that name, there are no training pairs, or its package is not installed.
+        CheckpointError: the path does not hold an encoder.
     """
     if word.startswith(ORTHOGONAL):
         if not train:

@@ -46,7 +46,7 @@ class CorpusText:
     Args:
         datastore: the entries of a sentence follow each other, token by token.
         to_text: from tokens of the target language to text.
-        learnt: what was learnt beside it, whose entries are numbered after its own.
+        learnt: the pairs learnt alongside it, whose entries are numbered after its own.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CorpusText:
         self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
 
     def place(self, entry: int) -> Place:
-        """Return the sentence that an entry of the datastore stands in, or that was learnt, and where."""
+        """Return the sentence that an entry belongs to, of the datastore or learnt, and its place there."""
         if (row := entry - self.datastore.section.size) >= 0:
             assert self.learnt is not None
             pair, position = self.learnt.place(row)

@@ -1,4 +1,4 @@
-"""Why translations came out as they did: what model and memories said of each token, as plain data.
+"""Explains translations: what the model and memories contributed to each token, as plain data.
 
 Places in text are counted in characters, ends exclusive; sentences of the datastore are kept once, in `Explanation.texts`.
 """
@@ -114,7 +114,7 @@ class SourcePhrase:
 
 @dataclass
 class SentenceExplanation:
-    """A sentence, its translations, and why that with retrieval came out as it did."""
+    """A sentence, its translations, and an explanation of the one with retrieval."""
 
     number: int
     source: str
@@ -130,7 +130,7 @@ class SentenceExplanation:
 
 @dataclass
 class Explanation:
-    """What the page shows."""
+    """The contents of the page."""
 
     subset: str  # of a data folder; empty for sentences given as text
     source_language: str
@@ -146,7 +146,7 @@ class Explanation:
     bleu_signature: str = ""
 
     def save(self, path: Path | str) -> None:
-        """Write the page, one HTML file that needs nothing else, under its final name only when it is complete.
+        """Write the page, one self-contained HTML file, under its final name only when it is complete.
 
         Raises:
             OSError: the file cannot be written.
@@ -170,7 +170,7 @@ class Texts:
         self.numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """Number a sentence; an equal one has its number already."""
+        """Number a sentence; equal sentences share a number."""
         return self.numbers.setdefault(text, len(self.numbers))
 
 

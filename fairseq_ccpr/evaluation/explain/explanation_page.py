@@ -1,4 +1,4 @@
-"""An explanation as one HTML page that needs nothing else: no network, no other file."""
+"""An explanation as one self-contained HTML page: no network, no other file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _read(name: str) -> str:
 
 
 STYLES = STYLE.read_text(encoding="utf-8") + _read("explanation.css")
-TOKENS = _read("explanation_token.js") + _read("explanation_tokens.js")  # what shows tokens, for other pages, too
+TOKENS = _read("explanation_token.js") + _read("explanation_tokens.js")  # displays tokens; other pages use it as well
 
 
 def as_page(explanation: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 
 
 def explain_subset(system: System, count: int, numbers: list[int] | None, most_neighbours: int) -> Explanation:
-    """Translate sentences of `--gen-subset` with fairseq's plain generator and with the retrieving one, and say why.
+    """Translate sentences of `--gen-subset` with fairseq's plain generator and the retrieving one, and explain the result.
 
     Args:
         system: a model with a datastore.
@@ -48,7 +48,7 @@ def explain_subset(system: System, count: int, numbers: list[int] | None, most_n
 
 
 def explain_sentences(system: System, sentences: list[str], most_neighbours: int) -> Explanation:
-    """Translate raw sentences in both ways, and say why.
+    """Translate raw sentences in both ways, and explain the result.
 
     Args:
         system: a model with a datastore.

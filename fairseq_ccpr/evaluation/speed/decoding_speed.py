@@ -39,7 +39,7 @@ class DecodingSpeed:
     tokens_per_second: float
     slowest: float  # tokens per second
     fastest: float
-    speed: float  # in parts of the base model's, beside it in the same repeat
+    speed: float  # as a fraction of the base model's, measured in the same repeat
     parts: dict[str, float]  # milliseconds per step by phase, from one more run that waits for the device after each
     floor: float  # milliseconds that exact search takes a step at least; 0 without search
     peak_bytes: int  # see `peak_bytes`

@@ -33,7 +33,7 @@ def machine_name(device: torch.device) -> str:
 
 
 def describe_run(device: torch.device) -> dict[str, str]:
-    """Describe what figures were measured with: the device, versions, the command line, and when."""
+    """Describe how figures were measured: the device, versions, the command line, and the time."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"device": machine_name(device), **versions(), "command": command, "date": date}
@@ -60,9 +60,9 @@ def versions() -> dict[str, str]:
 
 
 def start_peak(device: torch.device) -> None:
-    """Reset what `peak_bytes` knows of a GPU."""
+    """Reset the count of `peak_bytes` on a GPU."""
     if device.type == "cuda":
-        torch.cuda.init()  # there is nothing to forget before
+        torch.cuda.init()  # there is nothing to reset before
         torch.cuda.reset_peak_memory_stats(device)
 
 
@@ -81,7 +81,7 @@ def synchronise(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device does at best."""
+    """The peak speeds of a device."""
 
     bytes_per_second: float  # read or written
     operations_per_second: float  # additions and multiplications, in a product of matrices

@@ -1,4 +1,4 @@
-"""Speed of building and searching phrase datastores, and what they take on disk and in memory."""
+"""Speed of building and searching phrase datastores, and their size on disk and in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BuildingSpeed:
 class SearchSpeed:
     """Searches for one batch of queries, again and again."""
 
-    index: str  # as it was asked for
+    index: str  # as requested
     phrases: int
     queries_per_second: float  # median
     slowest: float  # queries per second

@@ -1,4 +1,4 @@
-"""What a datastore of any size needs: bytes on disk, in memory and on GPUs, and the least that a step can cost."""
+"""The needs of a datastore of any size: bytes on disk, in memory and on GPUs, and the least cost of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAST_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Need:
-    """What one way to search takes, in bytes, and in seconds per step at least; None: not used, or not known.
+    """The cost of one way to search: bytes, and the least seconds per step; None: not used, or not known.
 
     Attributes:
         index: as `--index` has it.
@@ -137,7 +137,7 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
 
 
 def describe_room(folder: Path) -> str:
-    """Describe what this machine has: space on the disk of a folder, memory, and the memory of its GPUs."""
+    """Describe this machine: space on the disk of a folder, memory, and the memory of its GPUs."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     gpus = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
     devices = f"GPUs of {', '.join(f'{size / 1e9:,.0f} GB' for size in gpus)}" if gpus else "no GPU"

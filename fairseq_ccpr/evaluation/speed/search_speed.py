@@ -27,7 +27,7 @@ class SearchCost:
     """Searches for one batch of queries, again and again."""
 
     store: str  # the datastore around whose keys the searched ones lie
-    index: str  # as it was asked for
+    index: str  # as requested
     keys: int
     dimension: int
     queries: int
@@ -37,7 +37,7 @@ class SearchCost:
     slowest: float
     floor: float  # milliseconds that exact search takes at least
     recall: float  # see `search.recall`
-    bytes_per_key: float  # of what is searched, beside the keys where it is a file
+    bytes_per_key: float  # of the searched data, besides the keys where it is a file
     build_seconds: float
     peak_bytes: int  # see `peak_bytes`
 

@@ -1,4 +1,4 @@
-"""Decoding a test set with several systems in one run: what each writes, and how fast."""
+"""Decoding a test set with several systems in one run: the output and speed of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairseq_ccpr.inference import system as inference
 
 @dataclass
 class SystemOutput:
-    """What one system wrote, by sentence id, and how long it took."""
+    """The output of one system, by sentence id, and how long it took."""
 
     hypotheses: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -74,7 +74,7 @@ def decode(
 ) -> Decodings:
     """Decode the subset, or some batches of it, with every generator.
 
-    They take turns batch by batch, so that whatever else the machine is doing falls on all alike.
+    They take turns batch by batch, so that other load on the machine affects all of them equally.
 
     Args:
         cfg: the configuration of a fairseq-generate.

@@ -83,7 +83,7 @@ def with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
 
 
 def _learned_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> PhraseVotes:
-    """Learn how much each phrase counts, beside the token memory's settings."""
+    """Learn how much each phrase counts, alongside the token memory's settings."""
     assert ensemble.phrases is not None
     settings = ensemble.tokens.settings if ensemble.tokens is not None else None
     of_texts = [
@@ -94,7 +94,7 @@ def _learned_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> PhraseV
 
 
 def is_small(text: HeldOut) -> bool:
-    """Tell whether a text has too few tokens for a hidden layer."""
+    """Check whether a text has too few tokens for a hidden layer."""
     return len(text.targets) < LEAST_TOKENS
 
 

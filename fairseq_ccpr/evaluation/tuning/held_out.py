@@ -1,4 +1,4 @@
-"""What a teacher-forced pass over held-out sentences leaves behind: enough to score any setting, and to learn trust."""
+"""The record of a teacher-forced pass over held-out sentences: enough to score any setting, and to learn trust."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class CachedView(NamedTuple):
 
 @dataclass
 class TokenCache:
-    """What the token memory found: a row for each of N reference tokens.
+    """The token memory's results: a row for each of N reference tokens.
 
     Args:
-        memory: it; its settings do not count.
+        memory: the token memory; its settings do not count.
         targets: int64 [N], the reference tokens.
         neighbours: [N, K], nearest first.
-        model: what the model says of them.
-        course: how the references go, up to each token.
+        model: the model's probabilities for them.
+        course: the references up to each token.
     """
 
     memory: TokenMemory
@@ -70,7 +70,7 @@ class TokenCache:
         return target_log_probabilities(self.neighbours.scores, self.matches(), temperature)
 
     def matches(self) -> Tensor:
-        """Tell which neighbours there are and name the reference token, bool [N, K]."""
+        """Mark the neighbours that exist and have the reference token, bool [N, K]."""
         return (self.neighbours.values == self.targets.unsqueeze(1)) & (self.neighbours.ids >= 0)
 
     def weight(self, settings: TokenRetrievalSettings) -> Tensor:
@@ -102,7 +102,7 @@ class PhraseRows(NamedTuple):
 
 @dataclass
 class PhraseCache:
-    """What the phrase memory proposed in some batches of the pass."""
+    """The phrase memory's proposals in some batches of the pass."""
 
     batches: list[PhraseRows] = field(default_factory=list)
 
@@ -140,7 +140,7 @@ class HeldOut:
 def force_decode_text(
     name: str, samples: list[Any], ensemble: RetrievalEnsemble, k: int, most: int = TOKENS, quiet: bool = False
 ) -> HeldOut:
-    """Force-decode batches of held-out sentences, keeping what model, k nearest neighbours and phrases say.
+    """Force-decode batches of held-out sentences, keeping the outputs of model, k nearest neighbours and phrases.
 
     Args:
         name: of the text.

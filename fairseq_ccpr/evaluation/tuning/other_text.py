@@ -37,12 +37,12 @@ class OtherText:
 
     @property
     def place(self) -> tuple[Path, str]:
-        """What is the same for the same text, however its folder is named."""
+        """An identifier of the text that does not depend on the name of its folder."""
         return self.data_bin.resolve(), self.subset
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         return f"{self.data_bin}:{self.subset}"
 
     def samples(self, system: System) -> list[Any]:
@@ -58,7 +58,7 @@ class OtherText:
         return list(batches(cfg, task, system.models))
 
     def check(self, system: System) -> None:
-        """See that it can be read, before anything long begins.
+        """Check that it can be read, before any long work begins.
 
         Raises:
             ConfigurationError: as `samples`.
@@ -88,7 +88,7 @@ class OtherText:
 
 
 def other_texts(words: list[str], home: OtherText) -> list[OtherText]:
-    """Read what `--also` names, each text once; without the held-out text, which is of no other domain."""
+    """Read the texts that `--also` names, each once; skip the held-out text, which is not of another domain."""
     texts = {home.place: home}
     for text in map(OtherText.parse, words):
         if text.place in texts:

@@ -23,7 +23,7 @@ LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
 EVERY = 20  # updates, after which the sentences held out are scored
 HELD_OUT = 5  # one sentence in so many is not trained on, but chooses when to stop
 WITHOUT, WITH = "without trust", "with trust"
-HARM = 0.5  # weight of what a token of another domain loses, beside the likelihood of its text
+HARM = 0.5  # weight of the loss of tokens of other domains, besides the likelihood of their text
 
 
 class Rows(NamedTuple):

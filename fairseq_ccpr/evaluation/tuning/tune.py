@@ -45,9 +45,9 @@ class Tuned:
     best: Candidate
     helps: bool  # whether it is better than the model alone; if not, the interpolation weights are 0
     left_out: PhraseSettings | None  # of phrases, with weight 0, where the tokens alone are best
-    scores: dict[str, TranslationScores]  # by name of the system, the base among them; of a sample of the subset
+    scores: dict[str, TranslationScores]  # by name of the system, including the base; on a sample of the subset
     token_grid: dict[TokenRetrievalSettings, float]  # empty without a token memory
-    phrase_grid: dict[PhraseSettings, float]  # beside the best of the token grid; empty without a phrase memory
+    phrase_grid: dict[PhraseSettings, float]  # alongside the best of the token grid; empty without a phrase memory
     seconds: float  # of everything
     base_seconds: float  # of decoding the whole subset without retrieval
     decoded: float  # how often the subset was decoded, all systems together

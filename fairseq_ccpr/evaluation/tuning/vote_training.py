@@ -19,13 +19,13 @@ UPDATES, TOKENS = 240, 512  # of one batch of each text in an update
 LEARNING_RATE, DECAY, EVERY = 0.05, 0.6, 60  # the rate falls by this factor after so many updates
 HELD_OUT = 5  # one sentence in so many is not trained on, but judges
 # Weight of what a token loses against the system without phrases. References are kinder than the hypotheses of beam search,
-# after which what continues is right less often.
+# after which a phrase's continuation is right less often.
 HARM = 1.0
 
 
 @dataclass(frozen=True)
 class VotingText:
-    """A text to learn from: its phrases, and what the references have without them."""
+    """A text to learn from: its phrases, and the probabilities of its references without them."""
 
     cache: PhraseCache
     sentences: Tensor  # int64 [N], the number of each token's sentence

@@ -1,4 +1,4 @@
-"""What systems are worth on a text: what references gain and lose against the model alone, and what each memory weighs."""
+"""The worth of systems on a text: what references gain and lose against the model alone, and the weight of each memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Worth(NamedTuple):
 
 
 class TextWorth(NamedTuple):
-    """What systems are worth on a text."""
+    """The worth of systems on a text."""
 
     model: float  # mean log p_NMT of its references
     systems: dict[str, Worth]  # by name

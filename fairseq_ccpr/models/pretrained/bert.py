@@ -29,7 +29,7 @@ LAYER = {
 
 @dataclass(frozen=True)
 class BertShape:
-    """The settings of a BERT or XLM-R that its weights do not tell."""
+    """The settings of a BERT or XLM-R that its weights do not reveal."""
 
     layers: int
     heads: int

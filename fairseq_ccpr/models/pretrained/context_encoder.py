@@ -22,9 +22,9 @@ from fairseq_ccpr.text.tokenizers import load_tokenizer
 
 WEIGHTS = "model.pt"
 TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its Transformer
-HEAD = "encoder.lm_head."  # and where it predicts masked subwords, which nothing here does
+HEAD = "encoder.lm_head."  # and its head for masked subwords, which is not used here
 MARKERS = 2  # <s> and </s>
-# What a checkpoint says of its model, besides `layer_norm_eps`, which fairseq's own loaders pass over.
+# Settings that a checkpoint records of its model, besides `layer_norm_eps`, which fairseq's own loaders ignore.
 SETTINGS = (
     "encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions",
     "activation_fn", "encoder_normalize_before", "layernorm_embedding", "no_scale_embedding", "encoder_learned_pos",
@@ -39,10 +39,10 @@ class ContextEncoder(nn.Module):
     Its directory is one of fairseq's `xlmr.*`: model.pt, dict.txt, and the tokenizer's file.
 
     Args:
-        arguments: its settings, by fairseq's names (`SETTINGS`); those missing are RoBERTa's.
+        arguments: its settings, by fairseq's names (`SETTINGS`); missing ones default to RoBERTa's.
         tokenizer: its dictionary is that of the embeddings.
         weights: by fairseq's names, those of old checkpoints included, with or without the head.
-        bf16: whether to compute the states in bfloat16, whatever the weights are in.
+        bf16: whether to compute the states in bfloat16, whatever the dtype of the weights.
 
     Raises:
         RuntimeError: weights of other names or shapes.
@@ -91,7 +91,7 @@ class ContextEncoder(nn.Module):
             tokens: int64 [B, L], with both markers; `collate` makes them. L is at most `max_positions` + 2.
 
         Returns:
-            [B, L, H], in the weights' dtype, or in what autocast makes of it; fp32 with `bf16`.
+            [B, L, H], in the weights' dtype, or the one autocast chooses; fp32 with `bf16`.
 
         Raises:
             ConfigurationError: no such layer, or L is too large.
@@ -129,7 +129,7 @@ class ContextEncoder(nn.Module):
         return [layer_states[layer].transpose(0, 1) for layer in layers]
 
     def fingerprint(self) -> str:
-        """Digest all that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
+        """Digest everything that decides the states of a text: weights rounded to fp16, settings, dictionary, tokenizer."""
         settings = [f"{name}={value}" for name, value in sorted(vars(self.arguments).items()) if "dropout" not in name]
         parts = [fingerprint.of_parameters(self.transformer.named_parameters()), self.tokenizer.content.hex()]
         return fingerprint.of_strings([*parts, *settings, *self.tokenizer.symbols])
@@ -144,7 +144,7 @@ class ContextEncoder(nn.Module):
             bf16: whether it computes in bfloat16.
 
         Raises:
-            CheckpointError: no such directory, one that lacks a file, or the weights of something else.
+            CheckpointError: no such directory, a missing file, or weights of another kind of model.
         """
         tokenizer = load_tokenizer(directory)
         path = directory / WEIGHTS
@@ -170,10 +170,10 @@ class ContextEncoder(nn.Module):
 
         Args:
             directory: it appears when it is complete.
-            half: weights in fp16, the half of the space; `load` makes fp32 of them.
+            half: weights in fp16, half the space; `load` converts them to fp32.
 
         Raises:
-            CheckpointError: `directory` is there and not empty, or a weight is beyond fp16.
+            CheckpointError: `directory` exists and is not empty, or a weight is beyond fp16.
         """
         check_empty(directory)
         weights = {TRANSFORMER + name: tensor.detach().cpu() for name, tensor in self.transformer.state_dict().items()}
@@ -215,7 +215,7 @@ def check_empty(directory: Path) -> None:
 
 
 def _checkpoint(arguments: Namespace, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Make a checkpoint in the format of fairseq's trainer, without what only training needs."""
+    """Make a checkpoint in the format of fairseq's trainer, without the parts that only training needs."""
     history = {"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "num_updates": 0}
     history["lr_scheduler_state"] = {}
     task = {"task": "masked_lm", "data": ".", "tokens_per_sample": arguments.max_positions, "criterion": "masked_lm"}

@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a folder, by name. Nothing that a pickle asks for is run: torch's weights_only is on.
+    """Read all tensors of a folder, by name. No code in a pickle is run: torch's weights_only is on.
 
     Raises:
         CheckpointError: there are none, a file of them is missing or damaged, or would run code.
@@ -55,7 +55,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_whole(folder: Path, kind: str) -> None:
-    """Check that all files are there which the index of a sharded model names."""
+    """Check that all files listed in the index of a sharded model exist."""
     for index in folder.glob(f"{kind}.index.json"):
         named = read_json(index).get("weight_map")
         for name in sorted(set(named.values())) if isinstance(named, dict) else ():

