@@ -92,9 +92,7 @@ class PhraseBuildSettings:
                 "fairseq-ccpr merge, and run this command on the result with --store and without --num-shards"
             )
         if self.collection is not None and self.store is None:
-            raise ConfigurationError(
-                f"--collection {self.collection} names one of Milvus: say with --store where that runs"
-            )
+            raise ConfigurationError(f"--collection {self.collection} needs --store, which says where Milvus runs")
         for path in self.text:
             if not path.is_file():
                 raise ConfigurationError(f"there is no text {path}: give files of one sentence per line")

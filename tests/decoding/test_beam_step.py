@@ -72,8 +72,8 @@ def make_ensemble(
     sentence = [*found, *(Found([4], 1, 0.8 - lane / 100, [5]) for lane in range(lanes - 2))]
     sentences = [sentence if not number % 2 else [] for number in range(batch)]
     candidates: Any = SimpleNamespace(
-        start=lambda sources, learnt=None: lambda: [None] * batch, table=lambda found: make_table(sentences),
-        retriever=SimpleNamespace(index=SimpleNamespace(remote=False)), checked=True,
+        start=lambda sources, *_: lambda: [None] * batch, table=lambda found: make_table(sentences),
+        retriever=SimpleNamespace(index=SimpleNamespace(remote=False), finder=SimpleNamespace(reads=None)), checked=True,
     )  # fmt: skip
     phrases = PhraseMemory(candidates, PhraseSettings(), PhraseVotes().requires_grad_(False), device)
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")

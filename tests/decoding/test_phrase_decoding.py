@@ -85,7 +85,7 @@ def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) ->
     spans = np.array(places, np.int32).reshape(-1, 3)
     store = SimpleNamespace(spans=spans, sentence=texts.__getitem__, phrase=phrase)
 
-    def start(self: PhraseRetriever, sources: list[str], learnt: None) -> Callable[[], RetrievedEntries]:
+    def start(self: PhraseRetriever, sources: list[str], *_: None) -> Callable[[], RetrievedEntries]:
         self.datastore = store
         found = [np.flatnonzero(store.spans[:, 0] == choose(source)) for source in sources]
         spans = np.zeros((sum(map(len, found)), 3), np.int32)
@@ -219,9 +219,9 @@ def test_one_retrieval_a_sentence(decode: Callable, phrases: list[object]) -> No
     asked: list[str] = []
     start = PhraseRetriever.start
 
-    def watched(self: PhraseRetriever, texts: list[str], learnt: None) -> Callable[[], RetrievedEntries]:
+    def watched(self: PhraseRetriever, texts: list[str], *_: None) -> Callable[[], RetrievedEntries]:
         asked.extend(texts)
-        return start(self, texts, learnt)
+        return start(self, texts)
 
     with patch.object(PhraseRetriever, "start", watched):
         decode(*phrases, "--batch-size", 8)
@@ -267,7 +267,7 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
             raise ZeroDivisionError
 
     candidates: Any = SimpleNamespace(
-        start=lambda sources, learnt: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
+        start=lambda sources, *_: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
     )
     memory = PhraseMemory(candidates, PhraseSettings(), PhraseVotes(), torch.device("cpu"))
     (gc.enable if enabled else gc.disable)()

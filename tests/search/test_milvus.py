@@ -415,7 +415,7 @@ def test_bad_options_are_refused_before_any_work(ccpr: Ccpr, text: Path, local: 
     refused(fails("--store", tmp_path / "phrases"), "neither a server, .* nor a file that ends in .db")
     refused(fails("--store", tmp_path / "no/p.db"), "there is no folder .*no")
     refused(fails("--store", tmp_path / "p.db", "--collection", "a-b"), "--collection is 'a-b'")
-    refused(fails("--collection", "a"), "say with --store where that is")
+    refused(fails("--collection", "a"), "--collection a needs --store, which says where")
     refused(fails("--store", tmp_path / "p.db", "--store-timeout", 0), "--store-timeout is 0")
     refused(fails("--store", tmp_path / "p.db", "--index", "IVF16,Flat"), "not one of Milvus: give exact, or")
     refused(fails("--store", tmp_path / "p.db", "--index-parameters", "ef"), "--index-parameters are 'ef'")

@@ -437,7 +437,7 @@ def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
     subwords = DecoderSubwords(None, spm(), target)
     one = RetrievedEntries(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
     nothing: Any = SimpleNamespace(
-        start=lambda texts, learnt: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3)))
+        start=lambda texts, *_: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3)))
     )
     candidates = PhraseCandidates(nothing, lambda: subwords, source, 4)
     for text in verses()[:200]:
