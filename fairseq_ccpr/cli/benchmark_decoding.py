@@ -23,7 +23,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.speed.decoding_speed import BASE, EQUIPPED, REST, DecodingSpeed, SpeedTest
+from fairseq_ccpr.evaluation.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest
 from fairseq_ccpr.evaluation.speed.machine import Limits, describe_run, gigabytes, measure_limits
 from fairseq_ccpr.evaluation.speed.plots import draw_costs
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
@@ -109,7 +109,7 @@ def _check(options: Options) -> dict[str, str]:
     if options.plot and options.only == "decoding":
         raise ConfigurationError("--plot draws searches, and --only decoding leaves them out: give one of the two")
     systems = named(options.systems, "systems")
-    for name in (BASE, EQUIPPED):
+    for name in ALONE:
         if name in systems:
             raise ConfigurationError(f"'{name}' is always measured: give the system another name")
     for store in _stores(systems).values():

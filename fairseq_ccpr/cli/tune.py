@@ -40,7 +40,7 @@ the datastore's domain helps there and harms elsewhere.
 
 One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is learned
 with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the held-out pairs is
-then decoded with each and with the model alone. If none is better than the model, the interpolation weights become 0. Trust
+then decoded with each candidate and with the model alone. If none beats the model, all weights are set to 0. Trust
 in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone, or else 32. Where the
 tokens alone are better, the weight of phrases becomes 0. A picture of the grid, tuned.png, is stored with the datastore.
 --output FILE writes the options there instead, for $(cat FILE), trust to FILE.trust, and the picture to FILE.png.

@@ -30,7 +30,7 @@ def usable_examples(
     """Return the first `most` examples that the encoder can handle.
 
     Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or does not consist of whole
-    subwords, is skipped. If none is left, the phrase itself is the sentence, without marks.
+    subwords, is skipped. If no sentence is left, the phrase itself serves as one, without marks.
 
     Args:
         tokenizer: the encoder's.

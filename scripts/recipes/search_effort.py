@@ -9,7 +9,6 @@ keys. A row has the least of three times of 160 queries and of 5, the recall, an
 part of p_tok that the neighbours found have, and shift, half the sum of all differences between both p_tok.
 """
 
-import copy
 import sys
 import tempfile
 import time
@@ -45,7 +44,7 @@ def main() -> None:
     description = plan_index(choice, metric, "", *store.keys.shape)
     if description.backend not in BACKENDS:
         sys.exit(f"INDEX is '{choice}': give a factory string of FAISS, whose search has parameters")
-    queries, k, temperature = asked(model, folder, read_lines(Path(source)))
+    queries, k, temperature = asked(model, store, read_lines(Path(source)))
     if len(queries) < BATCHES[0]:
         sys.exit(f"{source} gives {len(queries)} queries, and {BATCHES[0]} are searched at once: give more text")
     wanted = ExactIndex(store.keys, metric).search(queries, k)
@@ -61,25 +60,29 @@ def main() -> None:
     print(markdown_table([HEADING, *rows]))
 
 
-def asked(model: str, datastore: str, texts: Iterable[str]) -> tuple[Tensor, int, float]:
+class RecordingRetriever(TokenRetriever):
+    """Searches as decoding does, and keeps the queries as they are searched, fp32 [n, d] each."""
+
+    def __init__(self, datastore: TokenDatastore) -> None:
+        super().__init__(datastore, torch.device("cpu"))
+        self.queries: list[Tensor] = []
+
+    def project(self, states: Tensor) -> Tensor:
+        """Project the decoder's states, and keep the result."""
+        keys = super().project(states)
+        self.queries.append(keys.float())
+        return keys
+
+
+def asked(model: str, store: TokenDatastore, texts: Iterable[str]) -> tuple[Tensor, int, float]:
     """Translate texts, and return some of the queries, fp32 [n, d], with k and the temperature."""
-    translator = Translator(model, datastore=datastore, device="cpu")
+    translator = Translator(model, datastore=store.directory, device="cpu")
     assert translator.ensemble is not None and translator.ensemble.tokens is not None
-    memory = translator.ensemble.tokens
-    seen: list[Tensor] = []
-    retriever = copy.copy(memory.retriever)
-    assert isinstance(retriever, TokenRetriever)
-    project = retriever.project
-
-    def recorded(states: Tensor) -> Tensor:
-        seen.append(project(states).float())
-        return seen[-1]
-
-    retriever.project = recorded  # type: ignore[method-assign]
+    memory, retriever = translator.ensemble.tokens, RecordingRetriever(store)
     translator.ensemble.tokens = replace(memory, retriever=retriever)
     for _ in translator.translate(texts):
         pass
-    queries = torch.cat(seen)
+    queries = torch.cat(retriever.queries)
     drawn = torch.randperm(len(queries), generator=torch.Generator().manual_seed(1))[:QUERIES]
     return queries[drawn], memory.settings.k, memory.settings.temperature
 

@@ -25,6 +25,7 @@ from fairseq_ccpr.search import Index
 from fairseq_ccpr.timing import DECODER, PhaseTimer, phase
 
 BASE, EQUIPPED, REST = "base", "base+", "rest"
+ALONE = (BASE, EQUIPPED)  # systems without retrieval, which are always measured
 SENTENCES = 10  # at least, in a measurement
 
 
@@ -83,7 +84,7 @@ class SpeedTest:
         """
         made: dict[Path, tuple[Index, Tensor, str]] = {}
         for name, generator in self.generators.items():
-            if name in (BASE, EQUIPPED):
+            if name in ALONE:
                 continue
             ensemble: RetrievalEnsemble = generator.model
             assert ensemble.tokens is not None
@@ -145,7 +146,7 @@ class SpeedTest:
             ratios = np.array(repeated) / np.array(speeds[BASE])
             rows.append(
                 DecodingSpeed(
-                    name, 0 if name in (BASE, EQUIPPED) else entries, batch, hypotheses, float(np.median(repeated)),
+                    name, 0 if name in ALONE else entries, batch, hypotheses, float(np.median(repeated)),
                     min(repeated), max(repeated), float(np.median(ratios)), phases, floor, peaks[name],
                 )
             )  # fmt: skip
@@ -171,7 +172,7 @@ class SpeedTest:
             total = time.perf_counter() - start
         phases = {**timer.seconds, REST: total - sum(timer.seconds.values())}
         floor = 0.0
-        if name not in (BASE, EQUIPPED):
+        if name not in ALONE:
             index = self.generators[name].model.tokens.retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
         return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
