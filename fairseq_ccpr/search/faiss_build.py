@@ -12,7 +12,7 @@ import torch
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search.base import DISK, IndexDescription, lists_file
-from fairseq_ccpr.search.faiss_library import import_faiss, inverted_lists, make_index, silence
+from fairseq_ccpr.search.faiss_library import import_faiss, inverted_lists, make_index, silence, skip_polysemous
 from fairseq_ccpr.storage.atomic import atomic_file, move_into_place, scratch_directory
 
 ADD_ROWS = 1 << 16
@@ -47,6 +47,7 @@ def build_faiss(
 def trained_index(keys: np.ndarray, description: IndexDescription, seed: int) -> tuple[Any, int]:
     """Return an index that is ready to take keys, and how many keys at most it is trained on."""
     index = make_index(keys.shape[1], description.factory, description.metric)
+    skip_polysemous(index, description.parameters)
     ivf = inverted_lists(index)
     wanted = max(TRAIN_ROWS, TRAIN_ROWS_PER_CENTROID * (ivf.nlist if ivf is not None else 0))
     if not index.is_trained:

@@ -100,7 +100,7 @@ class FaissIndex(Index):
             if on_disk:
                 # FAISS would start up to 32 threads a search to read ahead. They cost more than a cached list does,
                 # and on a cold file they found nothing to gain.
-                faiss.downcast_InvertedLists(inverted_lists(index).invlists).prefetch_nthread = 0
+                faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).prefetch_nthread = 0
         except RuntimeError:
             raise DatastoreError(f"{path} is damaged: FAISS cannot read it; build the datastore again") from None
         set_parameters(index, parameters)

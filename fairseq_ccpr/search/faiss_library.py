@@ -66,6 +66,18 @@ def inverted_lists(index: Any) -> Any | None:
     return import_faiss().try_extract_index_ivf(index)
 
 
+def skip_polysemous(index: Any, parameters: str) -> None:
+    """Train plain product quantisers without ordering their codes for polysemous search, unless the parameters use it.
+
+    FAISS's factory orders them by simulated annealing, which takes many times as long as all other training.
+    """
+    faiss = import_faiss()
+    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine):
+        index = faiss.downcast_index(index.index if isinstance(index, faiss.IndexPreTransform) else index.base_index)
+    if isinstance(index, faiss.IndexPQ) and "ht=" not in parameters:
+        index.do_polysemous_training = False
+
+
 def can_stay_on_disk(index: Any) -> bool:
     """Return whether all that grows with the entries of an empty index is in inverted lists of plain codes."""
     faiss = import_faiss()

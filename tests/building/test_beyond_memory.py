@@ -89,9 +89,9 @@ def test_lists_on_disk_find_what_lists_in_memory_find(
     assert len(files) == 3 and not any(str(tmp_path).encode() in file.read_bytes() for file in files)
     for choice in (factory, f"disk:{factory}"):
         index = open_index(plan_index(choice, "ip", "", len(keys), 16), keys, tmp_path / "moved")
-        threads = len(os.listdir("/proc/self/task"))
+        threads = len(list(Path("/proc/self/task").iterdir()))
         found.append(index.search(queries, 8))
-        assert len(os.listdir("/proc/self/task")) == threads  # none that reads ahead
+        assert len(list(Path("/proc/self/task").iterdir())) == threads  # none that reads ahead
     assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][0], found[1][0])
     assert capfd.readouterr().out == ""  # which is for results
 

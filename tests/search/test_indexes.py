@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -121,6 +122,16 @@ def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path) -> 
     assert recall >= {"IVF32,PQ16x4": 0.4, "PCA8,IVF16,Flat": 0.4}.get(factory, 0.9), recall
     if factory == "Flat":
         np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("factory", ["PQ4x4", "PCA8,PQ4x4", "PQ4x4,RFlat"])
+def test_codes_are_ordered_for_polysemous_search_only_where_that_is_asked_for(factory) -> None:
+    for parameters, wanted in (("", False), ("ht=12", True)):
+        description = replace(plan_index(factory, "l2", "", 500, 16), parameters=parameters)
+        index = faiss_build.trained_index(clustered(500, 16), description, seed=1)[0]
+        while not hasattr(index, "do_polysemous_training"):
+            index = faiss.downcast_index(index.base_index if hasattr(index, "base_index") else index.index)
+        assert index.is_trained and index.do_polysemous_training == wanted
 
 
 def test_faiss_pads_what_it_does_not_find(tmp_path) -> None:
