@@ -177,7 +177,7 @@ def accuracies(log: str) -> list[float]:
 
 
 def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None:
-    """Assert that its first sentences, learnt beside it, have its own values and, but for the company in a batch, keys."""
+    """Assert that its first sentences, learnt alongside it, have its own values and, but for the company in a batch, keys."""
     translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
     numbers = translator.learn_all(rows)
     assert translator.ensemble is not None and translator.ensemble.tokens is not None

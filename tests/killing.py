@@ -46,7 +46,7 @@ def new_pair(number: int, dimension: int = 32, width: int = 0) -> NewPair:
 
 
 def maker(folder: Path) -> Callable[[int], NewPair]:
-    """Make the pairs that can be learnt beside a datastore, with phrases where it has a phrase part."""
+    """Make the pairs that can be learnt alongside a datastore, with phrases where it has a phrase part."""
     manifest = Manifest.read(folder)
     assert manifest.token is not None
     width = manifest.phrase.dimension if manifest.phrase is not None else 0
@@ -152,7 +152,7 @@ def _possible(
 
 
 def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[int]:
-    """Kill processes that compact copies of a datastore beside which something was learnt; all of it is there, or nothing.
+    """Kill processes that compact copies of a datastore alongside which something was learnt; all of it is there, or nothing.
 
     Returns:
         The generations that they left.

@@ -240,7 +240,7 @@ def entries(store: PhraseDatastore) -> list[tuple[int, str]]:
 
 
 def other_encoder(ccpr: Ccpr, folder: Path) -> Path:
-    """The same encoder with another head, beside its tokenizer."""
+    """The same encoder with another head, next to its tokenizer."""
     shutil.copytree(ccpr.checkpoint.parent, folder)
     state = torch.load(path := folder / ccpr.checkpoint.name)
     state["model"]["align.bias"] += 1

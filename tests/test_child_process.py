@@ -1,4 +1,4 @@
-"""Commands in processes of their own: what ends with them, and who may run beside them."""
+"""Commands in processes of their own: what ends with them, and what may run alongside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Translator.learn` beside a datastore with phrases: they count from the next sentence on, until they are forgotten."""
+"""`Translator.learn` alongside a datastore with phrases: they count from the next sentence on, until they are forgotten."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ class RetrievalTask(FairseqTask):
         if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
-                f"learnt beside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods "
+                f"learnt alongside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods "
                 "of fairseq_ccpr.LearningRetriever, project and with_learnt"
             )
         domain = datastore.open_domain()

@@ -134,7 +134,7 @@ def test_phrases_that_come_later_move_later(store: Path) -> None:
     learning = store_at(store)
     learning.learn([make(1)])
     words = [store, f"other={store}", "--output", store.with_name("merged"), "--quiet"]
-    refused(call("merge", *words, check=False), "2 pairs were learnt beside .*store, and only")
+    refused(call("merge", *words, check=False), "2 pairs were learnt alongside .*store, and only")
     learning.close()
     assert "1 pairs moved into it, 0 that" in compacted(store)
     with pytest.raises(Exception, match="was compacted or built again since it was opened"):

@@ -1,4 +1,4 @@
-"""Compacting beside a translator that goes on: nothing is lost of what comes meanwhile, and no more is left than usual."""
+"""Compacting alongside a translator that keeps working: nothing is lost of what comes meanwhile, and no more is left than usual."""
 
 from __future__ import annotations
 

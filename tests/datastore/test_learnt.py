@@ -1,4 +1,4 @@
-"""The pairs beside a datastore: what was acknowledged is there, once, by its id; what belongs elsewhere is refused."""
+"""The pairs learnt alongside a datastore: what was acknowledged is there, once, by its id; what belongs elsewhere is refused."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def make_retriever(metric: str, device: torch.device) -> TokenRetriever:
 def make_ensemble(
     metric: str, device: torch.device, *, batch: int = 2, lanes: int = 3, k: int = 8, trusting: bool = False
 ) -> RetrievalEnsemble:
-    """A tiny Transformer of random weights beside both memories, and trust in them; every second sentence has no phrases."""
+    """A tiny Transformer of random weights with both memories, and trust in them; every second sentence has no phrases."""
     retriever = make_retriever(metric, device)
     dictionary = Dictionary()
     for symbol in "abc":
@@ -188,7 +188,7 @@ def test_round_trip_of_trust_is_seen() -> None:
 
 
 def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> int:
-    """How many there are in a step, beside the models' own and the search."""
+    """How many there are in a step, besides the models' own and the search."""
     beam = sizes.pop("beam", 3)
     ensemble, counted = make_ensemble("ip", CPU, trusting=trusting, **sizes), Operations()
     if not phrases:

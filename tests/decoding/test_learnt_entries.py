@@ -103,7 +103,7 @@ def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
 
 
 def learning(ensemble: Any, count: int) -> Any:
-    """The ensemble of `test_beam_step`, whose datastore something was learnt beside and taken out of."""
+    """The ensemble of `test_beam_step`, alongside whose datastore something was learnt, and forgotten."""
     retriever = ensemble.tokens.retriever
     keys = torch.nn.functional.normalize(torch.randn(count, 16), dim=1).half()
     values = torch.randint(4, 7, (count,), dtype=torch.int32)

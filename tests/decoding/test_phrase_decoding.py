@@ -1,4 +1,4 @@
-"""Phrases inside beam search, with and without tokens beside them: the invariants, on real models."""
+"""Phrases inside beam search, with and without tokens: the invariants, on real models."""
 
 from __future__ import annotations
 

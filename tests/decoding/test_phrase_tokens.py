@@ -1,4 +1,4 @@
-"""Entries in the decoder's subwords, written beside the datastore or cut out as needed: against cutting each by itself."""
+"""Entries in the decoder's subwords, written next to the datastore or cut out as needed: against cutting each by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much phrases count, learned: from real phrases of a real datastore, alone and beside tokens."""
+"""How much phrases count, learned: from real phrases of a real datastore, alone and alongside tokens."""
 
 from __future__ import annotations
 

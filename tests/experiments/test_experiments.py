@@ -94,7 +94,7 @@ def settings_of(world: World, folder: Path) -> dict[str, Any]:
 
 
 def experiment(config: Path, *extra: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run an experiment into the folder `out` beside its file."""
+    """Run an experiment into the folder `out` next to its file."""
     return call("experiment run", config, "--output", config.parent / "out", *extra, check=check)
 
 
