@@ -203,4 +203,6 @@ def test_a_merge_refuses_what_was_learnt_and_is_not_compacted(store: Path, small
     learning.learn([new_pair(1)])
     learning.close()
     words = [store, f"other={small}", "--output", tmp_path / "merged", "--quiet"]
-    refused(call("merge", *words, check=False), "1 pairs were learnt alongside .*store, and only .*: fairseq-ccpr compact")
+    refused(
+        call("merge", *words, check=False), "1 pairs were learnt alongside .*store, and only .*: fairseq-ccpr compact"
+    )

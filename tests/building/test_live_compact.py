@@ -1,4 +1,4 @@
-"""Compacting alongside a translator that keeps working: nothing is lost of what comes meanwhile, and no more is left than usual."""
+"""Compacting while a translator keeps working: nothing that comes meanwhile is lost, and no more is left than usual."""
 
 from __future__ import annotations
 

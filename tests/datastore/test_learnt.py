@@ -1,4 +1,4 @@
-"""The pairs learnt alongside a datastore: what was acknowledged is there, once, by its id; what belongs elsewhere is refused."""
+"""Pairs learnt alongside a datastore: what was acknowledged is there once, by its id; what belongs elsewhere is refused."""
 
 from __future__ import annotations
 
