@@ -17,6 +17,7 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.index_plan import index_bytes
 from fairseq_ccpr.storage.arrays import ArrayWriter, open_array
 from fairseq_ccpr.storage.atomic import atomic_file
+from fairseq_ccpr.storage.write_behind import write_behind
 
 
 class TokenPart(Part[TokenSection]):
@@ -56,7 +57,7 @@ class TokenPart(Part[TokenSection]):
     def fill(
         self, chunks: dict[int, int], write: Callable[[list[int]], Iterable[tuple[int, int, dict[str, np.ndarray]]]]
     ) -> None:
-        """Write those chunks that are not done yet.
+        """Write those chunks that are not done yet, each while the next is computed.
 
         Args:
             chunks: rows of each, by number.
@@ -67,8 +68,7 @@ class TokenPart(Part[TokenSection]):
         with self.keys.progress("keys", sum(chunks.values())) as bar:
             bar.update(bar.total - sum(chunks[number] for number in todo))
             try:
-                for number, first_row, rows in write(todo):
-                    self.writer.write_chunk(number, first_row, rows)
+                for number, _, _ in write_behind(lambda chunk: self.writer.write_chunk(*chunk), write(todo)):
                     bar.update(chunks[number])
             except DatastoreError:
                 if not self.writer.done():  # nothing to resume from, and space may be scarce
