@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 
 from fairseq_ccpr.building.loading import load_model, load_task
@@ -17,7 +19,8 @@ from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
-from tests.helpers import ROOT, call, equal, run
+from fairseq_ccpr.search.faiss_library import automatic_factory
+from tests.helpers import ROOT, call, equal, output_of, run
 from tests.small_models import PAIRS, World, build
 
 SEARCHES = [
@@ -51,6 +54,24 @@ def test_retrieval_does_not_depend_on_the_batch(decode: Callable) -> None:
     together = decode("--knn-lambda", 0.6)
     for size in (1, 7):
         assert equal(decode("--knn-lambda", 0.6, "--batch-size", size), together, tolerance=2e-3)
+
+
+@pytest.mark.parametrize("parameters, bounds", [("", (90, 100.1)), ("nprobe=1,k_factor_rf=1", (0, 60))])
+def test_translations_of_the_default_index_are_nearly_those_of_exact_search(
+    world: World, tmp_path: Path, parameters: str, bounds: tuple[float, float]
+) -> None:
+    """BLEU of the one against the other, with its own search parameters and with some that find too little."""
+    shutil.copytree(world.datastore, copied := tmp_path / "copied")
+    section = TokenDatastore(copied).section
+    factory = automatic_factory(section.size, section.dimension, "l2")
+    build(world, copied, "--index", factory, "--index-parameters", parameters)
+    exact, approximate = (
+        output_of(call("fairseq-generate", *world.options("--datastore", folder, "--knn-lambda", 0.8)), "H")
+        for folder in (world.datastore, copied)
+    )
+    texts = [[translations[number].split("\t")[1] for number in sorted(exact)] for translations in (exact, approximate)]
+    bleu = sacrebleu.corpus_bleu(texts[1], [texts[0]], tokenize="none", force=True).score
+    assert bounds[0] <= bleu < bounds[1]
 
 
 def test_scores_equal_a_dense_float64_computation(world: World, decode: Callable) -> None:
