@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fairseq_ccpr.datastore.projection import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
@@ -39,9 +39,42 @@ class Source:
     reverse_model: str = ""  # fingerprint of the model whose back-translations its sources are; empty: they are none
 
 
+class _Section:
+    """What the parts of a manifest have in common."""
+
+    PART: ClassVar[str]
+    files: dict[str, dict[str, Any]]
+    ancestors: list[str]
+
+    @property
+    def generation(self) -> int:
+        """How often what was learnt has moved into it."""
+        return len(self.ancestors)
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder: that of each generation is another, so that the manifest decides which one counts."""
+        return folder_of(self.PART, self.generation)
+
+    def digest(self, name: str) -> str | None:
+        """Return the SHA-256 of one of its files, None where it has none of that name."""
+        file = self.files.get(f"{self.folder}/{name}")
+        return file["sha256"] if file is not None else None
+
+    @classmethod
+    def _values(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Parse what all sections have; ValueError, KeyError or TypeError if it is none."""
+        values = _known(cls, data)
+        values["sources"] = [Source(**source) for source in values.get("sources", [])]
+        values["index"] = IndexDescription(**values["index"])
+        return values
+
+
 @dataclass
-class TokenSection:
+class TokenSection(_Section):
     """The token part of a manifest: keys fp16 [N, d], values int32 [N], provenance int32 [N, 2]."""
+
+    PART = TOKEN
 
     size: int
     dimension: int
@@ -58,37 +91,23 @@ class TokenSection:
     domain: bool = False  # whether it knows its own text, as datastores built before did not
     ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
 
-    @property
-    def generation(self) -> int:
-        """How often what was learnt has moved into it."""
-        return len(self.ancestors)
-
-    @property
-    def folder(self) -> str:
-        """The name of its folder: that of each generation is another, so that the manifest decides which one counts."""
-        return folder_of(TOKEN, self.generation)
-
-    def digest(self, name: str) -> str | None:
-        """Return the SHA-256 of one of its files, None where it has none of that name."""
-        return _digest(self.files, f"{self.folder}/{name}")
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:
         """Make a section of parsed JSON; ValueError, KeyError or TypeError if it is none."""
-        values = _known(cls, data)
-        values["sources"] = [Source(**source) for source in values.get("sources", [])]
-        values["index"] = IndexDescription(**values["index"])
+        values = cls._values(data)
         if values.get("projection") is not None:
             values["projection"] = ProjectionDescription(**values["projection"])
         return cls(**values)
 
 
 @dataclass
-class PhraseSection:
+class PhraseSection(_Section):
     """The phrase part of a manifest: keys fp16 [N, o], spans int32 [N, 3], sentences as text.
 
     Keys in a database have no file; their fingerprint is then among `fingerprints`.
     """
+
+    PART = PHRASE
 
     size: int
     dimension: int
@@ -107,26 +126,10 @@ class PhraseSection:
     hashes: bool = False  # whether the strings' hashes are in a file, as in datastores built before they were not
     ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
 
-    @property
-    def generation(self) -> int:
-        """How often what was learnt has moved into it."""
-        return len(self.ancestors)
-
-    @property
-    def folder(self) -> str:
-        """The name of its folder; see `TokenSection.folder`."""
-        return folder_of(PHRASE, self.generation)
-
-    def digest(self, name: str) -> str | None:
-        """Return the SHA-256 of one of its files, None where it has none of that name."""
-        return _digest(self.files, f"{self.folder}/{name}")
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:
         """Make a section of parsed JSON; ValueError, KeyError or TypeError if it is none."""
-        values = _known(cls, data)
-        values["sources"] = [Source(**source) for source in values.get("sources", [])]
-        values["index"] = IndexDescription(**values["index"])
+        values = cls._values(data)
         if values.get("store") is not None:
             values["store"] = StoreAddress(**values["store"])
         return cls(**values)
@@ -204,11 +207,6 @@ class Manifest:
 def folder_of(part: str, generation: int) -> str:
     """Name the folder of a generation of a part."""
     return f"{part}-{generation}" if generation else part
-
-
-def _digest(files: dict[str, dict[str, Any]], path: str) -> str | None:
-    file = files.get(path)
-    return file["sha256"] if file is not None else None
 
 
 def _known(cls: type[Any], data: dict[str, Any]) -> dict[str, Any]:
