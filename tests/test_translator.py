@@ -134,6 +134,7 @@ def test_alternatives_and_other_options_of_fairseq(world: World, sentences: list
         ({"baem": None}, "no option baem; did you mean beam"),
         ({"knn_confidence": True}, "--knn-confidence needs keys of length 1"),
         ({"beam": "wide"}, "beam.*wide"),
+        ({"beam": 0}, "--beam is 0: at least 1 is needed"),
         ({"score_reference": True}, "--score-reference is for fairseq-generate alone"),
     ):
         with pytest.raises(ConfigurationError, match=sentence):

@@ -119,7 +119,7 @@ def read_corpus(
         if not has_subset(task, subset):
             raise ConfigurationError(
                 f"{data_bin} holds no subset '{subset}' for {source}-{target}: {subset}.{source}-{target}.* are "
-                "not all there; give the folder that fairseq-preprocess wrote, and --subset as it is named there"
+                "not all there; give the folder that fairseq-ccpr prepare or fairseq-preprocess wrote, and --subset as there"
             )
         task.load_dataset(subset)
         dataset = task.dataset(subset)

@@ -7,6 +7,8 @@ Raises:
 from __future__ import annotations
 
 import io
+import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -21,16 +23,28 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import read_pairs, read_together
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 
+logger = logging.getLogger(__name__)
+
+MANY = 0.1  # of a subset's pairs, which are worth a warning if they are in the training text
+TRAIN = "train"
 SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by itself
 
 
 def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pieces: int) -> None:
     """Train a joint SentencePiece model on both sides of sentence pairs; writes PREFIX.model."""
     sentences = (side for pair in read_subset(path, *languages) for side in pair)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=sentences, model_prefix=str(prefix), vocab_size=pieces, model_type="bpe",
-        character_coverage=0.9995, input_sentence_size=1_000_000, shuffle_input_sentence=True, minloglevel=2,
-    )  # fmt: skip
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences, model_prefix=str(prefix), vocab_size=pieces, model_type="bpe",
+            character_coverage=0.9995, input_sentence_size=1_000_000, shuffle_input_sentence=True, minloglevel=2,
+        )  # fmt: skip
+    except RuntimeError as error:
+        most = re.search(r"value <= (\d+)", str(error))
+        raise ConfigurationError(
+            f"{path} is too little text for --pieces {pieces}"
+            + (f": give {most[1]} or fewer" if most else f" ({str(error).splitlines()[0]}): give fewer")
+            + ", or --path, to use the subwords of a model that is trained already"
+        ) from None
 
 
 def write_dictionary(model: Path, path: Path) -> None:
@@ -105,6 +119,8 @@ def binarise(
         "--srcdict", str(dictionaries[0]), "--tgtdict", str(dictionaries[-1]),
     ]  # fmt: skip
     counts = dict.fromkeys(subsets, 0)
+    unseen = {name: set(read_subset(path, *languages)) for name, path in subsets.items() if name != TRAIN}
+    different = {name: len(pairs) for name, pairs in unseen.items()}
     for name, path in subsets.items():
         with (
             (text / f"{name}.{source_lang}").open("w", encoding="utf-8") as source_text,
@@ -113,7 +129,18 @@ def binarise(
             for counts[name], (source, target) in enumerate(read_subset(path, *languages), 1):
                 source_text.write(split_source(source) + "\n")
                 target_text.write(split_target(target) + "\n")
+                if name == TRAIN:
+                    for pairs in unseen.values():
+                        pairs.discard((source, target))
+        if not counts[name]:
+            raise ConfigurationError(f"--{name} {path} has no pair: expected lines of source, tab, target")
         arguments += [f"--{name}pref", str(text / name)]
     with redirect_stdout(io.StringIO()):
         preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    for name, pairs in unseen.items():
+        if (seen := different[name] - len(pairs)) > MANY * different[name]:
+            logger.warning(
+                "%s of the %s different pairs of --%s are in --train as well: tuning and measuring on them expect too much "
+                "of other text; take them out of one", f"{seen:,}", f"{different[name]:,}", name,
+            )  # fmt: skip
     return counts

@@ -140,6 +140,15 @@ class Command:
         run(self.name, checked)
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "pair"), counted(1200, "pair")
+    ('1 pair', '1,200 pairs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def command(
     text: str,
     work: Callable[..., int],

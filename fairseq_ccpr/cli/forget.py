@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.cli.command import command, counted
 from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
@@ -42,7 +42,8 @@ def forget(options: Options) -> int:
         store.forget(ids)
     for pair in pairs:
         print(f"{pair.id}\t{pair.source}\t{pair.target}")
-    print(f"forgot {len(pairs):,} pairs; {len(store.pairs):,} are left")
+    left = len(store.pairs)
+    print(f"forgot {counted(len(pairs), 'pair')}; {left:,} {'is' if left == 1 else 'are'} left")
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Optional
 
 from tqdm import tqdm
 
-from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.cli.command import command, counted
 from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.learning import Learner
@@ -114,7 +114,7 @@ def summary(done: Learnt) -> str:
     ids = (
         f" (id {done.ids[0]})" if len(done.ids) == 1 else f" (ids {done.ids[0]} to {done.ids[-1]})" if done.ids else ""
     )
-    line = f"learnt {len(done.ids):,} pairs{ids}"
+    line = f"learnt {counted(len(done.ids), 'pair')}{ids}"
     if done.again:
         line += f"; {done.again:,} were there already, and are counted"
     return "\n".join([line, *(f"left out {count:,}: {reason}" for reason, count in done.skipped.most_common())])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_ccpr.cli.command import check_folder, command
+from fairseq_ccpr.cli.command import check_folder, command, counted
 from fairseq_ccpr.common_options import count_option, source_language_option, target_language_option
 from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.learnt_records import LearntPair
@@ -48,7 +48,7 @@ def memory(options: Options) -> int:
     if options.export is not None:
         exported = ((str(one.id), one.source, one.target) for one in reversed(pairs))
         write_text(options.export, "\n".join([*tmx_lines(*_languages(options), exported), ""]))
-        print(f"{options.export}: {len(pairs):,} pairs")
+        print(f"{options.export}: {counted(len(pairs), 'pair')}")
     else:
         for one in pairs:
             print(_line(one))

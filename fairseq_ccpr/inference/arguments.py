@@ -39,6 +39,8 @@ def parse_generation(words: list[str]) -> Any:
     if not issubclass(TASK_REGISTRY[cfg.task._name], RetrievalTask):
         retrieving = RETRIEVING.get(cfg.task._name, BILINGUAL)
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use {retrieving}")
+    if cfg.generation.beam < 1:
+        raise ConfigurationError(f"--beam is {cfg.generation.beam}: at least 1 is needed")
     of_generate_alone = {
         "--lm-path": cfg.generation.lm_path,
         "--replace-unk": cfg.generation.replace_unk,

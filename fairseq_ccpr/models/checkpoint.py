@@ -14,6 +14,8 @@ from fairseq import checkpoint_utils
 
 from fairseq_ccpr.errors import CheckpointError, describe
 
+ENCODER_TASKS = ("phrase_contrast", "phrase_lexicon", "phrase_queries", "token_contrast")
+
 
 def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None = None) -> list[Any]:
     """Load the models of an ensemble on the CPU, as they were saved.
@@ -29,6 +31,10 @@ def load_models(paths: list[str], task: Any, overrides: Mapping[str, Any] | None
     for path in paths:
         if not Path(path).is_file():
             raise CheckpointError(f"there is no checkpoint {path}")
+        if (task_name := read_task(Path(path)).get("_name")) in ENCODER_TASKS:
+            raise CheckpointError(
+                f"{path} was trained with --task {task_name}: it is not a translation model; give the model's checkpoint"
+            )
     with _faults_told(", ".join(paths), "no fairseq model for these dictionaries"):
         models, _ = checkpoint_utils.load_model_ensemble(paths, arg_overrides=dict(overrides or {}), task=task)
     return list(models)

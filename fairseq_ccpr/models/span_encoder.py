@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
 from fairseq_ccpr.models.translation_states import TranslationStates
-from fairseq_ccpr.text.tokenizers import load_tokenizer
+from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
 
 E = TypeVar("E", bound="SpanEncoder")
 CONTEXT = "context.transformer."  # prefix of a phrase encoder's Transformer
@@ -105,9 +105,15 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         CheckpointError: see `SpanEncoder.load`.
     """
     if not path.is_file():
+        found = f"{path} is a folder" if path.is_dir() else f"there is no phrase encoder {path}"
         raise CheckpointError(
-            f"there is no phrase encoder {path}: give a checkpoint of fairseq-train --task phrase_contrast or "
-            "phrase_lexicon; the repository has one for German and English, datastores/demo/ccpr/ccpr.pt"
+            f"{found}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon; the repository has one "
+            "for German and English, datastores/demo/ccpr/ccpr.pt"
+        )
+    if not any((path.parent / name).is_file() for name in TOKENIZERS):
+        raise CheckpointError(
+            f"{path} is not a phrase encoder with its tokenizer ({' or '.join(TOKENIZERS)}) next to it: give a checkpoint of "
+            "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
         )
     tokenizer = load_tokenizer(path.parent)
     try:

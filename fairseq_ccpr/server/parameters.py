@@ -40,7 +40,7 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
         if kind == JSON:
             given = json.loads(body)
             if not isinstance(given, dict):
-                raise bad(f"the body is JSON, but no object: expected {{…}}, found {type(given).__name__}")
+                raise bad(f"the body is JSON, but not an object: expected {{…}}, found {type(given).__name__}")
             return _by_name(pairs) | given
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None

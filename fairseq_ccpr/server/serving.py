@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 import socket
@@ -27,6 +28,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port {port} of {host} is in use: give another --port, or end what uses it"
+            ) from None
         raise ConfigurationError(
             f"the server cannot listen at {host}, port {port} ({error.strerror}): give another --host or --port"
         ) from None

@@ -17,12 +17,13 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
         ConfigurationError: the folder or a dictionary is missing.
     """
     if not data_bin.is_dir():
-        raise ConfigurationError(f"there is no folder {data_bin}: give the one that fairseq-preprocess wrote")
+        found = f"{data_bin} is a file" if data_bin.exists() else f"there is no folder {data_bin}"
+        raise ConfigurationError(f"{found}: give the folder that fairseq-ccpr prepare or fairseq-preprocess wrote")
     for language in languages:
         if not (data_bin / f"dict.{language}.txt").is_file():
             raise ConfigurationError(
-                f"{data_bin} has no dict.{language}.txt: give the folder that fairseq-preprocess wrote, "
-                "and -s and -t as there"
+                f"{data_bin} has no dict.{language}.txt: give the folder that fairseq-ccpr prepare or fairseq-preprocess "
+                "wrote, and -s and -t as there"
             )
 
 

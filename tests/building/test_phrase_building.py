@@ -27,7 +27,7 @@ from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candid
 from fairseq_ccpr.models.text_windows import windows
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.words import word_spans
-from tests.helpers import call, refused
+from tests.helpers import DEMO, call, refused
 from tests.small_models import Ccpr, World, build_options, build_phrases, entries, other_encoder
 
 INDEX = "--index", "IVF4,Flat"  # as `sharded_store` has it
@@ -296,6 +296,8 @@ def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store:
         ("--threshold", 1, "--threshold is 1.0: a probability"), ("--threshold", -0.1, "--threshold is -0.1"),
         ("--threshold", "nan", "--threshold is nan"), ("--chunk-sentences", 0, "--chunk-sentences is 0"),
         ("--index", "Nonsense", "--index"), ("--encoder", tmp_path / "no.pt", "there is no phrase encoder"),
+        ("--encoder", DEMO / "ccpr", "ccpr is a folder: give a checkpoint"),
+        ("--encoder", DEMO / "model.pt", "model.pt is not a phrase encoder with its tokenizer"),
     ):  # fmt: skip
         refused(build_phrases(ccpr, repeated_text, output, option, value, check=False), pattern)
     assert not output.exists()

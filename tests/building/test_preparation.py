@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fairseq_ccpr.building.preparation import read_pairs
-from tests.helpers import DEMO, call, refused
+from tests.helpers import DEMO, call, refused, write_lines
 from tests.small_models import World
 
 
@@ -37,3 +39,23 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
     words[3], words[5] = "en", "de"
     swapped = call("prepare", *words, "--path", DEMO / "model.pt", check=False)
     refused(swapped, "translates from de to en, but -s is en and -t is de: exchange them")
+
+
+def test_what_is_too_little_or_too_much_is_told(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = (world.folder / "test.tsv").read_text(encoding="utf-8").splitlines()
+    empty, few = write_lines(tmp_path / "empty.tsv"), write_lines(tmp_path / "few.tsv", *rows[:10])
+    words = ["-s", "de", "-t", "en", "--output", tmp_path / "data"]
+    subwords = ["--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
+    refused(call("prepare", *words, *subwords, "--train", empty, check=False), "--train .*empty.tsv has no pair")
+    refused(
+        call("prepare", *words, "--train", few, check=False),
+        "few.tsv is too little text for --pieces 10000: give [0-9]+ or fewer",
+    )
+    assert not list(tmp_path.glob("data*"))
+    call("prepare", *words, *subwords, "--train", few, "--valid", world.folder / "test.tsv")
+    assert "10 of the 40 different pairs of --valid are in --train as well" in caplog.text
+    caplog.clear()
+    write_lines(tmp_path / "others.tsv", *rows[9:])
+    words[-1] = tmp_path / "other"
+    call("prepare", *words, *subwords, "--train", few, "--test", tmp_path / "others.tsv")
+    assert "in --train" not in caplog.text  # one of 31

@@ -21,7 +21,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage import arrays
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import PROGRAM, ROOT, USER_DIR, Malice, call, edit_manifest, refused, run, with_option
+from tests.helpers import DEMO, PROGRAM, ROOT, USER_DIR, Malice, call, edit_manifest, refused, run, with_option
 from tests.small_models import World, build, build_options
 
 
@@ -37,6 +37,12 @@ def test_build_refuses_bad_input(world: World, tmp_path: Path) -> None:
     empty.mkdir()
     refused(build_with(with_option(options, "tokens", tmp_path / "nowhere")), "there is no folder .*nowhere")
     refused(build_with(with_option(options, "tokens", empty)), r"has no dict\.de\.txt")
+    refused(
+        build_with(with_option(options, "tokens", world.spm)), "spm.model is a file: give the folder that .*prepare"
+    )
+    refused(
+        build_with(with_option(options, "--path", DEMO / "ccpr/ccpr.pt")), "phrase_contrast: it is not a translation"
+    )
     refused(build_with([*options, "--subset", "dev"]), "no subset 'dev'")
     refused(build_with([*options, "--subset", "valid", "valid"]), "'valid' twice")
     refused(build_with(with_option(options, "--path", tmp_path / "no.pt")), r"there is no checkpoint .*no\.pt")

@@ -64,7 +64,7 @@ def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: 
         done = call("learn", *words, "--source", other, "--target", translation, check=False)
     refused(done, r"0.journal cannot be written \(.*\): nothing was added to it; free some space")
     assert path.read_bytes() == before
-    assert "learnt 1 pairs (id 2)" in call("learn", *words, "--source", other, "--target", translation).stdout
+    assert "learnt 1 pair (id 2)" in call("learn", *words, "--source", other, "--target", translation).stdout
 
 
 def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(store: Path, rows: list[tuple[str, str]]) -> None:
@@ -81,7 +81,7 @@ def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(store: Path, rows
 def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]], tmp_path: Path) -> None:
     words = ["--datastore", store, "--cpu", "--quiet"]
     source, target = rows[0]
-    assert "learnt 1 pairs (id 1)\n" in call("learn", *words, "--source", source, "--target", target).stdout
+    assert "learnt 1 pair (id 1)\n" in call("learn", *words, "--source", source, "--target", target).stdout
     lines = [f"{one}\t{two}\n" for one, two in rows[:8]]
     (tmp_path / "m.tsv").write_text("".join([*lines, "Ein Satz\t \n", "Wort\t世界你好\n"]), encoding="utf-8")
     done = call("learn", *words, tmp_path / "m.tsv")

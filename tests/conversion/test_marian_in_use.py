@@ -142,10 +142,10 @@ def test_every_daily_command_takes_it(trained: Path, tuned: Path, tmp_path: Path
     call("explain", data_bin, *words, "--gen-subset", "test", "--sentences", 2, "--output", tmp_path / "page.html")
     assert source.split()[0] in (tmp_path / "page.html").read_text(encoding="utf-8")
 
-    assert "learnt 1 pairs (id 1)" in call("learn", *words, "--source", source, "--target", target).stdout
+    assert "learnt 1 pair (id 1)" in call("learn", *words, "--source", source, "--target", target).stdout
     assert call("memory", store).stdout.split("\t")[2:] == [source, f"{target}\n"]
     call("learn", *words, "--source", other, "--target", "What is not wanted.")
-    assert "forgot 1 pairs; 1 are left" in call("forget", store, 2).stdout
+    assert "forgot 1 pair; 1 is left" in call("forget", store, 2).stdout
     assert "1 pairs moved into it" in call("compact", store).stdout and translated()[2] == before[2]
     assert "health         good" in call("inspect", store).stdout
     model = ["--path", trained / "model/model.pt", "--cpu"]

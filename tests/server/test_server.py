@@ -278,7 +278,7 @@ def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypa
     monkeypatch.delenv("FAIRSEQ_CCPR_API_KEY")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused(call("serve", *base, "--port", port, check=False), f"cannot listen at 127.0.0.1, port {port}")
+        refused(call("serve", *base, "--port", port, check=False), f"port {port} of 127.0.0.1 is in use")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "fairseq_ccpr.server.serving", raising=False)
     monkeypatch.delattr("fairseq_ccpr.server.serving", raising=False)

@@ -128,7 +128,7 @@ class SentenceExplanation:
     gained: float | None  # chrF against the reference, less that of the plain one
 
 
-@dataclass
+@dataclass(repr=False)
 class Explanation:
     """The contents of the page."""
 
@@ -144,6 +144,10 @@ class Explanation:
     texts: list[str]
     bleu: dict[str, float] | None = None  # of both systems; None without references
     bleu_signature: str = ""
+
+    def __repr__(self) -> str:
+        """Name what it is: the content is as long as the page."""
+        return f"<Explanation of {len(self.sentences):,} sentences>"
 
     def save(self, path: Path | str) -> None:
         """Write the page, one self-contained HTML file, under its final name only when it is complete.
