@@ -183,7 +183,7 @@ class Translator(System):
         return self._compaction.run()
 
     def close(self) -> None:
-        """Let others learn into the datastore; this translator can still translate."""
+        """Let others learn into the datastore. This translator can still translate, and takes it back if it learns again."""
         if self._compaction is not None:
             self._compaction.cancel()
         if self.ensemble is not None and self.ensemble.tokens is not None:
