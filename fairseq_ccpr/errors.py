@@ -57,19 +57,22 @@ def explain_usage(message: str, known: Iterable[str]) -> str:
     >>> explain_usage("unrecognized arguments: --baem 5", ["--beam"])
     'there is no option --baem; did you mean --beam?'
     >>> explain_usage("argument --task: invalid choice: 'tranlation' (choose from 'denoising', 'translation')", [])
-    '--task tranlation: there is no such choice; did you mean translation?'
+    '--task tranlation: there is no such choice (a task of your own needs --user-dir); did you mean translation?'
     """
     if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL):
         option, word, listed = choice.groups()
         choices = [one.strip(" '") for one in listed.split(",")]
         near = did_you_mean(word, choices)
-        return f"{option} {word}: there is no such choice" + (near or f"; give one of {', '.join(choices)}")
+        own = " (a task of your own needs --user-dir)" if option == "--task" else ""
+        return f"{option} {word}: there is no such choice{own}" + (near or f"; give one of {', '.join(choices)}")
     kind, _, rest = message.partition("unrecognized arguments: ")
     if kind or not rest:
         return message
     word = rest.split()[0].partition("=")[0]
-    what = f"there is no option {word}" if word.startswith("-") else f"'{rest}' belongs to no option"
-    return what + did_you_mean(word, known)
+    if word.startswith("-"):
+        return f"there is no option {word}{did_you_mean(word, known)}"
+    reads = "--input" in known and Path(word).is_file()
+    return f"'{rest}' belongs to no option" + (f": give --input {word}, or < {word}" if reads else "")
 
 
 def describe(error: BaseException) -> str | None:

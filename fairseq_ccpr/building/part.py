@@ -218,4 +218,4 @@ def refuse_foreign(output: Path) -> None:
     ours = {*(f"{part}.partial" for part in (*parts, BACK_TRANSLATIONS)), RAW, VALID, ADAPTER, BACK_TRANSLATIONS}
     ours |= {part for part in parts if (output / part / PLAN).exists()}  # killed while publishing
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
-        raise DatastoreError(f"--output {output} exists and is no datastore: give a new or an empty folder")
+        raise DatastoreError(f"--output {output} exists and is not a datastore: give a new or an empty folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
@@ -52,6 +53,8 @@ def memory(options: Options) -> int:
     else:
         for one in pairs:
             print(_line(one))
+        if not store.pairs:
+            print(f"nothing was learnt alongside {options.datastore}", file=sys.stderr)
     return 1 if store.damage else 0
 
 

@@ -169,7 +169,7 @@ class Manifest:
         path = directory / MANIFEST
         if not directory.is_dir():
             raise DatastoreError(
-                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens or "
+                f"there is not a datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens or "
                 "build phrases"
             )
         if not path.exists():
@@ -177,9 +177,14 @@ class Manifest:
                 raise DatastoreError(
                     f"the datastore {directory} is unfinished: run the command that was building it again, and it resumes"
                 )
+            near = [*sorted(directory.glob(f"*/{MANIFEST}")), *directory.absolute().parent.glob(MANIFEST)]
             raise DatastoreError(
-                f"{directory} is no datastore: it has no {MANIFEST}; build one with fairseq-ccpr build tokens or "
-                "build phrases"
+                f"{directory} is not a datastore: it has no {MANIFEST}; "
+                + (
+                    f"did you mean {near[0].parent}?"
+                    if near
+                    else "build one with fairseq-ccpr build tokens or build phrases"
+                )
             )
         try:
             data = read_checked_json(path)
@@ -190,7 +195,7 @@ class Manifest:
                     f"{FORMAT_VERSION}: upgrade fairseq-ccpr"
                 )
             if not {"token", "phrase"} & data.keys():
-                raise DatastoreError(f"{directory} is no datastore: its {MANIFEST} is that of something else")
+                raise DatastoreError(f"{directory} is not a datastore: its {MANIFEST} is that of something else")
             drop_checksum(data, CHECKSUM_SINCE)
             del data["format_version"]
             values = _known(cls, data)

@@ -303,8 +303,8 @@ def test_builds_that_are_refused(ccpr: Ccpr, repeated_text: Path, sharded_store:
     assert not output.exists()
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("precious")
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "home", check=False), "exists and is no datastore")
-    refused(build_phrases(ccpr, repeated_text, tmp_path / "other.txt", check=False), "exists and is no datastore")
+    refused(build_phrases(ccpr, repeated_text, tmp_path / "home", check=False), "exists and is not a datastore")
+    refused(build_phrases(ccpr, repeated_text, tmp_path / "other.txt", check=False), "exists and is not a datastore")
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["thesis.tex"]
 
 

@@ -58,7 +58,7 @@ def test_build_refuses_bad_input(world: World, tmp_path: Path) -> None:
 
 def test_build_refuses_an_output_that_is_something_else(world: World, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    refused(build(world, tmp_path, check=False), "exists and is no datastore")
+    refused(build(world, tmp_path, check=False), "exists and is not a datastore")
     refused(build(world, tmp_path / "thesis.tex", check=False), "thesis.tex")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
     assert (tmp_path / "thesis.tex").read_text() == "precious"
@@ -112,6 +112,8 @@ def generate(world: World, datastore: Path, *extra: object) -> subprocess.Comple
 def test_decoding_refuses_a_datastore_that_is_missing_or_foreign(world: World, tmp_path: Path, copied: Path) -> None:
     refused(generate(world, tmp_path / "nowhere"), "no datastore at .*nowhere")
     refused(generate(world, world.data_bin), "has no manifest.json")
+    refused(generate(world, copied / "token"), f"did you mean {copied}[?]")
+    refused(generate(world, copied.parent), f"did you mean {copied}[?]")
     words = world.options("--path", world.other_model)
     refused(call("fairseq-generate", *words, check=False), r"another model: it needs \w{12}, --path gives \w{12}")
     without = [word for word in world.options() if word not in ("--datastore", str(world.datastore))]

@@ -66,6 +66,7 @@ def test_overview_and_version() -> None:
         (["inspect", "DIR", "--plann"], "there is no option --plann; did you mean --plan?"),
         (["inspect", "DIR", "--pla"], "there is no option --pla; did you mean --plan?"),
         (["inspect", "DIR", "other"], "'other' belongs to no option"),
+        (["translate", str(ROOT / "README.md")], f"belongs to no option: give --input {ROOT / 'README.md'}"),
         (["tune", "DATA", "--outptu", "FILE"], "there is no option --outptu; did you mean --output?"),
         (["compare", "DATA", "--phrse-k=3"], "there is no option --phrse-k; did you mean --phrase-k?"),
         (["translate", "--gensubset", "x"], "there is no option --gensubset; did you mean --gen-subset?"),
@@ -85,7 +86,7 @@ def test_a_typo_is_answered_in_one_sentence(words: list[str], sentence: str) -> 
     [
         (
             ["--task", "translation_retrival"],
-            "--task translation_retrival: there is no such choice; did you mean translation_ret",
+            "--task translation_retrival: there is no such choice .a task of your own needs --user-dir.; did you mean translation_ret",
         ),
         (["--user-dir", "no/plug_in"], "no/plug_in: there is no such file or folder"),
     ],

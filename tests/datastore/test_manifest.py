@@ -105,7 +105,7 @@ def test_every_byte_of_a_manifest_counts(copied: Path, rng: np.random.Generator)
     content = path.read_bytes()
     for changed in changes(content, rng, flips=2000, cuts=300):
         path.write_bytes(changed)
-        with pytest.raises(DatastoreError, match=r"manifest\.json is damaged|is no datastore"):
+        with pytest.raises(DatastoreError, match=r"manifest\.json is damaged|is not a datastore"):
             Manifest.read(copied)
     path.write_bytes(content)
     Manifest.read(copied)

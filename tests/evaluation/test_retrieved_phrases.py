@@ -268,7 +268,7 @@ def test_text_and_datastores_that_cannot_work(
     refused(fails("--samples", 0), "--samples is 0: at least 1")
     refused(fails("--json", tmp_path / "no" / "r.json"), "--json .*r.json: there is no folder .*no")
     refused(fails("--datastore", stores[0], stores[0]), "two datastores are called 'all': name them, as in NAME=")
-    refused(fails("--datastore", tmp_path), "is no datastore")
+    refused(fails("--datastore", tmp_path), "is not a datastore")
     other = tmp_path / "other"
     shutil.copytree(encoder.parent, other)
     state = torch.load(path := other / encoder.name)
