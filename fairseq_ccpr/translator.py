@@ -204,6 +204,6 @@ class Translator(System):
             An explanation, whose `save` writes a page for the browser.
 
         Raises:
-            ConfigurationError: there is not a datastore, or a sentence is too long.
+            ConfigurationError: there is no datastore, or a sentence is too long.
         """
         return explain_sentences(self, [sentences] if isinstance(sentences, str) else list(sentences), neighbours)

@@ -219,7 +219,7 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
         Translator(world.model, datastore=world.datastore, source_lang="en", target_lang="de")
     with pytest.raises(ConfigurationError, match=r"there is no checkpoint .*none.pt"):
         Translator(tmp_path / "none.pt", datastore=world.datastore)
-    with pytest.raises(DatastoreError, match=r"there is not a datastore at .*nowhere: no such directory"):
+    with pytest.raises(DatastoreError, match=r"there is no datastore at .*nowhere: no such directory"):
         Translator(datastore=tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="or the model's checkpoint with --path"):
         Translator(data=world.data_bin)

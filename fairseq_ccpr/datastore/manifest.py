@@ -169,7 +169,7 @@ class Manifest:
         path = directory / MANIFEST
         if not directory.is_dir():
             raise DatastoreError(
-                f"there is not a datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens or "
+                f"there is no datastore at {directory}: no such directory; build one with fairseq-ccpr build tokens or "
                 "build phrases"
             )
         if not path.exists():

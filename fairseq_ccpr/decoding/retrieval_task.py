@@ -248,7 +248,7 @@ class RetrievalTask(FairseqTask):
         """Join the models and the memories of the datastore in one ensemble.
 
         Raises:
-            ConfigurationError: there is not a datastore.
+            ConfigurationError: there is no datastore.
             DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
         """
         if self.token_datastore is None and self.phrase_datastore is None and self.glossary is None:

@@ -88,7 +88,7 @@ def _task_of(words: list[str]) -> list[str]:
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
-    """Return the same for one system: options of retrieval are refused where there is not a datastore.
+    """Return the same for one system: options of retrieval are refused where there is no datastore.
 
     Raises:
         ConfigurationError: such an option, or what `configure` refuses.

@@ -86,7 +86,7 @@ def test_a_typo_is_answered_in_one_sentence(words: list[str], sentence: str) -> 
     [
         (
             ["--task", "translation_retrival"],
-            "--task translation_retrival: there is no such choice .a task of your own needs --user-dir.; did you mean translation_ret",
+            "--task translation_retrival: there is no such choice .a task of your own needs --user-dir.; did you mean",
         ),
         (["--user-dir", "no/plug_in"], "no/plug_in: there is no such file or folder"),
     ],

@@ -190,7 +190,7 @@ def test_command_measures_prints_and_writes(world: World, tmp_path: Path) -> Non
         (["--index", "IVF99999,Flat"], "99,999 lists"),
         (["--systems", "base=DIR"], "give the system another name"),
         (["--systems", "a=DIR", "a=DIR"], "two systems are called 'a'"),
-        (["--systems", "a=nowhere"], "there is not a datastore at nowhere"),
+        (["--systems", "a=nowhere"], "there is no datastore at nowhere"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_any_work(world: World, words: list[object], sentence: str) -> None:
