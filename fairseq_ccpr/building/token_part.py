@@ -68,12 +68,16 @@ class TokenPart(Part[TokenSection]):
         with self.keys.progress("keys", sum(chunks.values())) as bar:
             bar.update(bar.total - sum(chunks[number] for number in todo))
             try:
-                for number, _, _ in write_behind(lambda chunk: self.writer.write_chunk(*chunk), write(todo)):
+                for number in write_behind(self._write, write(todo)):
                     bar.update(chunks[number])
             except DatastoreError:
                 if not self.writer.done():  # nothing to resume from, and space may be scarce
                     self.discard()
                 raise
+
+    def _write(self, chunk: tuple[int, int, dict[str, np.ndarray]]) -> int:
+        self.writer.write_chunk(*chunk)
+        return chunk[0]
 
     def finish(self) -> None:
         """Publish the part, with the vocabulary and the statistics of its own text alongside its arrays."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from threading import Event
+from weakref import WeakSet
 
 import pytest
 
@@ -12,13 +14,39 @@ from fairseq_ccpr.storage.write_behind import write_behind
 SECONDS = 30  # after which a wait that should have ended fails
 
 
-def test_results_are_written_in_order_and_yielded_when_they_are() -> None:
-    written: list[int] = []
+def test_results_are_written_in_order_and_told_when_they_are() -> None:
     for count in (0, 1, 5):
-        written.clear()
-        for result in write_behind(written.append, range(count)):
-            assert written[result] == result
+        written: list[int] = []
+
+        def write(result: int, written: list[int] = written) -> int:
+            written.append(result)
+            return -result
+
+        for number, told in enumerate(write_behind(write, range(count))):
+            assert told == -number == -written[number]
         assert written == list(range(count))
+
+
+def test_what_was_written_leaves_memory_while_the_next_is_computed() -> None:
+    alive: WeakSet[Result] = WeakSet()
+    for _ in write_behind(id, Result.some(8, alive)):
+        assert len(alive) <= 2
+
+
+class Result:
+    """What is computed; it can be referred to weakly."""
+
+    @classmethod
+    def some(cls, count: int, alive: WeakSet[Result]) -> Iterator[Result]:
+        """Compute results that are counted while they are in memory."""
+        for _ in range(count):
+            deadline = time.monotonic() + SECONDS
+            while alive and time.monotonic() < deadline:
+                time.sleep(0.001)  # until the one before is written and the thread has let go of it
+            assert not alive
+            alive.add(result := cls())
+            yield result
+            del result
 
 
 def test_the_next_is_computed_while_one_is_written() -> None:
@@ -30,10 +58,11 @@ def test_the_next_is_computed_while_one_is_written() -> None:
         computed.set()
         yield 1
 
-    def write(result: int) -> None:
+    def write(result: int) -> int:
         if result == 0:
             begun.set()
             assert computed.wait(SECONDS)
+        return result
 
     assert list(write_behind(write, results())) == [0, 1]
 
