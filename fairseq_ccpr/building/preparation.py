@@ -20,13 +20,13 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import preprocess
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.text.pairs import read_pairs, read_together
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 
 logger = logging.getLogger(__name__)
 
 MANY = 0.1  # of a subset's pairs, which are worth a warning if they are in the training text
-TRAIN = "train"
 SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by itself
 
 

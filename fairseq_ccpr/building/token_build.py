@@ -29,11 +29,10 @@ from fairseq_ccpr.search import METRICS, IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.data_bin import has_subset
+from fairseq_ccpr.storage.data_bin import TRAIN, has_subset
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
-TRAIN = "train"  # the subset that a datastore is built from
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fairseq_ccpr.building.corpus import PseudoPairs
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.part import BACK_TRANSLATIONS, RAW, TOKENS, refuse_differences, refuse_foreign
 from fairseq_ccpr.building.preparation import binarise
-from fairseq_ccpr.building.token_build import TRAIN, TRAINED_ADAPTER, TokenBuildSettings, load
+from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, TokenBuildSettings, load
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
@@ -28,6 +28,7 @@ from fairseq_ccpr.inference.sentences import Translation
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_file, partial_path, scratch_directory
+from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, PLAN, read_checked_json, write_checked_json, write_json
 from fairseq_ccpr.text.pairs import read_lines
 

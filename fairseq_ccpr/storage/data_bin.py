@@ -9,6 +9,8 @@ from typing import Any
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage import fingerprint
 
+TRAIN = "train"  # the subset that models are trained on, and datastores built from
+
 
 def check_data_bin(data_bin: Path, *languages: str) -> None:
     """Check that a folder exists and has the dictionaries of these languages.
