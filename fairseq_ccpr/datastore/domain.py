@@ -7,6 +7,7 @@ Letters: M states in a sample, N states of queries, d decoder width.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -56,11 +57,12 @@ class Domain:
             known, held_out = states[half], states[~half]
             if len(known) and len(held_out):
                 parity = int(half is first)
-                distances = _log_distance(held_out.double(), *_moments(known))
+                mean, whitening = _moments(known)
+                distances = _log_distance(held_out.double(), mean @ whitening, whitening)
                 running.append(_running_means(distances, lengths[parity::2]))
         mean, whitening = _moments(states)
         if not running:  # a single sentence: nothing is held out
-            running = [_running_means(_log_distance(states.double(), mean, whitening), lengths)]
+            running = [_running_means(_log_distance(states.double(), mean @ whitening, whitening), lengths)]
         near, far = torch.cat(running).quantile(torch.tensor([NEAR, FAR], dtype=torch.float64)).unbind()
         return cls(mean.float(), whitening.float(), near.float(), far.float(), states.half(), lengths, numbers)
 
@@ -71,11 +73,19 @@ class Domain:
 
     def distance(self, states: Tensor) -> Tensor:
         """Compute the logarithm of the squared Mahalanobis distance per dimension, fp32 [N], of states fp32 [N, d]."""
-        return _log_distance(states, self.mean, self.whitening)
+        return _log_distance(states, self._shift, self.whitening)
 
-    def cosine(self, states: Tensor) -> Tensor:
-        """Compare states fp32 [N, d] with the mean: cosines, fp32 [N]."""
-        return torch.cosine_similarity(states, self.mean.unsqueeze(0), dim=1)
+    def cosine(self, states: Tensor, norms: Tensor) -> Tensor:
+        """Compare states fp32 [N, d], of these norms, with the mean: cosines, fp32 [N]."""
+        return states @ self._direction / norms
+
+    @cached_property
+    def _shift(self) -> Tensor:
+        return self.mean @ self.whitening
+
+    @cached_property
+    def _direction(self) -> Tensor:
+        return torch.nn.functional.normalize(self.mean, dim=0)
 
     def familiarity(self, running_distance: Tensor) -> Tensor:
         """Measure how similar hypotheses are to the datastore's own text, fp32 [N]: 1 up to `near`, down to 0 from `far` on.
@@ -83,7 +93,11 @@ class Domain:
         Args:
             running_distance: fp32 [N], the mean of `distance` over the tokens so far.
         """
-        return ((self.far - running_distance) / (self.far - self.near).clamp_min(1e-6)).clamp(0, 1)
+        return ((self.far - running_distance) / self._span).clamp(0, 1)
+
+    @cached_property
+    def _span(self) -> Tensor:
+        return (self.far - self.near).clamp_min(1e-6)
 
     def select(self, chosen: Tensor, shift: int = 0) -> Domain:
         """Keep some sentences of the sample, bool, with `shift` added to their numbers; the statistics stay."""
@@ -141,8 +155,10 @@ def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.linalg.inv(torch.linalg.cholesky(covariance)).T.contiguous()
 
 
-def _log_distance(states: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
-    return ((states - mean) @ whitening).square().mean(dim=1).clamp_min(1e-12).log()
+def _log_distance(states: Tensor, shift: Tensor, whitening: Tensor) -> Tensor:
+    """Compute log |h W - shift|^2 / d, `shift` being the whitened mean; a step of beam search counts each operation."""
+    whitened = torch.addmm(shift, states, whitening, beta=-1)
+    return whitened.square_().mean(dim=1).clamp_min_(1e-12).log_()
 
 
 def _running_means(values: Tensor, lengths: Tensor) -> Tensor:

@@ -141,6 +141,8 @@ class TokenMemory:
     def search_some(self, queries: Tensor, k: int, needed: Tensor) -> Neighbours:
         """Do the same for those queries that need it, bool [N]; for the others all neighbours are missing."""
         rows = needed.nonzero()[:, 0]
+        if len(rows) == len(queries):
+            return self.search(queries, k)
         found = self.search(queries[rows], k)
         ids = rows.new_full((len(queries), k), -1)
         scores = found.scores.new_full((len(queries), k), float("-inf"))
@@ -194,10 +196,10 @@ class TokenMemory:
     def observe(self, queries: Tensor) -> Tensor:
         """Compare queries [N, d] with the datastore's own text: `OF_STATE`, fp32 [N, 3]; what is not known is 0."""
         states = queries.float()
-        norm = states.norm(dim=1).log()
+        norms = torch.linalg.vector_norm(states, dim=1).clamp_min(1e-8)
         if self.domain is None:
-            return torch.stack([torch.zeros_like(norm), torch.zeros_like(norm), norm], dim=1)
-        return torch.stack([self.domain.distance(states), self.domain.cosine(states), norm], dim=1)
+            return torch.stack([torch.zeros_like(norms), torch.zeros_like(norms), norms.log()], dim=1)
+        return torch.stack([self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1)
 
     def force_search(self, queries: Tensor, k: int, model: Distribution, real: Tensor) -> tuple[Neighbours, Course]:
         """Search and follow given targets as beam search does.
@@ -324,7 +326,7 @@ class TokenBatch:
         """Search for the hypotheses that need it. On a GPU all were searched for, without waiting for this to be known."""
         if not self.memory.skips:
             return self._retrieved.pop()
-        distance = state[:, 0] if self._sums is None else (self._sums[:, 3] + state[:, 0]) / length
+        distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / length
         needed = self.memory.needed(best, distance)
         if queries.is_cuda:
             neighbours, _ = self._retrieved.pop()

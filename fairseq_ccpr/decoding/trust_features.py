@@ -6,6 +6,7 @@ vocabulary, and nothing goes back to the host. Letters: N tokens, k neighbours, 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -41,10 +42,10 @@ class Course(NamedTuple):
     @classmethod
     def of(cls, state: Tensor, sums: Tensor, length: Tensor | int) -> Course:
         """Make it of the sums of what was `observed` at each token, fp32 [N, 4], and their number."""
-        means = sums[:, :2] / sums[:, 2:3].clamp_min(1)
-        distance = sums[:, 3:] / torch.as_tensor(length, device=sums.device).view(-1, 1)
-        running = torch.stack([means[:, 0], distance[:, 0], means[:, 1]], dim=1)
-        return cls(state, running, torch.as_tensor(length - 1.0, device=sums.device).expand(len(sums)))
+        running = sums[:, :3] / sums[:, 3:].clamp_min(1)
+        running[:, 1] = sums[:, 1] / length
+        position = length - 1.0 if isinstance(length, Tensor) else sums.new_full((len(sums),), length - 1.0)
+        return cls(state, running, position)
 
     @property
     def running_distance(self) -> Tensor:
@@ -105,21 +106,20 @@ def trust_features(model: ModelEvidence, tokens: TokenEvidence | None, phrases: 
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
     """What of N tokens is followed along their hypotheses, fp32 [N, 4]; tokens without neighbours count for the last alone.
 
-    Columns: the similarity of a neighbour of typical rank; whether the nearest one names the model's favourite; whether there
-    are neighbours; the distance of the state to the datastore's text.
+    Columns: those of `RUNNING`, the similarity of a neighbour of typical rank, the distance of the state to the datastore's
+    text, and whether the nearest neighbour names the model's favourite; then whether there are neighbours.
 
     Args:
         scores, values: fp32 and int64 [N, k].
         state: fp32 [N, 3], `OF_STATE`.
         favourite: int64 [N], the model's likeliest token.
     """
-    some = (scores.amax(dim=1) > float("-inf")).float()
-    typical = similarities(scores[:, :TYPICAL_RANK]).masked_fill(
-        scores[:, :TYPICAL_RANK] == float("-inf"), float("inf")
-    )
-    typical = typical.amin(dim=1).nan_to_num(posinf=0.0)
+    near = scores[:, :TYPICAL_RANK]
+    least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1)
+    typical = similarities(least).nan_to_num(posinf=0.0)
     agrees = (values[:, 0] == favourite) & (scores[:, 0] > float("-inf"))
-    return torch.stack([typical, agrees.float(), some, state[:, 0]], dim=1)
+    some = scores.amax(dim=1) > float("-inf")
+    return torch.stack([typical, state[:, 0], agrees, some], dim=1)
 
 
 def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
 
 
 def similarities(scores: Tensor) -> Tensor:
-    """Bring scores to one scale, fp32 [N, k]: inner products as they are, squared distances as minus their logarithm.
+    """Bring scores of any shape to one scale, fp32: inner products as they are, squared distances as minus their logarithm.
 
     Scores of a metric have one sign but for inner products below 0, which say as much as 0; missing ones are -inf.
     """
@@ -149,28 +149,33 @@ def first_occurrences(values: Tensor) -> Tensor:
     return torch.empty_like(new).scatter_(1, order, new)
 
 
+@cache
+def _ranks(device: torch.device) -> Tensor:
+    return torch.tensor(RANKS, device=device)
+
+
 def _token_features(model: ModelEvidence, tokens: TokenEvidence) -> list[Tensor]:
     found = tokens.scores > float("-inf")
     count = found.sum(dim=1, keepdim=True)
-    ranks = torch.tensor(RANKS, device=count.device)
+    some, several = count > 0, count.clamp_min(1)
     # A rank that was not found has the score of the last one that was.
-    at = torch.minimum(ranks, count).clamp_min(1) - 1
-    ordered = similarities(tokens.scores).sort(dim=1, descending=True).values
-    scores = ordered.gather(1, at).nan_to_num(neginf=0.0)
-    first = first_occurrences(tokens.values.masked_fill(~found, -1)) & found
-    distinct = first.cumsum(dim=1).gather(1, at) / (at + 1)
+    ranks = torch.minimum(_ranks(count.device), several)
+    at = ranks - 1
+    scores = similarities(tokens.scores.sort(dim=1, descending=True).values.gather(1, at)).nan_to_num(neginf=0.0)
+    values = torch.where(found, tokens.values, -1)
+    first = first_occurrences(values) & found
+    distinct = first.cumsum(dim=1).gather(1, at) / ranks
     probabilities = tokens.log_probs.exp() * first
-    highest, place = tokens.log_probs.max(dim=1, keepdim=True)
-    favourite = tokens.values.gather(1, place)
-    entropy = -(probabilities * tokens.log_probs.clamp_min(-50)).sum(dim=1, keepdim=True)
-    same = ((tokens.values == favourite) & found).sum(dim=1, keepdim=True) / count.clamp_min(1)
-    of_favourite = (model.best.unsqueeze(1) - tokens.of_neighbours.gather(1, place)) * (count > 0)
-    agreement = (favourite == model.favourite.unsqueeze(1)) & (count > 0)
+    highest, place = probabilities.max(dim=1, keepdim=True)
+    favourite = values.gather(1, place)
+    entropy = torch.special.entr(probabilities).sum(dim=1, keepdim=True)
+    same = (values == favourite).sum(dim=1, keepdim=True) / several * some
+    of_favourite = (model.best.unsqueeze(1) - tokens.of_neighbours.gather(1, place)) * some
+    agreement = favourite == model.favourite.unsqueeze(1)
     overlap = (probabilities * tokens.of_neighbours.exp()).sum(dim=1, keepdim=True)
     return [
-        scores, count / tokens.scores.size(1), distinct[:, 1:], highest.exp(), entropy, same, of_favourite,
-        agreement.float(), overlap, tokens.course.state, tokens.course.running,
-        torch.log1p(tokens.course.position).unsqueeze(1),
+        scores, count / tokens.scores.size(1), distinct[:, 1:], highest, entropy, same, of_favourite,
+        agreement, overlap, tokens.course.state, tokens.course.running, torch.log1p(tokens.course.position).unsqueeze(1),
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from fairseq_ccpr.search.base import DISK, Index, IndexDescription, IndexRequest
 from fairseq_ccpr.search.faiss_build import build_faiss
 from fairseq_ccpr.search.faiss_library import (
     can_stay_on_disk,
-    default_parameters,
+    complete_parameters,
     disk_factory,
     import_faiss,
     inverted_lists,
@@ -37,19 +37,20 @@ class FaissIndex(Index):
         metric: `l2` or `ip`.
         file_bytes: of the file it was read from.
         on_disk: whether its inverted lists stay there, mapped into memory.
+        least: candidates that are scored again at least, see `set_parameters`.
     """
 
-    def __init__(self, index: Any, metric: str, file_bytes: int, on_disk: bool = False) -> None:
+    def __init__(self, index: Any, metric: str, file_bytes: int, on_disk: bool = False, least: int = 0) -> None:
         self.index = index
         self.metric = metric
-        self.file_bytes, self.on_disk = file_bytes, on_disk
+        self.file_bytes, self.on_disk, self.least = file_bytes, on_disk, least
         self.on_host = True
         self.size = int(index.ntotal)
         self.dimension = int(index.d)
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a factory string, and parameters in FAISS's notation, or those that give good recall."""
+        """Take a factory string, and parameters; those not given are such as give good recall."""
         return _plan("faiss", request.choice, request)
 
     @classmethod
@@ -103,8 +104,8 @@ class FaissIndex(Index):
                 faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).prefetch_nthread = 0
         except RuntimeError:
             raise DatastoreError(f"{path} is damaged: FAISS cannot read it; build the datastore again") from None
-        set_parameters(index, parameters)
-        return cls(index, metric, path.stat().st_size, on_disk)
+        least = set_parameters(index, parameters)
+        return cls(index, metric, path.stat().st_size, on_disk, least)
 
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -112,10 +113,21 @@ class FaissIndex(Index):
         device = queries.device
         if not hasattr(self.index, "getDevice"):
             queries = queries.cpu()
-        distances, ids = self.index.search(queries.float().contiguous(), k)
+        distances, ids = self._ask(queries.float().contiguous(), k)
         scores = distances if self.metric == "ip" else -distances
         scores, ids = to_device([scores.masked_fill(ids < 0, float("-inf")), ids], device)
         return scores, ids
+
+    def _ask(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Search in FAISS; where k is so small that candidates would be too few, with a greater factor."""
+        if not self.least or not k or self.least <= k * self.index.k_factor:
+            distances, ids = self.index.search(queries, k)
+            return distances, ids
+        greater = import_faiss().IndexRefineSearchParameters(
+            k_factor=(self.least + 0.5) / k
+        )  # candidates are rounded down
+        found = self.index.search_numpy(queries.numpy(), k, params=greater)
+        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
     @property
     def deepest(self) -> int:
@@ -180,6 +192,6 @@ def _plan(backend: str, factory: str, request: IndexRequest) -> IndexDescription
     if (ivf := inverted_lists(index)) is not None and ivf.nlist > request.size:
         raise request.too_many_lists(factory, ivf.nlist)
     set_parameters(index, request.parameters)
-    parameters = request.parameters or default_parameters(index, request.effort)
+    parameters = complete_parameters(index, request.parameters, request.effort)
     name = f"{file_stem(factory, request.metric, backend)}.faiss"
     return IndexDescription(backend, request.metric, factory, parameters, name)

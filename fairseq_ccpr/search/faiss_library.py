@@ -14,6 +14,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import Effort
 
 NARROW = 128  # dimensions, each of which then has a code of its own
+FACTOR, LEAST = "k_factor_rf", "candidates"  # of FAISS's own search parameters, and one more
 
 
 def import_faiss() -> Any:
@@ -33,32 +34,61 @@ def import_faiss() -> Any:
     return faiss
 
 
-def set_parameters(index: Any, parameters: str) -> None:
-    """Apply search-time parameters in FAISS's own notation; an empty string changes nothing."""
-    if not parameters:
-        return
+def set_parameters(index: Any, parameters: str) -> int:
+    """Apply search-time parameters in FAISS's own notation; an empty string changes nothing.
+
+    One parameter is not FAISS's: where candidates are scored again, `candidates=64` takes at least so many of them, and
+    k_factor_rf for each neighbour where these are more. Of few neighbours each counts, of many the last hardly do.
+
+    Returns:
+        The least number of candidates; 0 if it is not given.
+
+    Raises:
+        ConfigurationError: parameters that the index does not have.
+    """
+    faiss, named = import_faiss(), named_parameters(parameters)
+    least = named.pop(LEAST, "0") if isinstance(index, faiss.IndexRefine) else "0"
+    if not least.isdecimal():
+        raise ConfigurationError(
+            f"--index-parameters '{parameters}': {LEAST} is '{least}'; give the number of keys to score again, such as "
+            f"{LEAST}=64"
+        )
     try:
-        import_faiss().ParameterSpace().set_index_parameters(index, parameters)
+        faiss.ParameterSpace().set_index_parameters(index, written(named))
     except RuntimeError:
         raise ConfigurationError(
             f"FAISS does not know the index parameters '{parameters}' for a {type(index).__name__}: "
             "give --index-parameters in its notation, such as nprobe=32 or efSearch=64"
         ) from None
+    return int(least)
 
 
-def default_parameters(index: Any, effort: Effort) -> str:
-    """Choose search parameters that give good recall, where FAISS's own defaults favour speed above all."""
-    faiss = import_faiss()
-    parameters = []
+def named_parameters(parameters: str) -> dict[str, str]:
+    """Return the values of search parameters by their names; of something else than NAME=VALUE the value is empty."""
+    pairs = (word.partition("=") for word in parameters.split(",") if word)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def written(parameters: dict[str, str]) -> str:
+    """Write search parameters in FAISS's notation."""
+    return ",".join(f"{name}={value}" for name, value in parameters.items())
+
+
+def complete_parameters(index: Any, given: str, effort: Effort) -> str:
+    """Add those search parameters that are not given: such as give good recall, where FAISS's own favour speed above all."""
+    faiss, named = import_faiss(), named_parameters(given)
+    parameters = {}
     if (ivf := inverted_lists(index)) is not None:
         # By angle, the nearest keys are spread over more lists.
         probes = effort.probes or (24 if ivf.metric_type == faiss.METRIC_INNER_PRODUCT else 16)
-        parameters.append(f"nprobe={min(probes, ivf.nlist)}")
+        parameters["nprobe"] = f"{min(probes, ivf.nlist)}"
     if isinstance(index, faiss.IndexRefine):
-        parameters.append(f"k_factor_rf={effort.candidates}")
+        parameters[FACTOR] = f"{effort.candidates}"
+        if effort.least and FACTOR not in named:
+            parameters[LEAST] = f"{effort.least}"
     if isinstance(index, faiss.IndexHNSW):
-        parameters.append("efSearch=64")
-    return ",".join(parameters)
+        parameters["efSearch"] = "64"
+    return written(parameters | named)
 
 
 def inverted_lists(index: Any) -> Any | None:

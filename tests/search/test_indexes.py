@@ -212,14 +212,47 @@ def test_damaged_index_file_is_refused(tmp_path) -> None:
 
 def test_automatic_index_is_exact_where_that_is_fastest() -> None:
     assert plan_index("auto", "l2", "", 1000, 16).backend == "exact"
-    assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=16,k_factor_rf=8"
+    assert plan_index("auto", "ip", "", 10**6, 16).parameters == "nprobe=16,k_factor_rf=4,candidates=64"
     assert plan_index("auto", "ip", "", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=64,k_factor_rf=2"
-    assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=3"
     assert plan_index("auto", "l2", "", 10**7, 16, gpu=True).backend == "exact"
     for odd in (7, 129, 200):  # the codes must share the width out evenly
         plan_index("auto", "ip", "", 10**6, odd)
     assert plan_index("auto", "l2", "", 10**6, 16).factory == "IVF1024,PQ16x4fs,Refine(keys)"
     assert plan_index("auto", "ip", "", 10**6, 128).factory == "RR128,IVF1024,PQ64x4fsr,Refine(keys)"
+
+
+@pytest.mark.parametrize(
+    "given, planned",
+    [
+        ("nprobe=3", "nprobe=3,k_factor_rf=4,candidates=64"),
+        ("nprobe=3,k_factor_rf=2", "nprobe=3,k_factor_rf=2"),
+        ("candidates=100", "nprobe=16,k_factor_rf=4,candidates=100"),
+        ("candidates=100,k_factor_rf=1", "nprobe=16,k_factor_rf=1,candidates=100"),
+    ],
+)
+def test_parameters_that_are_not_given_give_good_recall(given: str, planned: str) -> None:
+    assert plan_index("auto", "ip", given, 10**6, 16).parameters == planned
+
+
+def test_few_neighbours_have_enough_candidates(tmp_path: Path, rng: np.random.Generator) -> None:
+    """At k 4, 64 candidates are 16 for each; at k 40 two for each are more."""
+    keys = rng.normal(size=(3000, 32)).astype(np.float16)
+    queries = torch.from_numpy(rng.normal(size=(50, 32))).float()
+    description = plan_index("IVF16,PQ16x4fs,Refine(keys)", "l2", "nprobe=16,k_factor_rf=2,candidates=64", *keys.shape)
+    build_index(keys, description, tmp_path / description.file, lambda _: None)
+    found = {
+        parameters: open_index(replace(description, parameters=parameters), keys, tmp_path)
+        for parameters in (description.parameters, "nprobe=16,k_factor_rf=2", "nprobe=16,k_factor_rf=16")
+    }
+    bounded, two, sixteen = found.values()
+    for k, same, other in ((4, sixteen, two), (40, two, sixteen)):
+        assert all(torch.equal(one, wanted) for one, wanted in zip(bounded.search(queries, k), same.search(queries, k)))
+        assert not torch.equal(bounded.search(queries, k)[1], other.search(queries, k)[1])
+
+
+def test_candidates_that_are_no_number_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="candidates is 'many'; give the number of keys to score again"):
+        plan_index("IVF4,PQ16x4fs,Refine(keys)", "l2", "candidates=many", 100, 16)
 
 
 def test_codes_of_residuals_find_more_by_inner_product(tmp_path) -> None:
