@@ -13,11 +13,13 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import tiled
 from fairseq_ccpr.search.base import IndexDescription, IndexRequest, RemoteKeys
 from fairseq_ccpr.search.launching import ScoringIndex, load_steps
-from fairseq_ccpr.search.selection import best_rows, largest, search_by_blocks
+from fairseq_ccpr.search.selection import FINE, best_rows, largest, search_by_blocks
 from fairseq_ccpr.storage.arrays import as_tensor
 
 EXACT = "exact"
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
+KEPT_NUMBERS = 1 << 23  # as many scores stay in a CPU's cache, more or less: 32 MB
+SPARE = 8  # keys that are scored again beyond k: products round otherwise than differences
 MOST_ROWS = 1 << 30  # of keys in a block, whose numbers kernels count in 32 bits
 QUERIES = 1 << 12  # at a time
 
@@ -29,6 +31,8 @@ class ExactIndex(ScoringIndex):
     2. the k runs are chosen whose largest are largest: the k nearest keys are among theirs;
     3. those keys are scored again in fp32, distances by differences rather than by products, which cancel, and the k
        nearest are kept, of equal ones the lower id first.
+
+    On a CPU, few scores are all kept, so that step 3 needs but those of the k nearest keys.
 
     Many keys are searched in blocks, one after the other, and the nearest of all blocks are kept: memory does not grow
     with N, and keys on disk are read once, in order.
@@ -94,6 +98,12 @@ class ExactIndex(ScoringIndex):
         """Find the k nearest keys in a block of keys, or all where they are fewer."""
         keys = self.keys[rows]
         norms = self._half_norms_of(rows) if self.metric == "l2" else None
+        if self.steps is tiled and self.on_host and len(keys) * len(queries) <= KEPT_NUMBERS:
+            scores = tiled.all_scores(keys, queries, norms)
+            ids = best_rows(scores, k + SPARE, group=FINE, direct=FINE * FINE)
+            scores = tiled.scores_of(keys, queries, ids, self.metric)
+            scores, ids = largest(scores, ids, min(k, len(keys)))
+            return scores, ids + rows.start
         buckets = best_rows(self.steps.bucket_maxima(keys, queries, norms), min(k, len(keys)))  # [H, n]
         scores = self.steps.bucket_scores(keys, queries, buckets, self.metric)
         within = torch.arange(self.steps.BUCKET, device=queries.device)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 GROUP = 64  # numbers that the largest stands for
+FINE = 16  # the same on a CPU, where comparing costs more than the launch of one more operation
 DIRECT = 4096  # as many are compared with one another
 _LAST_ID = 2**32 - 1
 _MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
@@ -43,23 +44,24 @@ def _ordered(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> 31) & _MAGNITUDE)
 
 
-def best_rows(values: Tensor, k: int) -> Tensor:
+def best_rows(values: Tensor, k: int, group: int = GROUP, direct: int = DIRECT) -> Tensor:
     """Find the rows that hold the k largest numbers of each column.
 
     Args:
         values: fp32 [M, H].
+        group, direct: see `GROUP` and `DIRECT`.
 
     Returns:
         int64 [H, min(k, M)], largest first, of equal ones the lower row first.
     """
     size, columns = values.shape
     k = min(k, size)
-    if size <= max(DIRECT, k * GROUP):
+    if size <= max(direct, k * group):
         return largest(values.T.contiguous(), torch.arange(size, device=values.device), k)[1]
-    missing = -size % GROUP
+    missing = -size % group
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing), value=float("-inf")) if missing else values
-    groups = best_rows(padded.view(-1, GROUP, columns).amax(dim=1), k)  # [H, k]
-    rows = (groups.unsqueeze(2) * GROUP + torch.arange(GROUP, device=values.device)).flatten(1)  # [H, k * GROUP]
+    groups = best_rows(padded.view(-1, group, columns).amax(dim=1), k, group, direct)  # [H, k]
+    rows = (groups.unsqueeze(2) * group + torch.arange(group, device=values.device)).flatten(1)  # [H, k * group]
     return largest(padded.T.gather(1, rows), rows, k)[1]
 
 

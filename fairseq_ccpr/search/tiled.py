@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -21,20 +23,36 @@ def bucket_maxima(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> T
     Returns:
         fp32 [M, H], M being N / BUCKET rounded up; inner products less `half_norms`.
     """
-    (size, dimension), count = keys.shape, len(queries)
-    maxima = torch.empty(-(-size // BUCKET), count, device=keys.device)
-    columns = queries.float().T
-    rows = BUCKET * max(1, _tile_numbers(keys.device) // (BUCKET * max(dimension, count)))
-    for start in range(0, size, rows):
-        scores = keys[start : start + rows].float() @ columns  # [rows, H]
-        if half_norms is not None:
-            # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
-            scores -= half_norms[start : start + rows, None]
+    maxima = torch.empty(-(-len(keys) // BUCKET), len(queries), device=keys.device)
+    for start, scores in _score_tiles(keys, queries, half_norms):
         if missing := -len(scores) % BUCKET:
             scores = torch.nn.functional.pad(scores, (0, 0, 0, missing), value=float("-inf"))
-        runs = scores.view(-1, BUCKET, count)
+        runs = scores.view(-1, BUCKET, len(queries))
         torch.amax(runs, dim=1, out=maxima[start // BUCKET :][: len(runs)])
     return maxima
+
+
+def all_scores(keys: Tensor, queries: Tensor, half_norms: Tensor | None) -> Tensor:
+    """Score all keys as `bucket_maxima` does, fp32 [N, H]."""
+    scores = torch.empty(len(keys), len(queries), device=keys.device)
+    for _ in _score_tiles(keys, queries, half_norms, scores):
+        pass
+    return scores
+
+
+def _score_tiles(
+    keys: Tensor, queries: Tensor, half_norms: Tensor | None, into: Tensor | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """Score keys tile by tile: the first row of each tile, and its scores, fp32 [rows, H], which may be part of `into`."""
+    columns = queries.float().T
+    rows = BUCKET * max(1, _tile_numbers(keys.device) // (BUCKET * max(keys.size(1), len(queries))))
+    for start in range(0, len(keys), rows):
+        tile = slice(start, start + rows)
+        scores = torch.mm(keys[tile].float(), columns, out=into[tile] if into is not None else None)
+        if half_norms is not None:
+            # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
+            scores -= half_norms[tile, None]
+        yield start, scores
 
 
 def bucket_scores(keys: Tensor, queries: Tensor, buckets: Tensor, metric: str) -> Tensor:
