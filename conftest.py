@@ -84,6 +84,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="session")
+def sentences(world: World) -> list[str]:
+    return [source for source, _ in read_pairs(world.folder / "test.tsv")]
+
+
+@pytest.fixture(scope="session")
 def ccpr(tmp_path_factory: pytest.TempPathFactory) -> Ccpr:
     folder = tmp_path_factory.mktemp("ccpr")
     made = Ccpr(folder / "pairs.tsv", folder / "context", folder / "phrases", folder / "run/checkpoint_best.pt", "")

