@@ -106,7 +106,7 @@ def test_a_text_decoded_as_fairseq_does_has_what_was_learnt_and_the_command_retr
     (source, target), options = pairs[0], [store, "--cpu", "--phrase-k", 3, "--phrase-min-similarity", 0]
     assert "learnt 1 pair " in call("learn", *words, "--source", source, "--target", target).stdout
     shown = call("inspect", store).stdout
-    assert "learnt         1 pairs, in addition to them, 1 of them with phrases (" in shown
+    assert "learnt         1 pair, in addition to them, 1 of them with phrases (" in shown
     monkeypatch.setattr("fairseq_ccpr.cli.retrieve.read_standard_input", lambda: iter([source]))
     found = call("retrieve", *options, "--output-format", "jsonl")
     assert '"learnt": 1' in found.stdout and "|learnt:1-" in found.stderr

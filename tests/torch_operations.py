@@ -19,11 +19,12 @@ BY_MASK = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 class NoRoundTrip(TorchDispatchMode):
-    """Fails at operations whose result the host must wait for, were the tensors on a GPU; copies to it go unseen."""
+    """Fails where the host would wait for a GPU: for the result of an operation, or to copy numbers of its own there."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
         assert packet not in ASKING, f"{func} asks the device for numbers"
+        assert packet is not aten.lift_fresh, f"{func} makes a tensor of the host's numbers"
         if packet in BY_MASK:
             assert not any(index is not None and index.dtype == torch.bool for index in args[1]), f"{func} by a mask"
         assert func is not aten.repeat_interleave.Tensor, f"{func} asks for the sum of its repeats"

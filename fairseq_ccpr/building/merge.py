@@ -101,8 +101,8 @@ def _check_learnt(opened: list[Opened[TokenDatastore]]) -> None:
         learnt = LearntStore(one.store)
         if learnt.entries or learnt.gone or needs_compacting(learnt):
             raise ConfigurationError(
-                f"{len(learnt.pairs):,} pairs were learnt alongside {one.directory}, and only a datastore's own entries are "
-                f"merged: fairseq-ccpr compact {one.directory} makes them its own"
+                f"{one.directory} has learnt pairs ({len(learnt.pairs):,}), and only a datastore's own entries are merged: "
+                f"fairseq-ccpr compact {one.directory} makes them its own"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
-from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.cli.command import command, counted
 
 HELP = """\
 Move what a datastore has learnt into its own entries, which its index finds, and erase what was forgotten: none of its text
@@ -22,8 +22,8 @@ def compact(settings: CompactSettings) -> int:
     """Compact, and say what became of it."""
     done = compact_datastore(settings)
     print(
-        f"{settings.datastore}: {done.section.size:,} entries, index {done.section.index}; {done.moved:,} pairs moved into "
-        f"it, {done.removed:,} that were forgotten left it"
+        f"{settings.datastore}: {done.section.size:,} entries, index {done.section.index}; "
+        f"{counted(done.moved, 'pair')} moved into it, {done.removed:,} that were forgotten left it"
     )
     return 0
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fairseq_ccpr.cli.command import command, markdown_table
+from fairseq_ccpr.cli.command import command, counted, markdown_table
 from fairseq_ccpr.cli.phrase_prompt import marked
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.learnt import LearntStore
@@ -145,7 +145,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
         )
     learnt = LearntStore(datastore)
     if learnt.pairs:
-        print(f"learnt         {len(learnt.pairs):,} pairs, in addition to them{_count_phrases(learnt)}")
+        print(f"learnt         {counted(len(learnt.pairs), 'pair')}, in addition to them{_count_phrases(learnt)}")
     if _print_damage([learnt.damage] if learnt.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)

@@ -43,6 +43,8 @@ class PhraseVotes(nn.Module):
     English text of that help as memory. Training continues from there.
     """
 
+    barred: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         begun, written = (-3.8, -2.5, -2.1, -2.1, -2.5), (-3.8, -4.3, -2.8, -3.5, -2.2, -2.8)
@@ -52,6 +54,8 @@ class PhraseVotes(nn.Module):
         self.covered = _weights(-1.9)  # d
         self.model = _weights(1.2, 0.8)  # n0, n1
         assert len(self.state) == len(self.consent) == len(STATES)
+        # Offset and consent of a phrase that cannot begin.
+        self.register_buffer("barred", torch.tensor([[float("-inf"), 0.0]]), persistent=False)
 
     def of_phrases(self, table: PhraseTable) -> Tensor:
         """Compute the part of u that no hypothesis changes, fp32 [B, A]; -inf where there is no phrase."""
@@ -72,8 +76,7 @@ class PhraseVotes(nn.Module):
         Args:
             of_phrases: fp32 [N, A], of `of_phrases`, a row for each hypothesis.
         """
-        barred = self.state.new_tensor([[float("-inf"), 0.0]])
-        weights = torch.cat([torch.stack([self.state, self.consent], dim=1), barred])
+        weights = torch.cat([torch.stack([self.state, self.consent], dim=1), self.barred])
         by_state = weights.index_select(0, proposals.states.view(-1))
         offset, wanted = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
         scores = of_phrases + offset + wanted * consent.ratios

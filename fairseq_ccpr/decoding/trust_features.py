@@ -151,7 +151,7 @@ def first_occurrences(values: Tensor) -> Tensor:
 
 @cache
 def _ranks(device: torch.device) -> Tensor:
-    return torch.tensor(RANKS, device=device)
+    return 2 ** torch.arange(len(RANKS), device=device)  # made there: a copy would be waited for
 
 
 def _token_features(model: ModelEvidence, tokens: TokenEvidence) -> list[Tensor]:

@@ -146,7 +146,7 @@ def test_every_daily_command_takes_it(trained: Path, tuned: Path, tmp_path: Path
     assert call("memory", store).stdout.split("\t")[2:] == [source, f"{target}\n"]
     call("learn", *words, "--source", other, "--target", "What is not wanted.")
     assert "forgot 1 pair; 1 is left" in call("forget", store, 2).stdout
-    assert "1 pairs moved into it" in call("compact", store).stdout and translated()[2] == before[2]
+    assert "1 pair moved into it" in call("compact", store).stdout and translated()[2] == before[2]
     assert "health         good" in call("inspect", store).stdout
     model = ["--path", trained / "model/model.pt", "--cpu"]
     call("build tokens", data_bin, "--subset", "valid", *model, "--output", tmp_path / "other", "--quiet")
