@@ -203,6 +203,4 @@ def test_a_merge_refuses_what_was_learnt_and_is_not_compacted(store: Path, small
     learning.learn([new_pair(1)])
     learning.close()
     words = [store, f"other={small}", "--output", tmp_path / "merged", "--quiet"]
-    refused(
-        call("merge", *words, check=False), r"store has learnt pairs \(1\), and only .*: fairseq-ccpr compact"
-    )
+    refused(call("merge", *words, check=False), r"store has learnt pairs \(1\), and only .*: fairseq-ccpr compact")
