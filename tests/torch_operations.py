@@ -19,7 +19,10 @@ BY_MASK = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 class NoRoundTrip(TorchDispatchMode):
-    """Fails where the host would wait for a GPU: for the result of an operation, or to copy numbers of its own there."""
+    """Fails where the host would wait for a GPU: for the result of an operation, or to copy numbers of its own there.
+
+    Copies of tensors that are already there, such as `.to(device)`, go unseen on a CPU.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket

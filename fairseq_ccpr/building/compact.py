@@ -269,9 +269,11 @@ def _plan(
     if before.size <= EXACT_UP_TO and not index.factory:
         of_kind = "auto"
     of_tokens = isinstance(before, TokenSection)
-    parameters = (settings.index_parameters if of_tokens else "") or ("" if asked else index.parameters)
+    given = settings.index_parameters if of_tokens else ""
+    kept = "" if given or asked else index.parameters
     gpu = choose_device(settings.cpu).type == "cuda"
-    return plan_index(asked or of_kind, index.metric, parameters, grown.size, grown.dimension, gpu, effort)
+    planned = plan_index(asked or of_kind, index.metric, given or kept, grown.size, grown.dimension, gpu, effort)
+    return replace(planned, parameters=kept) if kept else planned  # as they are: without defaults for those not given
 
 
 def remove_others(directory: Path, manifest: Manifest) -> None:

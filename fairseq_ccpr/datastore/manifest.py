@@ -15,8 +15,8 @@ from fairseq_ccpr.version import __version__
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
 # 7 token parts that what was learnt has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
-# sources are back-translations among those that were merged
-FORMAT_VERSION = 9
+# sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters
+FORMAT_VERSION = 10
 CHECKSUM_SINCE = 5
 TOKEN, PHRASE = "token", "phrase"  # the folders of the parts
 REVERSE_MODEL = "reverse_model"  # fingerprint of the model whose back-translations are the sources of tokens

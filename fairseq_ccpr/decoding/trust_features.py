@@ -157,9 +157,9 @@ def _ranks(device: torch.device) -> Tensor:
 def _token_features(model: ModelEvidence, tokens: TokenEvidence) -> list[Tensor]:
     found = tokens.scores > float("-inf")
     count = found.sum(dim=1, keepdim=True)
-    some, several = count > 0, count.clamp_min(1)
+    some, at_least_one = count > 0, count.clamp_min(1)
     # A rank that was not found has the score of the last one that was.
-    ranks = torch.minimum(_ranks(count.device), several)
+    ranks = torch.minimum(_ranks(count.device), at_least_one)
     at = ranks - 1
     scores = similarities(tokens.scores.sort(dim=1, descending=True).values.gather(1, at)).nan_to_num(neginf=0.0)
     values = torch.where(found, tokens.values, -1)
@@ -169,7 +169,7 @@ def _token_features(model: ModelEvidence, tokens: TokenEvidence) -> list[Tensor]
     highest, place = probabilities.max(dim=1, keepdim=True)
     favourite = values.gather(1, place)
     entropy = torch.special.entr(probabilities).sum(dim=1, keepdim=True)
-    same = (values == favourite).sum(dim=1, keepdim=True) / several * some
+    same = (values == favourite).sum(dim=1, keepdim=True) / at_least_one * some
     of_favourite = (model.best.unsqueeze(1) - tokens.of_neighbours.gather(1, place)) * some
     agreement = favourite == model.favourite.unsqueeze(1)
     overlap = (probabilities * tokens.of_neighbours.exp()).sum(dim=1, keepdim=True)

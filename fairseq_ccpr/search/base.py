@@ -98,7 +98,7 @@ class Effort(NamedTuple):
 
     probes: int | None = None  # inverted lists that it looks through; the backend's own number if not given
     candidates: int = 8  # scored again for each neighbour that is wanted
-    least: int = 0  # scored again, however few neighbours are wanted
+    min_candidates: int = 0  # scored again for each query, however few neighbours are wanted
 
 
 @dataclass(frozen=True)

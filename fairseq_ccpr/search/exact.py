@@ -18,8 +18,10 @@ from fairseq_ccpr.storage.arrays import as_tensor
 
 EXACT = "exact"
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
-KEPT_NUMBERS = 1 << 23  # as many scores stay in a CPU's cache, more or less: 32 MB
-SPARE = 8  # keys that are scored again beyond k: products round otherwise than differences
+KEPT_NUMBERS = (
+    1 << 23
+)  # scores that a CPU keeps, 32 MB: more take longer to write than runs of keys take to score again
+SPARE = 8  # keys that are scored again beyond k, as products and differences round differently
 MOST_ROWS = 1 << 30  # of keys in a block, whose numbers kernels count in 32 bits
 QUERIES = 1 << 12  # at a time
 
@@ -32,7 +34,7 @@ class ExactIndex(ScoringIndex):
     3. those keys are scored again in fp32, distances by differences rather than by products, which cancel, and the k
        nearest are kept, of equal ones the lower id first.
 
-    On a CPU, few scores are all kept, so that step 3 needs but those of the k nearest keys.
+    On a CPU, few scores are all kept, so that step 3 scores only the k + 8 nearest keys again.
 
     Many keys are searched in blocks, one after the other, and the nearest of all blocks are kept: memory does not grow
     with N, and keys on disk are read once, in order.

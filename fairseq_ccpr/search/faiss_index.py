@@ -37,20 +37,22 @@ class FaissIndex(Index):
         metric: `l2` or `ip`.
         file_bytes: of the file it was read from.
         on_disk: whether its inverted lists stay there, mapped into memory.
-        least: candidates that are scored again at least, see `set_parameters`.
+        min_candidates: keys that are scored again, at least; see `set_parameters`.
     """
 
-    def __init__(self, index: Any, metric: str, file_bytes: int, on_disk: bool = False, least: int = 0) -> None:
+    def __init__(
+        self, index: Any, metric: str, file_bytes: int, on_disk: bool = False, min_candidates: int = 0
+    ) -> None:
         self.index = index
         self.metric = metric
-        self.file_bytes, self.on_disk, self.least = file_bytes, on_disk, least
+        self.file_bytes, self.on_disk, self.min_candidates = file_bytes, on_disk, min_candidates
         self.on_host = True
         self.size = int(index.ntotal)
         self.dimension = int(index.d)
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a factory string, and parameters; those not given are such as give good recall."""
+        """Take a factory string, and parameters; those not given have defaults chosen for good recall."""
         return _plan("faiss", request.choice, request)
 
     @classmethod
@@ -104,8 +106,8 @@ class FaissIndex(Index):
                 faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists).prefetch_nthread = 0
         except RuntimeError:
             raise DatastoreError(f"{path} is damaged: FAISS cannot read it; build the datastore again") from None
-        least = set_parameters(index, parameters)
-        return cls(index, metric, path.stat().st_size, on_disk, least)
+        min_candidates = set_parameters(index, parameters)
+        return cls(index, metric, path.stat().st_size, on_disk, min_candidates)
 
     @phase(SEARCH)
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -120,13 +122,13 @@ class FaissIndex(Index):
 
     def _ask(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Search in FAISS; where k is so small that candidates would be too few, with a greater factor."""
-        if not self.least or not k or self.least <= k * self.index.k_factor:
+        candidates = min(self.min_candidates, self.size)
+        if not candidates or candidates <= k * self.index.k_factor:
             distances, ids = self.index.search(queries, k)
             return distances, ids
-        greater = import_faiss().IndexRefineSearchParameters(
-            k_factor=(self.least + 0.5) / k
-        )  # candidates are rounded down
-        found = self.index.search_numpy(queries.numpy(), k, params=greater)
+        # The product of k and the factor is rounded down.
+        parameters = import_faiss().IndexRefineSearchParameters(k_factor=(candidates + 0.5) / k)
+        found = self.index.search_numpy(queries.detach().numpy(), k, params=parameters)
         return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
     @property
@@ -156,7 +158,7 @@ class FaissIndex(Index):
             return self
         if not shared and not hasattr(index, "getDevice"):
             return self  # FAISS has copied what is inside, but the whole takes queries from the CPU
-        moved = FaissIndex(index, self.metric, self.file_bytes)
+        moved = FaissIndex(index, self.metric, self.file_bytes, min_candidates=self.min_candidates)
         moved.on_host = False
         moved.resources = resources  # type: ignore[attr-defined]  # must live as long as the index
         return moved

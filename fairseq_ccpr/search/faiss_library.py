@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search.base import Effort
 
 NARROW = 128  # dimensions, each of which then has a code of its own
-FACTOR, LEAST = "k_factor_rf", "candidates"  # of FAISS's own search parameters, and one more
+FACTOR, CANDIDATES = "k_factor_rf", "candidates"  # a search parameter of FAISS, and one that it does not have
 
 
 def import_faiss() -> Any:
@@ -37,45 +38,59 @@ def import_faiss() -> Any:
 def set_parameters(index: Any, parameters: str) -> int:
     """Apply search-time parameters in FAISS's own notation; an empty string changes nothing.
 
-    One parameter is not FAISS's: where candidates are scored again, `candidates=64` takes at least so many of them, and
-    k_factor_rf for each neighbour where these are more. Of few neighbours each counts, of many the last hardly do.
+    One parameter is not FAISS's. Where candidates are scored again, `candidates=64` sets their minimum per query: few
+    neighbours need more candidates each than many do.
 
     Returns:
-        The least number of candidates; 0 if it is not given.
+        The minimum number of candidates; 0 if it is not given.
 
     Raises:
         ConfigurationError: parameters that the index does not have.
     """
     faiss, named = import_faiss(), named_parameters(parameters)
-    least = named.pop(LEAST, "0") if isinstance(index, faiss.IndexRefine) else "0"
-    if not least.isdecimal():
+    candidates = named.pop(CANDIDATES, "0") if isinstance(index, faiss.IndexRefine) else "0"
+    if not candidates.isdecimal():
         raise ConfigurationError(
-            f"--index-parameters '{parameters}': {LEAST} is '{least}'; give the number of keys to score again, such as "
-            f"{LEAST}=64"
+            f"--index-parameters '{parameters}': {CANDIDATES} is '{candidates}'; give the number of keys to score again, "
+            f"such as {CANDIDATES}=64"
         )
     try:
-        faiss.ParameterSpace().set_index_parameters(index, written(named))
+        faiss.ParameterSpace().set_index_parameters(index, format_parameters(named))
     except RuntimeError:
         raise ConfigurationError(
             f"FAISS does not know the index parameters '{parameters}' for a {type(index).__name__}: "
             "give --index-parameters in its notation, such as nprobe=32 or efSearch=64"
         ) from None
-    return int(least)
+    return int(candidates)
 
 
 def named_parameters(parameters: str) -> dict[str, str]:
-    """Return the values of search parameters by their names; of something else than NAME=VALUE the value is empty."""
-    pairs = (word.partition("=") for word in parameters.split(",") if word)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    """Return the values of search parameters by their names.
+
+    Raises:
+        ConfigurationError: a part of them is not NAME=VALUE.
+
+    >>> named_parameters("nprobe=16, k_factor_rf = 4")
+    {'nprobe': '16', 'k_factor_rf': '4'}
+    """
+    named = {}
+    for word in re.sub(r"\s*=\s*", "=", parameters).replace(",", " ").split():
+        if not re.fullmatch(r"\w+=[\w.+-]+", word):
+            raise ConfigurationError(
+                f"--index-parameters '{parameters}': '{word}' is not NAME=VALUE; separate parameters by commas, such as "
+                "nprobe=32,k_factor_rf=4"
+            )
+        name, _, named[name] = word.partition("=")
+    return named
 
 
-def written(parameters: dict[str, str]) -> str:
+def format_parameters(parameters: dict[str, str]) -> str:
     """Write search parameters in FAISS's notation."""
     return ",".join(f"{name}={value}" for name, value in parameters.items())
 
 
 def complete_parameters(index: Any, given: str, effort: Effort) -> str:
-    """Add those search parameters that are not given: such as give good recall, where FAISS's own favour speed above all."""
+    """Add defaults for search parameters that are not given: FAISS's own favour speed above recall."""
     faiss, named = import_faiss(), named_parameters(given)
     parameters = {}
     if (ivf := inverted_lists(index)) is not None:
@@ -84,11 +99,11 @@ def complete_parameters(index: Any, given: str, effort: Effort) -> str:
         parameters["nprobe"] = f"{min(probes, ivf.nlist)}"
     if isinstance(index, faiss.IndexRefine):
         parameters[FACTOR] = f"{effort.candidates}"
-        if effort.least and FACTOR not in named:
-            parameters[LEAST] = f"{effort.least}"
+        if effort.min_candidates and FACTOR not in named:
+            parameters[CANDIDATES] = f"{effort.min_candidates}"
     if isinstance(index, faiss.IndexHNSW):
         parameters["efSearch"] = "64"
-    return written(parameters | named)
+    return format_parameters(parameters | named)
 
 
 def inverted_lists(index: Any) -> Any | None:

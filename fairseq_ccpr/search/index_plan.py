@@ -11,7 +11,7 @@ from fairseq_ccpr.search.faiss_library import automatic_factory
 from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
 # A token memory searches at each step. docs/benchmarks.md has speed and BLEU for other settings.
-TOKEN_EFFORT = Effort(probes=16, candidates=4, least=64)
+TOKEN_EFFORT = Effort(probes=16, candidates=4, min_candidates=64)
 # Once per sentence, more inverted lists can be searched than at each step, and fewer candidates rescored for each of the
 # neighbours, which outnumber the phrases wanted. docs/results/phrases.md has speed and BLEU for other settings.
 PHRASE_EFFORT = Effort(probes=24, candidates=2)

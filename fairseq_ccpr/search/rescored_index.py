@@ -25,7 +25,7 @@ class RescoredIndex(FaissIndex):
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Take a factory string that ends in `SUFFIX`, and parameters; those not given are such as give good recall."""
+        """Take a factory string that ends in `SUFFIX`, and parameters; those not given have defaults."""
         alike = FaissIndex.plan(replace(request, choice=request.choice.removesuffix(SUFFIX) + COPY))
         name = f"{file_stem(request.choice, request.metric, RESCORED)}.faiss"
         return replace(alike, backend=RESCORED, factory=request.choice, file=name)
@@ -66,8 +66,8 @@ class RescoredIndex(FaissIndex):
             array = np.asarray(keys, np.float32)
             own.add(array)
         index = faiss.IndexRefine(codes, own)
-        least = set_parameters(index, description.parameters)
-        opened = cls(index, description.metric, path.stat().st_size, least=least)
+        min_candidates = set_parameters(index, description.parameters)
+        opened = cls(index, description.metric, path.stat().st_size, min_candidates=min_candidates)
         opened.parts = (codes, own, array)  # which FAISS does not keep alive
         return opened
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
+from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.text.pairs import read_pairs
@@ -79,7 +81,7 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert found.learn(*rows[0]) == 1 and found.learn(*rows[1]) == 6
     found.close()
     unchanged = contents(store)
-    assert "1 pairs moved" in call("compact", store, "--quiet", "--cpu").stdout
+    assert "1 pair moved" in call("compact", store, "--quiet", "--cpu").stdout
     assert "0 pairs moved" in call("compact", store, "--quiet", "--cpu").stdout
     assert [one.count for one in store_at(store).pairs.values()] == [2, 1, 1, 1, 1]
     assert contents(store)["tuned.json"] == unchanged["tuned.json"]
@@ -177,6 +179,20 @@ def test_an_index_stays_of_its_kind(world: World, tmp_path: Path) -> None:
     assert datastore.section.index.factory == "IVF8,Flat" and datastore.section.index_recall is not None
     call("compact", tmp_path / "ivf", "--quiet", "--cpu", "--index", "exact")  # nothing to do: it stays
     assert TokenDatastore(tmp_path / "ivf").section.index.factory == "IVF8,Flat"
+
+
+def test_stored_index_parameters_stay(world: World, tmp_path: Path) -> None:
+    """Earlier versions stored those that were given alone."""
+    build(world, tmp_path / "ivf", "--index", "IVF8,PQ16x4fs,Refine(keys)", "--subset", "valid")
+    manifest = Manifest.read(tmp_path / "ivf")
+    assert manifest.token is not None and manifest.token.index.parameters == "nprobe=8,k_factor_rf=4,candidates=64"
+    manifest.token.index = replace(manifest.token.index, parameters="nprobe=3")
+    manifest.write(tmp_path / "ivf")
+    learning = store_at(tmp_path / "ivf")
+    learning.learn([new_pair(1)])
+    learning.close()
+    call("compact", tmp_path / "ivf", "--quiet", "--cpu")
+    assert TokenDatastore(tmp_path / "ivf").section.index.parameters == "nprobe=3"
 
 
 def test_an_empty_memory_is_filled_and_emptied(world: World, rows: list[tuple[str, str]], tmp_path: Path) -> None:

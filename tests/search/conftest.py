@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from fairseq_ccpr.search import exact
 from tests.vectors import DEVICE
 
 
@@ -19,9 +20,11 @@ def triton():
         del os.environ["TRITON_INTERPRET"]
 
 
-@pytest.fixture(params=["torch", "triton"])
-def fused(request):
-    """Whether the search is Triton's."""
+@pytest.fixture(params=["torch", "torch in runs", "triton"])
+def fused(request, monkeypatch):
+    """Whether the search is Triton's; that of torch with all scores kept, as of few keys, and without."""
+    if request.param == "torch in runs":
+        monkeypatch.setattr(exact, "KEPT_NUMBERS", 0)
     if request.param == "triton":
         request.getfixturevalue("triton")
     return request.param == "triton"

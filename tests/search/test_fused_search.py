@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.search import ExactIndex, exact
-from fairseq_ccpr.search.selection import best_rows, largest
+from fairseq_ccpr.search.selection import FINE, best_rows, largest
 from tests.vectors import DEVICE, all_scores
 
 
@@ -107,7 +107,9 @@ def test_what_is_no_number_finds_entries_of_the_store(fused) -> None:
 )  # fmt: skip
 def test_best_rows_are_those_of_a_stable_sort(size, columns, k, kinds, seed) -> None:
     values = torch.from_numpy(np.random.default_rng(seed).integers(-kinds, kinds, (size, columns))).float()
-    assert torch.equal(best_rows(values, k), ranked(values.T.double(), k))
+    wanted = ranked(values.T.double(), k)
+    assert torch.equal(best_rows(values, k), wanted)
+    assert torch.equal(best_rows(values, k, group=FINE, direct=FINE * FINE), wanted)
 
 
 def test_largest_keeps_the_order_of_floats() -> None:

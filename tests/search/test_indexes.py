@@ -226,12 +226,17 @@ def test_automatic_index_is_exact_where_that_is_fastest() -> None:
     [
         ("nprobe=3", "nprobe=3,k_factor_rf=4,candidates=64"),
         ("nprobe=3,k_factor_rf=2", "nprobe=3,k_factor_rf=2"),
+        (" nprobe = 3 k_factor_rf=2", "nprobe=3,k_factor_rf=2"),
         ("candidates=100", "nprobe=16,k_factor_rf=4,candidates=100"),
         ("candidates=100,k_factor_rf=1", "nprobe=16,k_factor_rf=1,candidates=100"),
     ],
 )
 def test_parameters_that_are_not_given_give_good_recall(given: str, planned: str) -> None:
     assert plan_index("auto", "ip", given, 10**6, 16).parameters == planned
+
+
+def test_effort_gives_the_defaults() -> None:
+    assert plan_index("auto", "ip", "nprobe=3", 10**6, 16, effort=Effort(64, 2)).parameters == "nprobe=3,k_factor_rf=2"
 
 
 def test_few_neighbours_have_enough_candidates(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -250,9 +255,26 @@ def test_few_neighbours_have_enough_candidates(tmp_path: Path, rng: np.random.Ge
         assert not torch.equal(bounded.search(queries, k)[1], other.search(queries, k)[1])
 
 
-def test_candidates_that_are_no_number_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="candidates is 'many'; give the number of keys to score again"):
-        plan_index("IVF4,PQ16x4fs,Refine(keys)", "l2", "candidates=many", 100, 16)
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        ("candidates=many", "candidates is 'many'; give the number of keys to score again"),
+        ("nprobe", "'nprobe' is not NAME=VALUE; separate parameters by commas"),
+        ("nprobe=3;k_factor_rf=2", "'nprobe=3;k_factor_rf=2' is not NAME=VALUE"),
+        ("nprobe=3=4", "'nprobe=3=4' is not NAME=VALUE"),
+    ],
+)
+def test_malformed_parameters_are_refused(given: str, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        plan_index("IVF4,PQ16x4fs,Refine(keys)", "l2", given, 100, 16)
+
+
+def test_more_candidates_than_keys_are_all_keys(tmp_path: Path) -> None:
+    keys, queries = clustered(500, 16), torch.from_numpy(clustered(9, 16, seed=1)).float()
+    description = plan_index("IVF4,PQ16x4fs,Refine(keys)", "l2", f"nprobe=4,candidates={10**20}", *keys.shape)
+    build_index(keys, description, tmp_path / description.file, lambda _: None)
+    ids = open_index(description, keys, tmp_path).search(queries.requires_grad_(), 3)[1]
+    assert torch.equal(ids, ExactIndex(keys, "l2").search(queries, 3)[1])
 
 
 def test_codes_of_residuals_find_more_by_inner_product(tmp_path) -> None:

@@ -124,8 +124,9 @@ def test_tiles_hold_every_pair_once(count, lists, probes, most, seed) -> None:
     chosen = np.stack([rng.permutation(lists)[:probes] for _ in range(count)])
     sizes = rng.integers(1, 500, lists)
     first_runs = np.cumsum(sizes) // 128 + 7
+    of_device = [torch.from_numpy(numbers) for numbers in (chosen, sizes, first_runs)]
     with NoRoundTrip():
-        pairs, tiles = tiles_of_pairs(*map(torch.from_numpy, (chosen, sizes, first_runs)), 128, most)
+        pairs, tiles = tiles_of_pairs(*of_device, 128, most)
     found = []
     for first, held, run, runs, size in tiles.tolist():
         assert held <= most and (held or not runs)
