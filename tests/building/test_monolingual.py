@@ -357,4 +357,6 @@ def test_it_is_merged_with_pairs_and_taken_out_again(world: World, whole: Path, 
     )
     turned = Manifest.read(tmp_path / "turned").token
     assert turned is not None and "reverse_model" not in turned.fingerprints
-    assert json.loads((tmp_path / "turned/manifest.json").read_text())["format_version"] == 9
+    assert (
+        json.loads((tmp_path / "turned/manifest.json").read_text())["format_version"] >= 9
+    )  # which earlier versions refuse
