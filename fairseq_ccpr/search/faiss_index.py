@@ -158,7 +158,7 @@ class FaissIndex(Index):
             return self
         if not shared and not hasattr(index, "getDevice"):
             return self  # FAISS has copied what is inside, but the whole takes queries from the CPU
-        moved = FaissIndex(index, self.metric, self.file_bytes, min_candidates=self.min_candidates)
+        moved = FaissIndex(index, self.metric, self.file_bytes)  # whose parts on the GPUs take no minimum of candidates
         moved.on_host = False
         moved.resources = resources  # type: ignore[attr-defined]  # must live as long as the index
         return moved
