@@ -85,6 +85,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def sentences(world: World) -> list[str]:
+    """Source sentences of the test subset."""
     return [source for source, _ in read_pairs(world.folder / "test.tsv")]
 
 

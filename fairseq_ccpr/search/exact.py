@@ -18,9 +18,8 @@ from fairseq_ccpr.storage.arrays import as_tensor
 
 EXACT = "exact"
 MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
-KEPT_NUMBERS = (
-    1 << 23
-)  # scores that a CPU keeps, 32 MB: more take longer to write than runs of keys take to score again
+# Scores that a CPU keeps, 32 MB: more take longer to write than runs of keys take to score again.
+KEPT_NUMBERS = 1 << 23
 SPARE = 8  # keys that are scored again beyond k, as products and differences round differently
 MOST_ROWS = 1 << 30  # of keys in a block, whose numbers kernels count in 32 bits
 QUERIES = 1 << 12  # at a time

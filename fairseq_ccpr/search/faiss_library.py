@@ -80,7 +80,8 @@ def named_parameters(parameters: str) -> dict[str, str]:
                 f"--index-parameters '{parameters}': '{word}' is not NAME=VALUE; separate parameters by commas, such as "
                 "nprobe=32,k_factor_rf=4"
             )
-        name, _, named[name] = word.partition("=")
+        name, value = word.split("=")
+        named[name] = value
     return named
 
 

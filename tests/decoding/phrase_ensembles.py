@@ -1,4 +1,4 @@
-"""Models with their memories, and phrases in the place of those that an encoder finds."""
+"""Translation models loaded with their memories, and phrase retrieval whose results a test chooses."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tests.small_models import World
 
 
 def load_ensemble(world: World, words: list[object]) -> tuple[Any, Any, list[Any], Any]:
-    """The settings, the task, its models, and these with their memories."""
+    """Load the settings, the task, its models, and the ensemble of these with their memories."""
     cfg = parse_generation(world.options("--no-progress-bar", *words))
     task, models = load(cfg)
     return cfg, task, models, task.build_ensemble(models)
 
 
 def mixed_and_phrase_vote(ensemble: RetrievalEnsemble, sample: dict[str, Any]) -> tuple[torch.Tensor, Any]:
-    """log p at the real tokens of the references, and what the phrase memory says there."""
+    """Compute log p at the real tokens of the references, and the vote of the phrase memory there."""
     forced = ensemble.force_decode(sample)
     return ensemble.mix(forced.log_probs[forced.real], forced.votes), forced.phrase_vote
 
 
 @contextmanager
 def retrieving(texts: list[str], choose: Callable[[str], int], size: int = 3) -> Iterator[None]:
-    """In the place of what the encoder finds, the phrases of a text that is chosen for each source sentence.
+    """Retrieve the phrases of a text chosen for each source sentence, instead of those the encoder finds.
 
-    Texts are cut in phrases of some words, each of which is retrieved with certainty for a query of its own.
+    Texts are cut into phrases of `size` words, each of which is retrieved with score 1 for a query of its own.
     """
     places = []
     for number, text in enumerate(texts):

@@ -80,8 +80,8 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
 
 
 def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: World, joint: list[object]) -> None:
-    """Against cutting every string out of its sentence, and writing it anew where its pieces are those after a sign, or its
-    source stands after one; most are asked for more than once."""
+    """Compare with cutting every string out of its sentence, and tokenising it again where its pieces are those after a sign,
+    or its source follows one; most strings are requested more than once."""
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
     candidates, seen, elsewhere = ensemble.phrases.candidates, 0, 0

@@ -147,7 +147,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         """Name what it is: the content is as long as the page."""
-        return f"<Explanation of {len(self.sentences):,} sentences>"
+        return f"<Explanation, sentences: {len(self.sentences):,}>"
 
     def save(self, path: Path | str) -> None:
         """Write the page, one self-contained HTML file, under its final name only when it is complete.
