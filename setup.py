@@ -77,9 +77,6 @@ setup(
             # Marian models, for what is converted to be compared with.
             "transformers>=5",
         ],
-        # Tests compile the kernels of search/fused.py for GPUs that are not there, and interpret them. It is most of a
-        # gigabyte; where it is missing they are skipped. torch for CUDA brings its own, of this version for torch 2.13.
-        "kernels": ["triton>=3.6"],
         # The site of the documentation, see mkdocs.yml.
         "docs": ["zensical==0.0.73"],  # its settings may still change between releases
         # What scripts/marian_speed.py compares a converted model with.

@@ -2,7 +2,7 @@
 # Sets up what the tests need and runs all of them: format, lint, types, imports between rooms, documentation, tests. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-EXTRAS=cpu,align,encoder,muse,milvus,serve,test,kernels,docs
+EXTRAS=cpu,align,encoder,muse,milvus,serve,test,docs
 . scripts/setup.sh
 ruff format --check .
 ruff check .

@@ -63,7 +63,7 @@ class CompactSettings:
 
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
     index: str = option(
-        "", "of tokens, as of fairseq-ccpr build tokens (of the kind there is)", metavar="exact|torch-ivf|FACTORY"
+        "", "of tokens, as of fairseq-ccpr build tokens (of the kind there is)", metavar="exact|FACTORY"
     )
     index_parameters: str = option("", "search parameters (those there are)", metavar="P=V,...")
     cpu: bool = cpu_option()

@@ -37,9 +37,7 @@ class MergeSettings:
     output: Path = option(help="the new datastore: a folder that does not exist", metavar="DIR")
     remove: list[str] = option([], "texts to remove", nargs="+", metavar="NAME")
     index: str = option(
-        "auto",
-        "as of fairseq-ccpr build; disk, or disk:FACTORY, keeps inverted lists on disk",
-        metavar="exact|torch-ivf|FACTORY",
+        "auto", "as of fairseq-ccpr build; disk, or disk:FACTORY, keeps inverted lists on disk", metavar="exact|FACTORY"
     )
     index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
     cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")

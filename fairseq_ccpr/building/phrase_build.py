@@ -52,9 +52,9 @@ class PhraseBuildSettings:
     max_words: int = option(7, "words of a phrase, at most", metavar="N")
     index: str = option(
         "auto",
-        "exact search, inverted lists in torch, or a FAISS factory string; disk, or disk:FACTORY, for one whose "
-        "inverted lists stay on disk; auto takes exact on a GPU and for small stores",
-        metavar="exact|torch-ivf|FACTORY",
+        "exact search, or a FAISS factory string; disk, or disk:FACTORY, for one whose inverted lists "
+        "stay on disk; auto takes exact on a GPU and for small stores",
+        metavar="exact|FACTORY",
     )
     index_parameters: str = option("", "search parameters", metavar="P=V,...")
     store: Optional[str] = option(

@@ -67,10 +67,9 @@ class TokenBuildSettings:
     )
     index: str = option(
         "auto",
-        "exact search, inverted lists in torch (torch-ivf4096: so many), or a FAISS factory string such as "
-        "IVF2048,SQfp16; disk, or disk:FACTORY, for one whose inverted lists stay on disk; auto takes exact on a GPU "
-        "and for small stores",
-        metavar="exact|torch-ivf|FACTORY",
+        "exact search, or a FAISS factory string such as IVF2048,SQfp16; disk, or disk:FACTORY, for one whose inverted "
+        "lists stay on disk; auto takes exact on a GPU and for small stores",
+        metavar="exact|FACTORY",
     )
     index_parameters: str = option(
         "", "search parameters such as nprobe=32, stored with the index (chosen for the index)", metavar="P=V,..."

@@ -63,7 +63,7 @@ class Options:
     data_bin: str = data_bin_option()
     systems: list[str] = option(help="systems to compare with the base model", nargs="+", metavar="NAME=DIR")
     sizes: list[int] = counts_option([10_000, 100_000, 1_000_000], "keys of a datastore")
-    index: list[str] = option(["auto"], "what is searched", nargs="+", metavar="exact|auto|torch-ivf|FACTORY")
+    index: list[str] = option(["auto"], "what is searched", nargs="+", metavar="exact|auto|FACTORY")
     batches: list[int] = counts_option([1, 800, 12_800], "target tokens of a batch")
     queries: list[int] = counts_option([5, 160, 800], "hypotheses that search at once", metavar="H")
     k: list[int] = counts_option([8, 1, 64], "neighbours that are searched for", metavar="K")

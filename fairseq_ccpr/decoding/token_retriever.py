@@ -11,7 +11,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.search import EXACT, Index
-from fairseq_ccpr.search.selection import largest
+from fairseq_ccpr.search.exact import largest
 from fairseq_ccpr.search.without import search_without
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short

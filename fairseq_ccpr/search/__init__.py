@@ -18,17 +18,15 @@ from fairseq_ccpr.search.faiss_index import DiskIndex, FaissIndex
 from fairseq_ccpr.search.milvus_index import MilvusIndex
 from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, read_address
 from fairseq_ccpr.search.rescored_index import RESCORED, RescoredIndex
-from fairseq_ccpr.search.torch_ivf import TORCH_IVF, TorchIvfIndex
 
 __all__ = [
-    "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "TORCH_IVF", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
-    "IndexDescription", "RemoteKeys", "RescoredIndex", "StoreAddress", "TorchIvfIndex", "build_index", "open_index",
+    "BACKENDS", "DISK", "EXACT", "METRICS", "SLOW", "TIMEOUT", "DiskIndex", "ExactIndex", "FaissIndex", "Index",
+    "IndexDescription", "RemoteKeys", "RescoredIndex", "StoreAddress", "build_index", "open_index",
     "read_address",
 ]  # fmt: skip
 
 BACKENDS: dict[str, type[Index]] = {
     EXACT: ExactIndex,
-    TORCH_IVF: TorchIvfIndex,
     DISK: DiskIndex,
     MILVUS: MilvusIndex,
     RESCORED: RescoredIndex,
@@ -67,7 +65,8 @@ def open_index(description: IndexDescription, keys: np.ndarray | RemoteKeys, fol
     """
     if description.backend not in BACKENDS:
         raise DatastoreError(
-            f"{folder} needs the index backend '{description.backend}', unknown here: upgrade fairseq-ccpr"
+            f"{folder} needs the index backend '{description.backend}', unknown here: build another with --index auto, or "
+            "change the version of fairseq-ccpr"
         )
     index = BACKENDS[description.backend].open(description, keys, folder)
     if (index.size, index.dimension) != keys.shape:

@@ -1,7 +1,8 @@
-"""Exact search over keys as they are: in Triton on a GPU that has it, else in torch."""
+"""Exact search over keys as they are, in torch, and what other searches share with it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -9,49 +10,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.device import to_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.base import IndexDescription, IndexRequest, RemoteKeys
-from fairseq_ccpr.search.launching import ScoringIndex, load_steps
-from fairseq_ccpr.search.selection import FINE, best_rows, largest, search_by_blocks
+from fairseq_ccpr.search.base import Index, IndexDescription, IndexRequest, RemoteKeys
 from fairseq_ccpr.storage.arrays import as_tensor
+from fairseq_ccpr.timing import SEARCH, phase
 
 EXACT = "exact"
-MAXIMA_NUMBERS = 1 << 27  # numbers that are kept of one search, of as many keys as that allows: 512 MB
-# Scores that a CPU keeps, 32 MB: more take longer to write than runs of keys take to score again.
-KEPT_NUMBERS = 1 << 23
-SPARE = 8  # keys that are scored again beyond k, as products and differences round differently
-MOST_ROWS = 1 << 30  # of keys in a block, whose numbers kernels count in 32 bits
+SPARE = 8  # keys that are scored again beyond k, since products and differences round differently
 QUERIES = 1 << 12  # at a time
+TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
+CACHE_NUMBERS = 1 << 20  # the same where a CPU converts them, whose cache holds 4 MB
+KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
+_LAST_ID = 2**32 - 1
+_MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
 
 
-class ExactIndex(ScoringIndex):
+class ExactIndex(Index):
     """Compares each query with every key, on the CPU or a GPU.
 
-    1. of each run of keys, the largest score is kept;
-    2. the k runs are chosen whose largest are largest: the k nearest keys are among theirs;
-    3. those keys are scored again in fp32, distances by differences rather than by products, which cancel, and the k
-       nearest are kept, of equal ones the lower id first.
-
-    On a CPU, few scores are all kept, so that step 3 scores only the k + 8 nearest keys again.
-
-    Many keys are searched in blocks, one after the other, and the nearest of all blocks are kept: memory does not grow
-    with N, and keys on disk are read once, in order.
+    1. Keys are multiplied with the queries tile by tile, so that memory does not grow with N, and keys on disk are read
+       once, in order.
+    2. The k + `SPARE` nearest by product are scored again in fp32, distances by differences, which products cancel.
+    3. Of these the k nearest are kept, of equal ones the lower id first.
 
     Args:
         keys: [N, d], any float dtype; may be memory-mapped.
         metric: `l2` or `ip`.
-        fused: whether steps 1 and 3 are done by Triton, for keys in half precision; if not given, where it can be.
     """
 
-    def __init__(self, keys: np.ndarray | Tensor, metric: str, fused: bool | None = None) -> None:
+    def __init__(self, keys: np.ndarray | Tensor, metric: str) -> None:
         self.keys = keys if isinstance(keys, Tensor) else as_tensor(keys)
         self.metric = metric
         self.size, self.dimension = self.keys.shape
         self.on_host = self.keys.device.type == "cpu"
-        self.steps = load_steps(self.keys, fused)
-        if self.steps is not tiled:
-            self.keys = self.keys.contiguous()
 
     @classmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
@@ -75,47 +67,51 @@ class ExactIndex(ScoringIndex):
         """|x|^2 / 2 of each key, fp32 [N]; computed once."""
         return half_norms(self.keys)
 
-    def in_torch(self) -> ExactIndex:
-        """Return the same without Triton."""
-        return ExactIndex(self.keys, self.metric, fused=False)
+    @cached_property
+    def _single(self) -> Tensor:
+        """The keys in fp32 where a CPU has few of them, else as they are."""
+        return self.keys.float() if self.on_host and self.keys.numel() <= TILE_NUMBERS else self.keys
 
-    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Compare each query with every key; see the class."""
-        return search_by_blocks(self._nearest, queries, QUERIES, self.size, k)
+    @torch.no_grad()
+    @phase(SEARCH)
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k nearest keys of each query; see `Index.search`."""
+        if self.on_host and queries.is_cuda:  # its keys do not fit into the GPU
+            scores, ids = to_device(self.search(queries.cpu(), k), queries.device)
+            return scores, ids
+        found = [self._nearest(block.float(), min(k, self.size)) for block in queries.split(QUERIES)]
+        scores, ids = (torch.cat(parts) for parts in zip(*found))
+        missing = 0, max(0, k - self.size)
+        pad = torch.nn.functional.pad
+        return pad(scores, missing, value=float("-inf")), pad(ids, missing, value=-1)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of a block of queries, k being N at most."""
-        rows = min(self.steps.BUCKET * max(1, MAXIMA_NUMBERS // len(queries)), MOST_ROWS)  # of keys at a time
-        scores, ids = self._nearest_of(slice(0, rows), queries, k)
-        for start in range(rows, self.size, rows):
-            more, others = self._nearest_of(slice(start, start + rows), queries, k)
-            scores, ids = torch.cat([scores, more], dim=1), torch.cat([ids, others], dim=1)
-            # Places stand for ids, which may be too large to be compared: those before have the lower ids.
-            scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), min(k, ids.size(1)))
-            ids = ids.gather(1, places)
-        return scores, ids
+        """Find the k nearest keys of a block of queries in fp32, k being N at most."""
+        products = queries.new_empty(len(queries), 0)
+        ids = products.long()
+        for first, scores in self._products(queries):
+            best, rows = scores.topk(min(k + SPARE, scores.size(1)))
+            products, ids = torch.cat([products, best], dim=1), torch.cat([ids, rows + first], dim=1)
+            if ids.size(1) > k + SPARE:
+                products, places = products.topk(k + SPARE)
+                ids = ids.gather(1, places)
+        ids = ids.sort(dim=1).values
+        scores = scores_of(self.keys, queries, ids, self.metric)
+        scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        return scores, ids.gather(1, places)
 
-    def _nearest_of(self, rows: slice, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys in a block of keys, or all where they are fewer."""
-        keys = self.keys[rows]
-        norms = self._half_norms_of(rows) if self.metric == "l2" else None
-        if self.steps is tiled and self.on_host and len(keys) * len(queries) <= KEPT_NUMBERS:
-            scores = tiled.all_scores(keys, queries, norms)
-            ids = best_rows(scores, k + SPARE, group=FINE, direct=FINE * FINE)
-            scores = tiled.scores_of(keys, queries, ids, self.metric)
-            scores, ids = largest(scores, ids, min(k, len(keys)))
-            return scores, ids + rows.start
-        buckets = best_rows(self.steps.bucket_maxima(keys, queries, norms), min(k, len(keys)))  # [H, n]
-        scores = self.steps.bucket_scores(keys, queries, buckets, self.metric)
-        within = torch.arange(self.steps.BUCKET, device=queries.device)
-        ids = (buckets.unsqueeze(2) * self.steps.BUCKET + within).flatten(1)
-        scores, ids = largest(scores, ids, min(k, len(keys)))
-        return scores, ids + rows.start
-
-    def _half_norms_of(self, rows: slice) -> Tensor:
-        """Return |x|^2 / 2 of a block of keys: cached, unless there are too many for a CPU, whose keys may be on disk."""
-        kept = self.keys.is_cuda or self.size <= MAXIMA_NUMBERS
-        return self.half_norms[rows] if kept else half_norms(self.keys[rows])
+    def _products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Score keys tile by tile: the first row of each, and fp32 [H, rows] that rank as the metric does."""
+        whole = self.keys.is_cuda or self._single.dtype == torch.float32  # no tile is converted in a CPU's cache
+        rows = max(1, (TILE_NUMBERS if whole else CACHE_NUMBERS) // max(self.dimension, len(queries)))
+        for first in range(0, self.size, rows):
+            tile = slice(first, first + rows)
+            scores = queries @ self._single[tile].float().T
+            if self.metric == "l2":
+                # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
+                kept = self.keys.is_cuda or self.size <= KEPT_NORMS
+                scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
+            yield first, scores
 
     def to(self, device: torch.device) -> ExactIndex:
         """Copy to `device`."""
@@ -124,8 +120,53 @@ class ExactIndex(ScoringIndex):
 
 def half_norms(keys: Tensor) -> Tensor:
     """Compute |x|^2 / 2 of each key, [N, d] -> fp32 [N]."""
-    norms = torch.empty(len(keys), device=keys.device)
-    rows = max(1, tiled.TILE_NUMBERS // keys.size(1))
-    for start in range(0, len(keys), rows):
-        norms[start : start + rows] = keys[start : start + rows].float().square().sum(1) / 2
-    return norms
+    tiles = keys.split(max(1, TILE_NUMBERS // keys.size(1)))
+    return torch.cat([tile.float().square().sum(1) / 2 for tile in tiles])
+
+
+def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
+    """Score given keys in fp32, [H, n]: inner products, or minus the squared distance, by differences.
+
+    Args:
+        keys: [N, d], any float dtype.
+        queries: [H, d], any float dtype.
+        ids: int64 [H, n].
+        metric: `l2` or `ip`.
+    """
+    scores = torch.empty(ids.shape, device=keys.device)
+    rows = max(1, (TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS) // max(1, ids.size(1) * keys.size(1)))
+    for start in range(0, len(queries), rows):
+        block = slice(start, start + rows)
+        found = keys[ids[block]].float()  # [rows, n, d], a copy
+        query = queries[block].float().unsqueeze(1)
+        if metric == "ip":
+            scores[block] = found.mul_(query).sum(2)
+        else:
+            scores[block] = found.sub_(query).square_().sum(2).neg_()
+    return scores
+
+
+def largest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Select the k largest scores of each row, and their ids, without asking a GPU for a number.
+
+    Args:
+        scores: fp32 [H, n]; what is not a number counts as -inf.
+        ids: int64 [H, n], or what broadcasts to it, from 0 to 2^32 - 1 and no two of a row alike.
+        k: up to n.
+
+    Returns:
+        fp32 and int64 [H, k], largest first, of equal scores the lower id first.
+
+    >>> largest(torch.tensor([[0.5, 2.0, 2.0, -1.0]]), torch.tensor([7, 9, 8, 1]), 3)
+    (tensor([[2.0000, 2.0000, 0.5000]]), tensor([[8, 9, 7]]))
+    """
+    # One number carries both: the score in its upper half, in an order that integers keep, and the id below.
+    bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)  # + 0.0: -0 is 0
+    both = (_ordered(bits).long() << 32) | (_LAST_ID - ids)
+    best = both.topk(k, dim=1).values
+    return _ordered((best >> 32).int()).view(torch.float32), _LAST_ID - (best & _LAST_ID)
+
+
+def _ordered(bits: Tensor) -> Tensor:
+    """Map the bits of floats to integers of the same order, and back."""
+    return bits ^ ((bits >> 31) & _MAGNITUDE)

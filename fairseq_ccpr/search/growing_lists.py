@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.search.faiss_library import NARROW, import_faiss, list_count, make_index
-from fairseq_ccpr.search.torch_ivf_build import nearness
 
 PROBES = 8  # lists that are searched
 SAMPLE_PER_LIST = 64  # entries that centroids are learned from
@@ -84,7 +83,10 @@ class GrowingLists:
 
     def candidates(self, queries: Tensor, depth: int) -> Tensor:
         """Find rows that may be the nearest of queries fp32 [H, d]: int64 [H, depth], -1 where there are fewer."""
-        near, lists = nearness(queries, self._centroids, self._metric).topk(self.index.nprobe, dim=1)  # [H, p]
+        near = queries @ self._centroids.T  # [H, L]
+        if self._metric == "l2":
+            near -= self._centroids.square().sum(dim=1) / 2
+        near, lists = near.topk(self.index.nprobe, dim=1)  # [H, p]
         return self.index.search_preassigned(queries.contiguous(), depth, lists, near)[1]
 
 

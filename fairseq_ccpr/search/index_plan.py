@@ -31,9 +31,9 @@ def plan_index(
     """Decide what `--index`, `--metric` and `--index-parameters` mean for `size` keys, before any work is done.
 
     Args:
-        choice: `exact`; `torch-ivf`, or with a number of lists `torch-ivf4096`; a FAISS factory string; `disk:` and one
-            whose inverted lists stay on disk, `disk` alone for `disk_factory`; another backend's name; or `auto`: exact on a
-            GPU, for small datastores, and without FAISS, else `automatic_factory`. For a store, see its backend's `plan`.
+        choice: `exact`; a FAISS factory string; `disk:` and one whose inverted lists stay on disk, `disk` alone for
+            `disk_factory`; another backend's name; or `auto`: exact on a GPU, for small datastores, and without FAISS, else
+            `automatic_factory`. For a store, see its backend's `plan`.
         parameters: of the search, in the backend's notation; empty for those that suit the index.
         gpu: whether the search will run on a GPU.
         effort: of a search, where `parameters` do not say.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.search.base import Index
-from fairseq_ccpr.search.selection import largest
+from fairseq_ccpr.search.exact import largest
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import open_index
 from fairseq_ccpr.search.base import Index, IndexDescription, RemoteKeys
 from fairseq_ccpr.search.exact import EXACT, ExactIndex
-from fairseq_ccpr.search.torch_ivf_build import TORCH_IVF
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def open_for_device(
     fits = not isinstance(keys, RemoteKeys) and keys.nbytes + 4 * len(keys) <= SHARE * free_bytes(device)
     try:
         index = open_index(description, keys, folder)
-        if fits or description.backend not in (EXACT, TORCH_IVF):  # FAISS says itself what it has no room for
+        if fits or description.backend != EXACT:  # FAISS says itself what it has no room for
             index = index.to(device)
         if index.on_host and fits:
             logger.info("%s: %s is for the CPU, so the GPU compares with all keys", folder, description)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.search.base import Index
-from fairseq_ccpr.search.exact import ExactIndex
-from fairseq_ccpr.search.tiled import scores_of
+from fairseq_ccpr.search.exact import ExactIndex, scores_of
 
 SAMPLE, DEPTH, SEED = 256, 8, 1
 

@@ -12,10 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.search import tiled
-from fairseq_ccpr.search.exact import ExactIndex
+from fairseq_ccpr.search.exact import ExactIndex, largest, scores_of
 from fairseq_ccpr.search.growing_lists import GrowingLists
-from fairseq_ccpr.search.selection import largest
 from fairseq_ccpr.timing import SEARCH, phase
 
 CANDIDATES = 4  # for each neighbour that is wanted, whose codes are near, and whose keys are looked at
@@ -103,5 +101,5 @@ class Segment:
     @phase(SEARCH)
     def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Score rows, int64 [H, c], -1 where there is none, by their keys."""
-        scores = tiled.scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
+        scores = scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
         return scores.masked_fill(rows < 0, float("-inf")), rows

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.search.base import Index
-from fairseq_ccpr.search.selection import largest
+from fairseq_ccpr.search.exact import largest
 
 SPARE = 64  # entries that are looked for beyond k at first, at most
 DEEPER = 4  # times as many the next time, where more than the spare were gone

@@ -4,7 +4,7 @@
 #
 #   scripts/recipes/gpu_check.sh OUTPUT [DATA_BIN and options of `fairseq-ccpr benchmark decoding`]
 #
-# Without a data folder decoding is not measured; without fairseq, search alone is, with nothing but torch and Triton.
+# Without a data folder decoding is not measured; without fairseq, search alone is, with nothing but torch.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -31,8 +31,7 @@ stage() { # SECONDS NAME COMMAND...
 stage 210 search python scripts/recipes/gpu_search.py "$output"
 if python -c 'import fairseq, pytest' 2>/dev/null; then
   stage 150 tests python -m pytest -q -x -p no:cacheprovider tests/test_device.py tests/decoding/test_beam_step.py \
-    tests/search/test_fused_search.py tests/search/test_launching.py tests/search/test_placement.py \
-    tests/search/test_torch_ivf.py tests/search/test_indexes.py
+    tests/search/test_placement.py tests/search/test_indexes.py
   if [ $# -gt 0 ]; then
     stage 240 decoding python -m fairseq_ccpr benchmark decoding "$@" --fp16 --only decoding --quiet \
       --json "$output/decoding.json" > "$output/decoding.md"

@@ -1,9 +1,8 @@
-"""Hold the search of this GPU against brute force, and measure it: needs torch and Triton, neither fairseq nor FAISS.
+"""Check the searches of this GPU against brute force, and measure them: exact ones, and FAISS's where faiss-gpu is installed.
 
 python scripts/recipes/gpu_search.py OUTPUT
 
-OUTPUT gets search.json and search.md, the rows of docs/benchmarks.md. The exit code is 1 where a search is wrong, or where a
-kernel could not be launched and torch searched in its place.
+OUTPUT gets search.json and search.md, the rows of docs/benchmarks.md. The exit code is 1 if a search is wrong.
 """
 
 import json
@@ -11,11 +10,12 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -27,25 +27,20 @@ if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, wh
     sys.modules["fairseq_ccpr"] = package
 
 from fairseq_ccpr.evaluation.speed.machine import describe_run, measure_limits
-from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
-from fairseq_ccpr.search import ExactIndex, Index, TorchIvfIndex, torch_ivf
-from fairseq_ccpr.search.launching import can_fuse, warn_of_launch
-from fairseq_ccpr.search.torch_ivf import LIST_MAJOR
-from fairseq_ccpr.search.torch_ivf_build import lay_out
+from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, make_index, measure_searches
+from fairseq_ccpr.search import ExactIndex, Index
 
 WIDTHS, HYPOTHESES, METRICS = (128, 256, 512, 1024), (5, 64, 65, 240, 800), ("ip", "l2")
-LISTS = 64
+LISTS = "IVF64,SQfp16"  # all of which are searched
 KEYS, NEIGHBOURS = 50_003, 8  # not a multiple of a tile
+ON_GPU = bool(find_spec("faiss")) and hasattr(import_module("faiss"), "StandardGpuResources")
 REAL = 50_000  # keys around which larger stores are made
 MILLION = 10**6
-NEVER, ALWAYS = 1 << 30, 1  # queries from which the lists of torch-ivf are read once for all of them
-LISTED = Sweep([MILLION], ["torch-ivf1024"], list(HYPOTHESES), [8], 10)
-SWEEPS = (  # width, metric, those queries, and what is searched
-    *((width, "ip", LIST_MAJOR, Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)) for width in WIDTHS[1:]),
-    (256, "l2", LIST_MAJOR, Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
-    (128, "ip", LIST_MAJOR, Sweep([MILLION], ["exact", "torch-ivf1024"], list(HYPOTHESES), [8, 64], 10)),
-    *((128, "ip", queries, LISTED) for queries in (NEVER, ALWAYS)),
-    (128, "ip", LIST_MAJOR, Sweep([10 * MILLION, 19 * MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
+SWEEPS = (  # width, metric, what is searched
+    *((width, "ip", Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)) for width in WIDTHS[1:]),
+    (256, "l2", Sweep([MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
+    (128, "ip", Sweep([MILLION], ["exact", *(["IVF1024,SQfp16"] if ON_GPU else [])], list(HYPOTHESES), [8, 64], 10)),
+    (128, "ip", Sweep([10 * MILLION, 19 * MILLION], ["exact"], list(HYPOTHESES), [8], 10)),
 )
 
 
@@ -57,37 +52,29 @@ def main() -> None:
     output, device = Path(sys.argv[1]), torch.device("cuda")
     output.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.WARNING)
-    if not can_fuse(torch.zeros(1, 16, dtype=torch.half, device=device)):
-        sys.exit("gpu_search.py measures kernels in Triton, which is not installed: pip install triton")
     wrong = list(faults(device, KEYS))
     print("\n".join(wrong) or "every search finds what brute force finds", flush=True)
-    rows = [row for width, metric, by_list, sweep in SWEEPS for row in measure(width, metric, by_list, sweep, device)]
+    rows = [row for width, metric, sweep in SWEEPS for row in measure(width, metric, sweep, device)]
     machine = describe_run(device)
     page = table(rows) + "".join(f"\n- {name}: `{value}`" for name, value in machine.items()) + "\n"
     (output / "search.md").write_text(page, encoding="utf-8")
     found = {"machine": machine, "faults": wrong, "search": [asdict(row) for row in rows]}
     (output / "search.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(page)
-    sys.exit(bool(wrong) or bool(warn_of_launch.cache_info().currsize))
+    sys.exit(bool(wrong))
 
 
 def faults(device: torch.device, size: int) -> Iterator[str]:
     """Search in every way that decoding does, and say what brute force finds otherwise."""
     for width, metric in product(WIDTHS, METRICS):
         keys = unit_keys(size, width, device)
-        indexes = {"exact": ExactIndex(keys, metric), "all lists": all_lists(keys, metric)}
+        indexes: dict[str, Index] = {"exact": ExactIndex(keys, metric)}
+        if ON_GPU:
+            indexes[LISTS] = make_index(keys, LISTS, metric, "nprobe=64").index
         for (name, index), count, dtype in product(indexes.items(), HYPOTHESES, (torch.float32, torch.float16)):
             queries = unit_keys(count, width, device, seed=2).to(dtype)
             if trouble := difference(index, keys, queries, metric):
                 yield f"WRONG: {name}, width {width}, {metric}, {count} queries in {dtype}: {trouble}"
-
-
-def all_lists(keys: Tensor, metric: str) -> Index:
-    """Put keys into inverted lists, all of which are searched: queries then find what exact search finds."""
-    list_of = torch.arange(len(keys)) % LISTS
-    lists, place_of = lay_out(list_of, torch.randn(LISTS, keys.size(1)))
-    lists.keys[place_of] = keys.cpu()
-    return TorchIvfIndex(lists, metric, LISTS).to(keys.device)
 
 
 def difference(index: Index, keys: Tensor, queries: Tensor, metric: str) -> str:
@@ -113,19 +100,13 @@ def unit_keys(size: int, width: int, device: torch.device, seed: int = 1) -> Ten
     return torch.nn.functional.normalize(centres[which] + noise, dim=1).half()
 
 
-def measure(width: int, metric: str, by_list: int, sweep: Sweep, device: torch.device) -> Iterator[SearchCost]:
-    """Time searches in stores of any size, made around random keys.
-
-    Args:
-        by_list: queries from which `torch-ivf` reads lists once for all of them.
-    """
+def measure(width: int, metric: str, sweep: Sweep, device: torch.device) -> Iterator[SearchCost]:
+    """Time searches in stores of any size, made around random keys."""
     keys = unit_keys(REAL, width, device).cpu().numpy()
     section = SimpleNamespace(projection="unit length", index=SimpleNamespace(metric=metric))
     store: Any = SimpleNamespace(keys=keys, values=torch.zeros(REAL).int().numpy(), section=section)
-    way = {NEVER: ", lists read by each query", ALWAYS: ", lists read once for all"}.get(by_list, "")
-    with patch.object(torch_ivf, "LIST_MAJOR", by_list):
-        for row in measure_searches("random", store, sweep, device, measure_limits(device)):
-            yield replace(row, index=f"{row.index}, {metric}{way}")
+    for row in measure_searches("random", store, sweep, device, measure_limits(device)):
+        yield replace(row, index=f"{row.index}, {metric}")
 
 
 def table(rows: list[SearchCost]) -> str:

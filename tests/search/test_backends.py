@@ -86,7 +86,7 @@ def test_unknown_choices_are_refused() -> None:
     for choice in ("exactly", "diskette", "brute", "milvus", "faiss"):
         with pytest.raises(ConfigurationError, match=f"'{choice}'"):
             plan_index(choice, "l2", "", 10**6, 16)
-    with pytest.raises(DatastoreError, match="unknown here: upgrade"):
+    with pytest.raises(DatastoreError, match="unknown here: build another with --index auto"):
         open_index(IndexDescription("quantum", "l2"), clustered(9, 4), Path("x"))
 
 

@@ -6,6 +6,7 @@ import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import faiss
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, faiss_build, open_index, tiled
+from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, exact, faiss_build, open_index
 from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
@@ -40,11 +41,8 @@ def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies
     if copies and size > 2:
         keys[size // 2 :] = keys[0]  # ties
     queries = torch.from_numpy(rng.normal(size=(rows, dimension))).float()
-    before, tiled.CACHE_NUMBERS = tiled.CACHE_NUMBERS, tile
-    try:
+    with patch.multiple(exact, CACHE_NUMBERS=tile, TILE_NUMBERS=tile):
         scores, ids = ExactIndex(keys, metric).search(queries, k)
-    finally:
-        tiled.CACHE_NUMBERS = before
     real = min(k, size)
     assert scores.shape == ids.shape == (rows, k)
     assert (ids[:, real:] == -1).all() and torch.isinf(scores[:, real:]).all()
@@ -54,13 +52,37 @@ def test_exact_equals_brute_force(size, dimension, rows, k, metric, tile, copies
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_exact_takes_half_precision(metric, dtype) -> None:
-    keys = torch.from_numpy(clustered(200, 16)).to(dtype)
-    queries = torch.from_numpy(clustered(5, 16, seed=1))
+@pytest.mark.parametrize("keys_in", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("queries_in", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_exact_takes_any_precision(metric, keys_in, queries_in) -> None:
+    keys = torch.from_numpy(clustered(200, 16)).to(keys_in)
+    queries = torch.from_numpy(clustered(5, 16, seed=1)).to(queries_in)
     scores, _ = ExactIndex(keys, metric).search(queries, 4)
     wanted = brute_force(keys.double().numpy(), queries, 4, metric)
     np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+def test_exact_finds_of_equal_keys_the_lower_id_first(metric) -> None:
+    """Whole numbers, so that products are exact in any order; each key stands twice."""
+    keys = torch.randint(-50, 50, (300, 4)).repeat(2, 1).half()
+    ids = ExactIndex(keys, metric).search(torch.randint(-9, 9, (9, 4)).float(), 8)[1]
+    first = {tuple(key): row for row, key in reversed(list(enumerate(keys.tolist())))}
+    assert all(first[tuple(keys[row].tolist())] == row for row in ids[:, 0].tolist())
+
+
+def test_exact_finds_entries_of_the_store_for_what_is_no_number() -> None:
+    """A model that has diverged must not make the device read beyond its memory."""
+    queries = torch.tensor([[float("nan")] * 8, [float("inf")] * 8, [1.0] * 8])
+    ids = ExactIndex(torch.randn(140, 8).half(), "ip").search(queries, 8)[1]
+    assert ((ids >= 0) & (ids < 140)).all()
+
+
+def test_largest_keeps_the_order_of_floats() -> None:
+    numbers = [0.0, -0.0, 1e-40, -1e-40, 3.5, -3.5, float("inf"), float("-inf"), float("nan"), 1e38]
+    scores, ids = exact.largest(torch.tensor([numbers]), torch.arange(10), 10)
+    assert ids.tolist() == [[6, 9, 4, 2, 0, 1, 3, 5, 7, 8]]
+    assert scores.tolist()[0][:8] == torch.tensor([float("inf"), 1e38, 3.5, 1e-40, 0, 0, -1e-40, -3.5]).tolist()
 
 
 def test_queries_may_come_from_a_model_that_trains() -> None:

@@ -16,7 +16,7 @@ import torch
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, TorchIvfIndex, build_index, placement
+from fairseq_ccpr.search import ExactIndex, FaissIndex, build_index, placement
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.search.placement import CPU, open_for_device
 from tests.small_models import World, build
@@ -41,10 +41,9 @@ def log(caplog) -> pytest.LogCaptureFixture:
     return caplog
 
 
-@pytest.mark.parametrize("choice", ["auto", "torch-ivf"])
-def test_what_a_gpu_had_built_opens_on_a_cpu(choice, tmp_path, monkeypatch) -> None:
-    index = opened(choice, tmp_path, CPU, 0, monkeypatch)
-    assert isinstance(index, (ExactIndex, TorchIvfIndex)) and index.on_host and not index.stands_in
+def test_what_a_gpu_had_built_opens_on_a_cpu(tmp_path, monkeypatch) -> None:
+    index = opened("auto", tmp_path, CPU, 0, monkeypatch)
+    assert isinstance(index, ExactIndex) and index.on_host and not index.stands_in
     queries = torch.from_numpy(KEYS[:5]).float()
     assert index.search(queries, 3)[1][:, 0].tolist() == ExactIndex(KEYS, "l2").search(queries, 3)[1][:, 0].tolist()
 
@@ -62,9 +61,8 @@ def test_keys_that_do_not_fit_are_searched_on_the_cpu_with_a_warning(tmp_path, m
     index = opened("IVF32,PQ16x4fs,Refine(SQfp16)", tmp_path, ELSEWHERE, KEYS.nbytes, monkeypatch)
     assert isinstance(index, FaissIndex) and index.on_host and not index.stands_in
     assert "has no room for 3,000 keys" in log.text and log.records[0].levelname == "WARNING"
-    for choice, kind in (("auto", ExactIndex), ("torch-ivf", TorchIvfIndex)):
-        own = opened(choice, tmp_path, ELSEWHERE, KEYS.nbytes, monkeypatch)
-        assert isinstance(own, kind) and own.on_host
+    exact = opened("auto", tmp_path, ELSEWHERE, KEYS.nbytes, monkeypatch)
+    assert isinstance(exact, ExactIndex) and exact.on_host
 
 
 def test_without_faiss_a_gpu_opens_what_a_cpu_had_built(tmp_path, monkeypatch) -> None:
@@ -103,7 +101,7 @@ def test_signature_names_what_is_searched(world: World, tmp_path, monkeypatch) -
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU")
-@pytest.mark.parametrize("index", ["exact", "torch-ivf32", "IVF16,Flat", "IVF16,PQ16x4fs,Refine(keys)"])
+@pytest.mark.parametrize("index", ["exact", "IVF16,Flat", "IVF16,PQ16x4fs,Refine(keys)"])
 def test_datastore_of_either_kind_is_searched_on_a_gpu(index, world: World, tmp_path) -> None:
     build(world, store := tmp_path / "store", "--index", index)
     datastore = TokenDatastore(store)

@@ -18,7 +18,7 @@ import torch
 
 from fairseq_ccpr.version import __version__
 
-PACKAGES = ("torch", "triton", "fairseq", "faiss", "numpy", "sacrebleu")
+PACKAGES = ("torch", "fairseq", "faiss", "numpy", "sacrebleu")
 COPY_BYTES = 1 << 28  # beyond any cache
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ import torch
 from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.speed.machine import Limits, measure_limits
-from fairseq_ccpr.search import DISK, TORCH_IVF
-from fairseq_ccpr.search.exact import MAXIMA_NUMBERS
+from fairseq_ccpr.search import DISK
+from fairseq_ccpr.search.exact import KEPT_NORMS
 from fairseq_ccpr.search.faiss_library import automatic_factory, import_faiss, inverted_lists, list_count, make_index
-from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, index_bytes, plan_index
+from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, plan_index
 from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
 SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
@@ -76,15 +75,6 @@ def needs(
         limits = speeds.get(place)
         return Need("exact", place, stored, host, device, keys, limits.floor(size, d, queries) if limits else None)
 
-    def torch_lists() -> Need:
-        planned = plan_index(TORCH_IVF, metric, "", size, d, effort=effort)
-        count, probed = (int(re.sub(r"\D", "", word)) for word in (planned.factory, planned.parameters))
-        whole, coarse = index_bytes(planned, size, d), 4 * count * d
-        read = queries * min(probed, count) / count * keys + coarse
-        limits = speeds.get("device")
-        seconds = read / limits.bytes_per_second if limits else None
-        return Need(str(planned), "device", stored + whole, 0, whole + values, read, seconds)
-
     def lists(choice: str, place: str) -> Need:
         planned = plan_index(choice, metric, "", size, d, effort=effort)
         index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
@@ -106,14 +96,13 @@ def needs(
         seconds = read / limits.bytes_per_second if limits else None
         return Need(str(planned), place, stored + whole, *held, read, seconds)
 
-    kept = norms if size <= MAXIMA_NUMBERS else 0
+    kept = norms if size <= KEPT_NORMS else 0
     return [
         exact("disk", kept, 0),
         exact("host", keys + kept, 0),
         exact("device", 0, keys + norms + values),
         lists(DISK, "disk"),
         lists(automatic_factory(size, d, metric), "host"),
-        torch_lists(),
         lists(f"IVF{list_count(size)},SQfp16", "devices"),  # which FAISS has for GPUs, and shares among them
         *(lists(choice, "disk" if choice.partition(":")[0] == DISK else "host") for choice in others),
     ]

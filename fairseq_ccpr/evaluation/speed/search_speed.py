@@ -52,14 +52,14 @@ class MadeIndex:
     seconds: float
 
 
-def make_index(keys: Tensor, choice: str, metric: str) -> MadeIndex:
+def make_index(keys: Tensor, choice: str, metric: str, parameters: str = "") -> MadeIndex:
     """Build an index of keys [N, d], on their device where it can be.
 
     Args:
-        choice: see `plan_index`.
+        choice, parameters: see `plan_index`.
     """
     size, dimension = keys.shape
-    description = plan_index(choice, metric, "", size, dimension, keys.is_cuda)
+    description = plan_index(choice, metric, parameters, size, dimension, keys.is_cuda)
     start = time.perf_counter()
     if description.backend == "exact":
         size_of_key = keys.element_size() * dimension + 4 * (metric == "l2")
