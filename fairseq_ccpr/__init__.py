@@ -39,6 +39,7 @@ from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
+from fairseq_ccpr.decoding.trust import Decision, Trust, TrustStep  # noqa: E402
 from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub  # noqa: E402
 from fairseq_ccpr.inference.sentences import Translation  # noqa: E402
 from fairseq_ccpr.translator import Translator  # noqa: E402
@@ -46,6 +47,7 @@ from fairseq_ccpr.translator import Translator  # noqa: E402
 refuse_retrieval_by_hub()
 
 __all__ = [
+    "Decision",
     "LanguageTags",
     "LearningRetriever",
     "Memory",
@@ -62,6 +64,8 @@ __all__ = [
     "TranslationRetrievalConfig",
     "TranslationRetrievalTask",
     "Translator",
+    "Trust",
+    "TrustStep",
     "__version__",
     "models",
     "training",

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -22,7 +23,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli import main
@@ -65,6 +66,12 @@ def run_two_processes(*command: object) -> list[str]:
     with ThreadPoolExecutor() as pool:
         done = [pool.submit(run, *command, *together, "--distributed-rank", rank) for rank in range(2)]
         return [process.result().stdout + process.result().stderr for process in done]
+
+
+def adaptive_trust() -> Any:
+    """The trust of the worked example, imported as fairseq does for `--user-dir`."""
+    utils.import_user_module(Namespace(user_dir=str(ROOT / "user_dir")))
+    return import_module("user_dir").AdaptiveTrust
 
 
 def own_bytes() -> int:

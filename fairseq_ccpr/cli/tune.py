@@ -12,8 +12,6 @@ from fairseq_ccpr.cli.command import check_folder, command
 from fairseq_ccpr.common_options import count_option, data_bin_option
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
-from fairseq_ccpr.decoding.combiners import KINDS
-from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.decoding.trust_file import save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
@@ -25,7 +23,7 @@ from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 
-FIXED = "fixed"
+LEARNED, FIXED = "learned", "fixed"
 FEW = 150  # sentences, of which a point of BLEU may be chance
 HELP = """\
 Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-lambda with
@@ -64,16 +62,8 @@ class Options:
         metavar="DATA_BIN[:SUBSET]",
     )  # fmt: skip
     combiner: str = option(
-        LearnedTrust.KIND,
-        "what decides the weights: learned trust; the networks of Adaptive kNN-MT or Robust kNN-MT; or fixed, the settings",
-        choices=(*KINDS, FIXED),
+        LEARNED, "what decides the weights: learned trust, or fixed, the settings", choices=(LEARNED, FIXED)
     )
-    trust_hidden: Optional[int] = option(
-        None,
-        "units of the hidden layer of learned trust; 0: a linear function of the features. If left out: 32, or 0 for fewer "
-        "than 5,000 held-out tokens",
-        within="[0, 1024]", needs="0 to 1,024", metavar="N",
-    )  # fmt: skip
     decode: int = count_option(8, "how many settings to decode with (--combiner fixed)")
 
 
@@ -87,9 +77,7 @@ def tune_command(options: Options, rest: list[str]) -> int:
     also = other_texts(options.also, OtherText(Path(options.data_bin), options.subset))
     for text in also:
         text.check(system)
-    tuned = tune(
-        system, also, None if options.combiner == FIXED else options.combiner, options.decode, options.trust_hidden
-    )
+    tuned = tune(system, also, options.combiner == LEARNED, options.decode)
     _print_what_was_tried(tuned, options.subset)
     if tuned.left_out is not None and tuned.helps:
         print("phrases bring nothing here: their weight is 0, and they are not retrieved")
@@ -119,10 +107,6 @@ def _check(options: Options, system: System) -> None:
         )
     if options.also and options.combiner == FIXED:
         raise ConfigurationError("--also is for what is learned, and --combiner is fixed: leave one of them out")
-    if options.trust_hidden is not None and options.combiner != LearnedTrust.KIND:
-        raise ConfigurationError(
-            f"--trust-hidden is for --combiner {LearnedTrust.KIND}, and --combiner is {options.combiner}: leave one out"
-        )
     folder = next(iter(system.task.parts.values())).directory if system.task.parts else None
     if options.output is None and folder is not None and not os.access(folder, os.W_OK):
         raise ConfigurationError(f"{folder} cannot be written to: give --output FILE, where the options go instead")

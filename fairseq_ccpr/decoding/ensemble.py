@@ -25,7 +25,7 @@ from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import Consent
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.trust import Step, Trust
+from fairseq_ccpr.decoding.trust import Trust, TrustStep
 from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
@@ -72,12 +72,12 @@ class Forced:
     )  # of the memories that there are, with the weights they have in the end
 
 
-def step_of(model: ModelEvidence, token_vote: Vote | None, phrase_vote: Vote | None, votes: list[Vote]) -> Step:
+def step_of(model: ModelEvidence, token_vote: Vote | None, phrase_vote: Vote | None, votes: list[Vote]) -> TrustStep:
     """Collect what trust decides by: the evidence of model and memories, and the weights of their votes."""
     of_tokens = token_vote.evidence if token_vote is not None else None
     of_phrases = phrase_vote.evidence if phrase_vote is not None else None
     weights = torch.stack([vote.weight for vote in votes], dim=1)
-    return Step(model, cast("TokenEvidence | None", of_tokens), cast("PhraseEvidence | None", of_phrases), weights)
+    return TrustStep(model, cast("TokenEvidence | None", of_tokens), cast("PhraseEvidence | None", of_phrases), weights)
 
 
 class RetrievalEnsemble(EnsembleModelWithAlignment):
@@ -109,7 +109,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         self.glossary: GlossaryMemory | None = None  # mixed with all else: its terms are wanted whatever is retrieved
         self.forced = 0  # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.end: int | None = None  # the token that target sentences end with; </s> where None
-        self.tokens = replace(tokens, trusted=trust is not None, skip=settings.skip) if tokens is not None else None
+        self.tokens = replace(tokens, trusted=trust is not None) if tokens is not None else None
         self.phrases = replace(phrases, trusted=trust is not None) if phrases is not None else None
 
     def with_memories(
@@ -307,8 +307,6 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         parts = [self.tokens.signature()] if self.tokens is not None else []
         if self.phrases is not None:
             parts += [self.phrases.signature(), *(f"{name}:{value}" for name, value in signed(self.settings).items())]
-        elif self.settings.skip < 1:
-            parts.append(f"skip:{self.settings.skip:g}")
         parts += [self.trust.signature()] if self.trust is not None else []
         parts += [self.glossary.signature()] if self.glossary is not None else []
         return " ".join(parts)

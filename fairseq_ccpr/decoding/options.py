@@ -184,12 +184,6 @@ class MixtureSettings:
         "upper bound on lambda_tok + lambda_phr when phrases are active; both are scaled down",
         within="[0, 1)", needs="a weight in [0, 1)", sign="Lambda_max", automatic=True,
     )  # fmt: skip
-    skip: float = option(
-        1.0,
-        "do not search where the model gives its likeliest token at least this probability, which saves time on a CPU; 1: "
-        "always search",
-        within="(0, 1]", needs="a probability above 0 and up to 1", metavar="P", automatic=True,
-    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)

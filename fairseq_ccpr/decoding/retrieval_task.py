@@ -75,6 +75,7 @@ class RetrievalTask(FairseqTask):
     tags: LanguageTags = LanguageTags()
     retriever_class: Callable[[TokenDatastore, torch.device], Retriever] = TokenRetriever
     token_weight: WeightPolicy = staticmethod(confidence_weight)
+    trust_class: type[Trust] = LearnedTrust
 
     def open_datastore(self, cfg: RetrievalConfig) -> None:
         """Open the datastore of the options, where there is one, and read the settings.
@@ -108,7 +109,7 @@ class RetrievalTask(FairseqTask):
     def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None]:
         """Read what was tuned for the datastore: settings by the prefix of their options, and trust."""
         if cfg.trust is not None and cfg.trust != NO_TRUST:
-            trust, described = load_trust(Path(cfg.trust), self.parts)
+            trust, described = load_trust(Path(cfg.trust), self.parts, self.trust_class)
             self._check_weight(cfg.trust, described)
             return described.settings, trust
         tuned = {} if cfg.untuned else read_tuned(self.parts)
@@ -124,7 +125,7 @@ class RetrievalTask(FairseqTask):
         path = tuned_trust(self.parts) if cfg.trust is None else None
         if path is None:
             return tuned, None
-        trust, described = load_trust(path, self.parts)
+        trust, described = load_trust(path, self.parts, self.trust_class)
         self._check_weight(path, described)
         return tuned, trust
 

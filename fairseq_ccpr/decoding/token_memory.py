@@ -90,7 +90,6 @@ class TokenMemory:
         policy: how much the neighbours weigh.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         trusted: whether learned trust decides the weight, and so needs evidence.
-        skip: a hypothesis is not searched for where the model gives its likeliest token this probability; 1: always.
         learnt: what is learnt alongside the datastore, live or as a snapshot; None: nothing.
     """
 
@@ -101,7 +100,6 @@ class TokenMemory:
     policy: WeightPolicy = confidence_weight
     domain: Domain | None = None
     trusted: bool = False
-    skip: float = 1.0
     learnt: LearntMemory | LearntEntries | None = None
 
     def now(self, entries: LearntEntries | None = None) -> TokenMemory:
@@ -138,17 +136,6 @@ class TokenMemory:
         unknown = values == self.unknown
         return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
 
-    def search_some(self, queries: Tensor, k: int, needed: Tensor) -> Neighbours:
-        """Do the same for those queries that need it, bool [N]; for the others all neighbours are missing."""
-        rows = needed.nonzero()[:, 0]
-        if len(rows) == len(queries):
-            return self.search(queries, k)
-        found = self.search(queries[rows], k)
-        ids = rows.new_full((len(queries), k), -1)
-        scores = found.scores.new_full((len(queries), k), float("-inf"))
-        values = rows.new_full((len(queries), k), self.unknown)
-        return Neighbours(*(all_.index_copy(0, rows, some) for all_, some in zip((ids, scores, values), found)))
-
     @phase(MERGE)
     def retrieve(self, queries: Tensor) -> tuple[Neighbours, Tensor]:
         """Search for queries [N, d]: the neighbours, and log p_r of their values, fp32 [N, k]."""
@@ -159,34 +146,21 @@ class TokenMemory:
         return neighbours, neighbour_log_probabilities(neighbours.scores, neighbours.values, self.settings.temperature)
 
     @property
-    def skips(self) -> bool:
-        """Whether some queries need no search."""
-        return self.skip < 1 or self._guards_all
-
-    @property
     def _learnt(self) -> LearntEntries | None:
         """What was learnt up to now, where something was; the guard is not for it."""
         entries = self.learnt.entries if self.learnt is not None else None
         return entries if entries is not None and (entries.pairs or entries.moved) else None
 
-    @property
-    def _guards_all(self) -> bool:
-        """Whether the guard decides over whole hypotheses, all neighbours being the datastore's own."""
-        return self.settings.guard and self.domain is not None and self._learnt is None
-
-    def needed(self, best: Tensor, running_distance: Tensor) -> Tensor:
-        """Tell which of N hypotheses are searched for, bool [N].
-
-        Skip those whose model is sure, and those that the guard gives no weight regardless of neighbours.
+    def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
+        """Return the neighbours; all are missing where the guard gives them no weight.
 
         Args:
-            best: fp32 [N], log p_NMT of the likeliest token.
             running_distance: fp32 [N], see `Course`.
         """
-        unsure = best.exp() < self.skip if self.skip < 1 else torch.ones_like(best, dtype=torch.bool)
-        if self._guards_all and self.domain is not None:
-            unsure &= self.domain.familiarity(running_distance) > 0
-        return unsure
+        if self.settings.guard and self.domain is not None and self._learnt is None:
+            far = self.domain.familiarity(running_distance) <= 0
+            return neighbours._replace(scores=neighbours.scores.masked_fill(far.unsqueeze(1), float("-inf")))
+        return neighbours
 
     @property
     def observes(self) -> bool:
@@ -209,13 +183,10 @@ class TokenMemory:
             model: what it says at them.
             real: bool [B, T], where they are.
         """
-        state, (best, favourite) = self.observe(queries), model.likeliest
+        state, favourite = self.observe(queries), model.likeliest.favourite
         positions = (real.long().cumsum(dim=1) - 1)[real]
-        if self.skips:
-            distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
-            neighbours = self.search_some(queries, k, self.needed(best, distance))
-        else:
-            neighbours = self.search(queries, k)
+        distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
+        neighbours = self.unguarded(self.search(queries, k), distance)
         seen = observed(neighbours.scores, neighbours.values, state, favourite)
         return neighbours, Course.of(state, along_sentences(seen, positions), positions + 1)
 
@@ -285,8 +256,6 @@ class TokenBatch:
         # All hypotheses of a sentence are alike at the first step: one search serves them.
         self._copies, self._first = len(queries) // self.sentences if self._first else 1, False
         self._queries.append(queries)
-        if self.memory.skips and not queries.is_cuda:
-            return  # which to search for is known once the model has decided
         with self._on_second_stream(queries):
             self._retrieved.append(self._copied(*self.memory.retrieve(queries[:: self._copies])))
 
@@ -311,30 +280,17 @@ class TokenBatch:
     @phase(MERGE)
     def vote(self, tokens: Tensor, model: Distribution) -> Vote:
         """Vote for the next token of each hypothesis."""
-        queries = self._queries.pop()
-        if not (self.memory.skips or self.memory.observes):
-            neighbours, retrieved = self._retrieved.pop()
+        queries, (neighbours, retrieved) = self._queries.pop(), self._retrieved.pop()
+        if not self.memory.observes:
             return self.memory.vote(neighbours, retrieved, model.at(neighbours.values))
-        state, (best, favourite) = self.memory.observe(queries), model.likeliest
-        neighbours, retrieved = self._some(queries, best, state, tokens.size(1))
+        state, favourite = self.memory.observe(queries), model.likeliest.favourite
+        distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / tokens.size(1)
+        if (left := self.memory.unguarded(neighbours, distance)) is not neighbours:
+            neighbours, retrieved = self.memory.weighed(left)
         seen = observed(neighbours.scores, neighbours.values, state, favourite)
         self._sums = seen if self._sums is None else self._sums + seen
         course = Course.of(state, self._sums, tokens.size(1))
         return self.memory.vote(neighbours, retrieved, model.at(neighbours.values), course)
-
-    def _some(self, queries: Tensor, best: Tensor, state: Tensor, length: int) -> tuple[Neighbours, Tensor]:
-        """Search for the hypotheses that need it. On a GPU all were searched for, without waiting for this to be known."""
-        if not self.memory.skips:
-            return self._retrieved.pop()
-        distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / length
-        needed = self.memory.needed(best, distance)
-        if queries.is_cuda:
-            neighbours, _ = self._retrieved.pop()
-            scores = neighbours.scores.masked_fill(~needed.unsqueeze(1), float("-inf"))
-            return self.memory.weighed(neighbours._replace(scores=scores))
-        first = slice(None, None, self._copies)
-        k = self.memory.settings.k
-        return self._copied(*self.memory.weighed(self.memory.search_some(queries[first], k, needed[first])))
 
     def reorder(self, order: Tensor) -> TokenBatch:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was."""

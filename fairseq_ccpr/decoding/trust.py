@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust_features import (
     ModelEvidence,
@@ -30,7 +31,7 @@ MOST = 6.0  # of a, either way: a factor of 400
 FARTHEST = 4.0  # of a feature from its mean, in standard deviations
 
 
-class Step(NamedTuple):
+class TrustStep(NamedTuple):
     """What is known at N tokens when the interpolation weights are decided."""
 
     model: ModelEvidence
@@ -49,7 +50,8 @@ class Decision(NamedTuple):
 class Trust(nn.Module):
     """A way to decide interpolation weights that is learned from held-out sentences.
 
-    Decoding calls `decide(inputs(step), step.weights)`; training computes the inputs once.
+    Decoding calls `decide(inputs(step), step.weights)`; training computes the inputs once. A task names its kind as
+    `trust_class`; `user_dir/` has one of its own.
 
     Args:
         tokens, phrases: the memories it weighs, at least one.
@@ -62,32 +64,32 @@ class Trust(nn.Module):
         super().__init__()
         self.tokens, self.phrases = tokens, phrases
 
+    @classmethod
+    def untrained(cls, tokens: bool, phrases: bool, settings: TokenRetrievalSettings | None, small: bool) -> Trust:
+        """Make one to be trained.
+
+        Args:
+            settings: of the token memory, on top of which it is trained.
+            small: whether the text has too few tokens for a hidden layer.
+        """
+        return cls(tokens, phrases)
+
     def arguments(self) -> dict[str, Any]:
         """Return what makes another of the same shape."""
         return {"tokens": self.tokens, "phrases": self.phrases}
 
-    def inputs(self, step: Step) -> Tensor:
+    def inputs(self, step: TrustStep) -> Tensor:
         """Collect all that the decision looks at, fp32 [N, I]; nothing that is learned is part of it."""
         raise NotImplementedError
 
     def prepare(self, inputs: Tensor) -> None:
         """Fit what is computed rather than learned to the inputs [N, I] of the training texts."""
 
-    def perturbed(self, inputs: Tensor, matches: Tensor, of_target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-        """Return inputs [N, I] and matches as they may be in other text, for training; here as they are.
-
-        Args:
-            matches: bool [N, k], neighbours that name the reference token.
-            of_target: fp32 [N], log p_NMT of that.
-            noise: how much, from 1 at the beginning of training to 0 at its end.
-        """
-        return inputs, matches
-
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
         """Decide for N tokens, by their inputs and the weights f that the settings give, fp32 [N, M]."""
         raise NotImplementedError
 
-    def forward(self, step: Step) -> Decision:
+    def forward(self, step: TrustStep) -> Decision:
         """Decide for N tokens."""
         return self.decide(self.inputs(step), step.weights)
 
@@ -118,11 +120,18 @@ class LearnedTrust(Trust):
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
+    @classmethod
+    def untrained(
+        cls, tokens: bool, phrases: bool, settings: TokenRetrievalSettings | None, small: bool
+    ) -> LearnedTrust:
+        """Make one that leaves the weights as they are."""
+        return cls(tokens, phrases, 0 if small else HIDDEN)
+
     def arguments(self) -> dict[str, Any]:
         """Return what makes another of the same shape."""
         return {**super().arguments(), "hidden": self.hidden.out_features if self.hidden is not None else 0}
 
-    def inputs(self, step: Step) -> Tensor:
+    def inputs(self, step: TrustStep) -> Tensor:
         """Compute the features, fp32 [N, F]."""
         return trust_features(step.model, step.tokens, step.phrases)
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import PROJECTION, TokenDatastore
-from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.trust import Trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_features import VERSION
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage import fingerprint
@@ -77,15 +76,23 @@ def save_trust(trust: Trust, described: TrustDescription, path: Path) -> None:
         save_file(tensors, partial, metadata={"trust": text, "checksum": _checksum(tensors, text)})
 
 
-def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
+def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> tuple[Trust, TrustDescription]:
     """Read trust, and check that it belongs to the parts of a datastore.
 
+    Args:
+        kind: of trust that is expected.
+
     Raises:
-        ConfigurationError: the file is missing, damaged, of other features, or of another model, key layer, metric,
-            projection or phrase encoder, or of parts that the datastore does not have.
+        ConfigurationError: the file is missing, damaged, of other features or another kind, or of another model, key layer,
+            metric, projection or phrase encoder, or of parts that the datastore does not have.
     """
     tensors, described = _read(path)
-    if described.features != VERSION or described.kind not in KINDS:
+    if described.kind != kind.KIND:
+        raise ConfigurationError(
+            f"{path} is trust of the kind {described.kind}, and --task takes {kind.KIND}: give the --task and --user-dir it "
+            "was tuned with, tune again, or give --trust none"
+        )
+    if described.features != VERSION:
         raise ConfigurationError(
             f"{path} was learned by another version of fairseq-ccpr (features {described.features}, here {VERSION}): tune "
             "again, or give --trust none"
@@ -108,7 +115,7 @@ def load_trust(path: Path, parts: Parts) -> tuple[Trust, TrustDescription]:
             logger.warning(
                 "%s was learned with other %s keys than the datastore has: tune again if you can", path, name
             )
-    trust = KINDS[described.kind](**described.arguments)
+    trust = kind(**described.arguments)
     trust.load_state_dict(tensors)
     return trust.requires_grad_(False), described
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.projection import KeyProjection
-from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
@@ -28,11 +27,11 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.decoding.trust import LearnedTrust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import Found, make_table
-from tests.helpers import vote
+from tests.helpers import adaptive_trust, vote
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
 CPU = torch.device("cpu")
@@ -157,11 +156,10 @@ def test_step_makes_no_round_trip(metric: str, trusting: bool) -> None:
             torch.testing.assert_close(log_probs.exp().sum(dim=1), torch.ones(6))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_trust_in_tokens_makes_no_round_trip(kind: str) -> None:
+@pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
+def test_trust_in_tokens_makes_no_round_trip(kind: type[Trust]) -> None:
     ensemble = make_ensemble("ip", CPU)
-    arguments = {} if kind == LearnedTrust.KIND else {"neighbours": 8, "temperature": 0.1}
-    trust = KINDS[kind](tokens=True, phrases=False, **arguments)
+    trust = kind.untrained(True, False, TokenRetrievalSettings(8, temperature=0.1), small=False)
     with watching(NoRoundTrip):
         list(two_steps(ensemble.with_memories(ensemble.tokens, None, trust), CPU))
 

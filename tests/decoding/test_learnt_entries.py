@@ -232,7 +232,6 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     memory = TokenMemory(
         capture, retriever_over(keys[:30], values[:30], metric), settings, 3, domain=domain, learnt=made
     )
-    assert not memory.skips
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours, retrieved = memory.retrieve(queries)
     given = memory.vote(neighbours, retrieved, Distribution(log_probs).at(neighbours.values), course)

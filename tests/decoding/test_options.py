@@ -44,7 +44,7 @@ PHRASES: dict[str, list[object]] = {
     "reach": ["--phrase-reach", 0],
 }  # fmt: skip
 MATTERS_WITH: dict[str, list[object]] = {"threshold": ["--phrase-segmentation", "learned"]}
-MIXTURE: dict[str, list[object]] = {"lambda_max": ["--retrieval-lambda-max", 0.4], "skip": ["--retrieval-skip", 0.3]}
+MIXTURE: dict[str, list[object]] = {"lambda_max": ["--retrieval-lambda-max", 0.4]}
 
 
 @pytest.fixture(scope="module")

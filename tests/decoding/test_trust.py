@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, merge_equal, neighbour_log_probabilities
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.retrieval_task import find_parts
-from fairseq_ccpr.decoding.trust import LearnedTrust, Step, Trust, reweigh
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustStep, reweigh
 from fairseq_ccpr.decoding.trust_features import (
     Course,
     ModelEvidence,
@@ -34,7 +34,7 @@ from fairseq_ccpr.evaluation.speed.decoding_speed import SpeedTest
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
 from tests.decoding.test_decoding import SEARCHES
-from tests.helpers import call, equal, refused, run
+from tests.helpers import adaptive_trust, call, equal, refused, run
 from tests.small_models import World, build
 
 SEED = 20261123
@@ -164,7 +164,7 @@ def test_ensembles_work(world: World, decode: Callable, random_trust: Path) -> N
     assert not equal(decode(*words, *path), decode(*path, "--beam", 2, base=True), tolerance=1e-2)
 
 
-def evidence(count: int, k: int, phrases: int = 0) -> Step:
+def evidence(count: int, k: int, phrases: int = 0) -> TrustStep:
     """Random evidence, some neighbours missing and values repeated; the last row found nothing."""
     torch.manual_seed(SEED)
     print("seed", SEED)
@@ -186,10 +186,10 @@ def evidence(count: int, k: int, phrases: int = 0) -> Step:
             proposed, merged, distribution.gather(1, proposed), mass, torch.rand(count), torch.rand(count)
         )
         weights = torch.cat([weights * 0.5, 0.4 * mass.unsqueeze(1)], dim=1)
-    return Step(ModelEvidence(*distribution.max(dim=1)), tokens, of_phrases, weights)
+    return TrustStep(ModelEvidence(*distribution.max(dim=1)), tokens, of_phrases, weights)
 
 
-def rename(step: Step, names: torch.Tensor) -> Step:
+def rename(step: TrustStep, names: torch.Tensor) -> TrustStep:
     """The same evidence in a vocabulary whose tokens have other numbers."""
     assert step.tokens is not None and step.phrases is not None
     return step._replace(
@@ -199,12 +199,12 @@ def rename(step: Step, names: torch.Tensor) -> Step:
     )
 
 
-def at(step: Step, order: torch.Tensor) -> Step:
+def at(step: TrustStep, order: torch.Tensor) -> TrustStep:
     assert step.tokens is not None and step.phrases is not None
     course = Course(*(part[order] for part in step.tokens.course))
     tokens = TokenEvidence(*(part[order] for part in step.tokens[:-1]), course)
     phrases = PhraseEvidence(*(part[order] for part in step.phrases))
-    return Step(ModelEvidence(*(part[order] for part in step.model)), tokens, phrases, step.weights[order])
+    return TrustStep(ModelEvidence(*(part[order] for part in step.model)), tokens, phrases, step.weights[order])
 
 
 def test_features_follow_the_hypotheses_and_do_not_name_tokens() -> None:
@@ -267,11 +267,11 @@ def test_running_means_equal_a_plain_loop() -> None:
         start += length
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_trust_decides_is_a_distribution(kind: str) -> None:
-    step = evidence(60, 8, phrases=0 if kind != "learned" else 6)
-    arguments = {} if kind == "learned" else {"neighbours": 8, "temperature": 0.1}
-    trust = randomised(KINDS[kind](tokens=True, phrases=kind == "learned", **arguments))
+@pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
+def test_what_trust_decides_is_a_distribution(kind: type[Trust]) -> None:
+    phrases = kind is LearnedTrust
+    step = evidence(60, 8, phrases=6 if phrases else 0)
+    trust = randomised(kind.untrained(True, phrases, TokenRetrievalSettings(8, temperature=0.1), small=False))
     trust.prepare(trust.inputs(step))
     weights, spread = trust(step)
     assert bool((weights >= 0).all()) and bool((weights.sum(dim=1) < 1 + 1e-6).all())
@@ -349,7 +349,7 @@ def test_a_file_says_what_it_is(random_trust: Path) -> None:
 
 def test_mixture_with_a_spread_sums_to_one() -> None:
     step = evidence(30, 8)
-    trust = randomised(KINDS["adaptive"](tokens=True, phrases=False, neighbours=8, temperature=0.1))
+    trust = randomised(adaptive_trust()(tokens=True, phrases=False, neighbours=8, temperature=0.1))
     trust.prepare(trust.inputs(step))
     weights, spread = trust(step)
     assert spread is not None and step.tokens is not None

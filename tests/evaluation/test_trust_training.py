@@ -19,8 +19,8 @@ from safetensors import safe_open
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
-from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
@@ -33,7 +33,7 @@ from fairseq_ccpr.evaluation.tuning.tune import BATCHES, SAMPLED, trusted_neighb
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.test_trust import parts_of
-from tests.helpers import call, refused
+from tests.helpers import ROOT, adaptive_trust, call, refused
 from tests.small_models import World
 
 SEED = 20261123
@@ -74,11 +74,10 @@ def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
     assert torch.autograd.gradcheck(loss, values)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_is_never_worse_than_its_start_on_sentences_held_out(kind: str) -> None:
-    arguments = {"hidden": 8} if kind == "learned" else {"neighbours": 4, "temperature": 0.1}
-    trust = KINDS[kind](tokens=True, phrases=False, **arguments)
-    inputs = len(trust.names) if kind == "learned" else 13
+@pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
+def test_training_is_never_worse_than_its_start_on_sentences_held_out(kind: type[Trust]) -> None:
+    trust = kind.untrained(True, False, TokenRetrievalSettings(4, temperature=0.1), small=False)
+    inputs = len(trust.names) if isinstance(trust, LearnedTrust) else 12
     text = TrainingText("noise", False, random_rows(400, inputs, k=4), torch.arange(400) // 8)
     held_out = text.split()[1]
     trust.prepare(text.split()[0].inputs)
@@ -288,15 +287,16 @@ def test_texts_that_are_named_twice_count_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["adaptive", "robust"])
-def test_the_published_networks_are_learned_and_decode(
-    world: World, wrong_domain: tuple[Path, Path], tmp_path: Path, kind: str
+def test_trust_of_ones_own_is_learned_and_decodes(
+    world: World, wrong_domain: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    """The network of Adaptive kNN-MT, the worked example of a user dir."""
     data, store = wrong_domain
-    words = ["--datastore", store, *COMMON]
-    shown = call("tune", data, *words, "--combiner", kind, "--output", tmp_path / "options").stdout
-    assert f"trust:{kind}-" in shown and gains_in(shown)["valid"][1] > 0.5
+    words = ["--datastore", store, *COMMON, "--user-dir", ROOT / "user_dir", "--task", "translation_adaptive"]
+    shown = call("tune", data, *words, "--output", tmp_path / "options").stdout
+    assert "trust:adaptive-" in shown and gains_in(shown)["valid"][1] > 0.5
     chosen = (tmp_path / "options").read_text().split()
+    refused(call("translate", "--datastore", store, *chosen, check=False), "is trust of the kind adaptive, and --task")
     assert "retrieval" in call("compare", data, *words, "--gen-subset", "valid", "--path", world.model, *chosen).stdout
 
 
@@ -386,11 +386,6 @@ def test_bad_input_is_refused_in_one_sentence(world: World, wrong_domain: tuple[
     refused(tuned("--also", other), "has another dictionary for en than the model")
     refused(tuned("--also", world.data_bin, "--combiner", "fixed"), "--also is for what is learned")
     refused(tuned("--trust", tmp_path / "t"), "tuning learns it|is missing")
-    refused(tuned("--combiner", "adaptiv"), "adaptive")
-    refused(tuned("--trust-hidden", -1), "--trust-hidden is -1: 0 to 1,024 is needed")
-    refused(tuned("--trust-hidden", 2000), "--trust-hidden is 2000: 0 to 1,024 is needed")
-    refused(tuned("--trust-hidden", "many"), "--trust-hidden")
+    refused(tuned("--combiner", "fix"), "fixed")
     refused(tuned("--gen-subset", "train"), "--gen-subset is for decoding: name the held-out pairs with --subset")
-    for kind in ("fixed", "adaptive"):
-        refused(tuned("--trust-hidden", 4, "--combiner", kind), f"for --combiner learned, and --combiner is {kind}")
     assert not (tmp_path / "x").exists()

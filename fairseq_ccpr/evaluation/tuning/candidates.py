@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
-from fairseq_ccpr.decoding.combiners import KINDS
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
-from fairseq_ccpr.decoding.trust import HIDDEN, LearnedTrust, Trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.evaluation.tuning.trust_training import learn, training_text, worths
@@ -40,23 +38,16 @@ class Candidate:
         return f"{options_of(self.ensemble)} {self.learned}".strip()
 
 
-def with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut], hidden: int | None = None) -> Candidate:
+def with_trust(kind: type[Trust], ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
     """Learn trust on top of an ensemble's settings.
 
     Args:
-        kind: see `KINDS`.
         texts: the first is of the datastore's domain.
-        hidden: units of the hidden layer of learned trust, 0: none; None: as the first text is large or small.
     """
-    known: dict[str, Any] = {"tokens": ensemble.tokens is not None, "phrases": ensemble.phrases is not None}
-    if kind == LearnedTrust.KIND:
-        known["hidden"] = hidden if hidden is not None else 0 if is_small(texts[0]) else HIDDEN
-    elif ensemble.tokens is not None:
-        settings = ensemble.tokens.settings
-        known |= {"neighbours": settings.k, "temperature": settings.temperature}
+    settings = ensemble.tokens.settings if ensemble.tokens is not None else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        trust: Trust = KINDS[kind](**known)
+        trust = kind.untrained(settings is not None, ensemble.phrases is not None, settings, is_small(texts[0]))
     if ensemble.phrases is not None and isinstance(trust, LearnedTrust):
         trust.votes = _learned_votes(ensemble, texts)
         ensemble = ensemble.with_memories(ensemble.tokens, replace(ensemble.phrases, votes=trust.votes), None)
@@ -69,7 +60,7 @@ def with_trust(kind: str, ensemble: RetrievalEnsemble, texts: list[HeldOut], hid
     measured = {text.name: worths(trust, text) for text in rows}
     device = next(ensemble.models[0].parameters()).device
     trust = trust.requires_grad_(False).to(device)
-    return Candidate(ensemble.with_memories(ensemble.tokens, ensemble.phrases, trust), measured, f"trust:{kind}")
+    return Candidate(ensemble.with_memories(ensemble.tokens, ensemble.phrases, trust), measured, f"trust:{kind.KIND}")
 
 
 def with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:

@@ -92,21 +92,14 @@ def _rows(
     return Rows(trust.inputs(step), step.weights, text.log_probs[at], retrieved, matches)
 
 
-def log_likelihood(trust: Trust | None, rows: Rows, noise: float = 0.0) -> Tensor:
-    """Compute log p of n reference tokens, fp32 [n]; with trust of None as the settings have it.
-
-    Args:
-        noise: how much of what helps training to generalise is mixed in, from 1 down to 0.
-    """
+def log_likelihood(trust: Trust | None, rows: Rows) -> Tensor:
+    """Compute log p of n reference tokens, fp32 [n]; with trust of None as the settings have it."""
     if trust is None:
         return _mixture(rows.model, rows.weights, rows.retrieved)
-    inputs, matches = rows.inputs, rows.matches
-    if noise:
-        inputs, matches = trust.perturbed(inputs, matches, rows.model, noise)
-    weights, spread = trust.decide(inputs, rows.weights)
+    weights, spread = trust.decide(rows.inputs, rows.weights)
     if spread is None:
         return _mixture(rows.model, weights, rows.retrieved)
-    named = (spread * matches).sum(dim=1).clamp_min(1e-30).log()
+    named = (spread * rows.matches).sum(dim=1).clamp_min(1e-30).log()
     return _mixture(rows.model, weights, torch.cat([named.unsqueeze(1), rows.retrieved[:, 1:]], dim=1))
 
 
@@ -149,16 +142,16 @@ def learn(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust:
                     best, best_loss = copy.deepcopy(trust.state_dict()), loss
             some = [rows.at(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained]
             optimizer.zero_grad()
-            _loss(trust, texts, some, noise=1 - update / UPDATES).backward()
+            _loss(trust, texts, some).backward()
             optimizer.step()
     trust.load_state_dict(best)
     return trust
 
 
-def _loss(trust: Trust, texts: list[TrainingText], of_each: list[Rows], noise: float = 0.0) -> Tensor:
+def _loss(trust: Trust, texts: list[TrainingText], of_each: list[Rows]) -> Tensor:
     losses = []
     for text, rows in zip(texts, of_each):
-        likelihood = log_likelihood(trust, rows, noise)
+        likelihood = log_likelihood(trust, rows)
         losses.append(-likelihood.mean())
         if text.foreign:
             losses[-1] = losses[-1] + HARM * (rows.model - likelihood).clamp_min(0).mean()

@@ -9,7 +9,6 @@ from typing import Any
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import name_of
-from fairseq_ccpr.decoding.trust import LearnedTrust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
@@ -89,7 +88,7 @@ class Tuned:
         )
 
 
-def tune(system: System, also: list[OtherText], kind: str | None, count: int, hidden: int | None = None) -> Tuned:
+def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> Tuned:
     """Choose by likelihood what to decode with, and by BLEU what of that to keep.
 
     1. A teacher-forced pass over each text keeps what model, neighbours and phrases say of each reference token.
@@ -102,9 +101,8 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
     Args:
         system: with the subset that is held out as `--gen-subset`.
         also: text of other domains, which must not suffer.
-        kind: of trust, see `KINDS`; None: settings alone.
+        trusting: whether trust is learned, of the kind that the task has; otherwise settings alone are chosen.
         count: of candidates, without trust.
-        hidden: units of the hidden layer of learned trust; None: as many as the subset is large enough for.
 
     Raises:
         ConfigurationError: no datastore.
@@ -123,16 +121,16 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
         others = one.samples(system)
         texts.append(force_decode_text(one.name, others, ensemble, most, TOKENS // len(also), quiet))
     grids = Grids.of(cfg, ensemble, texts[0])
-    if kind is None:
+    if not trusting:
         tried = [Candidate(with_settings(ensemble, *pair)) for pair in grids.best_pairs(count)]
     else:
         pairs = grids.pairs_for_trust(trusted_neighbours(task.parts))
-        tried = [with_trust(kind, with_settings(ensemble, *pair), texts, hidden) for pair in pairs]
+        tried = [with_trust(task.trust_class, with_settings(ensemble, *pair), texts) for pair in pairs]
         if ensemble.tokens is None:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
         elif ensemble.phrases is not None:  # which may be likelier together with tokens, and translate worse
             alone = with_settings(ensemble.with_memories(ensemble.tokens, None, None), *pairs[0])
-            tried.append(with_trust(kind, alone, texts, hidden))
+            tried.append(with_trust(task.trust_class, alone, texts))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
@@ -149,7 +147,7 @@ def tune(system: System, also: list[OtherText], kind: str | None, count: int, hi
         winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
         sentences=sum(len(one["id"]) for one in sample),
-        linear=kind == LearnedTrust.KIND and hidden is None and is_small(texts[0]), texts=measured,
+        linear=trusting and is_small(texts[0]), texts=measured,
     )  # fmt: skip
 
 
