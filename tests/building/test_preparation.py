@@ -39,6 +39,8 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
     words[3], words[5] = "en", "de"
     swapped = call("prepare", *words, "--path", DEMO / "model.pt", check=False)
     refused(swapped, "translates from de to en, but -s is en and -t is de: exchange them")
+    words[3], words[5] = "eng_Latn", "deu_Latn"
+    refused(call("prepare", *words, "--path", DEMO / "model.pt", check=False), "-t is deu_Latn: exchange them")
 
 
 def test_what_is_too_little_or_too_much_is_told(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
