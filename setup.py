@@ -43,6 +43,10 @@ setup(
         "sacrebleu>=2.3",
         # The subword model of the demo, and of most models that come with one; 0.2 brought offsets of normalised text.
         "sentencepiece>=0.2.0",
+        # Tags of languages: those of files, of clients and of models are compared. Its data are its own; names it lacks.
+        "langcodes>=3.5",
+        # Boundaries of words by Unicode, for glossaries; fairseq brings it as well.
+        "regex",
         # Progress bars; fairseq brings it as well.
         "tqdm",
         # An adapter and its PCA in a datastore: tensors that are never unpickled.

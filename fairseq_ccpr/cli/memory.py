@@ -16,6 +16,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
+from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.text.translation_memory import tmx_lines
 
 HELP = """\
@@ -68,7 +69,7 @@ def _languages(options: Options) -> tuple[str, str]:
     target = options.target_lang or (known.target_lang if known is not None else None)
     if source is None or target is None:
         raise ConfigurationError(f"{options.datastore} does not remember its languages: give -s and -t")
-    return source, target
+    return as_bcp47(source), as_bcp47(target)
 
 
 main = command(HELP, memory, Options)

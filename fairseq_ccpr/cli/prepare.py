@@ -15,6 +15,7 @@ from fairseq_ccpr.inference.resources import find_beside
 from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.atomic import atomic_directory
+from fairseq_ccpr.text.languages import same_language
 from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
 
 HELP = """\
@@ -106,9 +107,11 @@ def of_model(options: Options, subwords: list[str]) -> tuple[list[str], list[Pat
     if not options.path.is_file():
         raise ConfigurationError(f"--path: there is no checkpoint {options.path}")
     trained = read_task(options.path)
-    if (trained.get("target_lang"), trained.get("source_lang")) == languages:
+    own = trained.get("source_lang") or "", trained.get("target_lang") or ""
+    as_given = [all(map(same_language, order, languages)) for order in (own, own[::-1])]
+    if own[::-1] == languages or as_given == [False, True]:
         raise ConfigurationError(
-            f"{options.path} translates from {languages[1]} to {languages[0]}, but -s is {languages[0]} and -t is "
+            f"{options.path} translates from {own[0]} to {own[1]}, but -s is {languages[0]} and -t is "
             f"{languages[1]}: exchange them"
         )
     found = find_beside(options.path, *languages, named_options(subwords))

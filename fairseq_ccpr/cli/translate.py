@@ -68,6 +68,12 @@ def translate(options: Options, rest: list[str]) -> int:
         faults = write(translations, options.output_format, terminal or options.buffer_size == 1)
     for number, fault in faults:
         print(f"line {number} has no translation: {fault}", file=sys.stderr)
+    terms = system.task.glossary
+    if terms is not None and terms.searched and not terms.found:
+        print(
+            f"--glossary: no sentence has a term of {terms.path}: its first column is of the language translated from",
+            file=sys.stderr,
+        )
     return 1 if faults else 0
 
 

@@ -21,6 +21,7 @@ from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalC
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.data_bin import check_data_bin
+from fairseq_ccpr.text.languages import same_language
 
 BILINGUAL, MULTILINGUAL, BART = "translation_retrieval", "translation_retrieval_multi", "translation_retrieval_bart"
 # The task that a checkpoint was trained with, and the one that retrieves with it.
@@ -115,11 +116,6 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
         symbols = frozenset(f"[{language}]" for language in self.langs) | {"<mask>"}
         end = f"[{args.target_lang}]"
         self.tags = LanguageTags(symbols, added=1, end=end, languages=f"{args.source_lang}-{args.target_lang}")
-        for tag in (f"[{args.source_lang}]", end):
-            if tag not in symbols:
-                raise ConfigurationError(
-                    f"--langs has no {tag[1:-1]}: give -s and -t as the model's languages are called"
-                )
         self.open_datastore(args)
 
     @staticmethod
@@ -149,3 +145,10 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
 def _check_languages(name: str, args: Any) -> None:
     if not args.source_lang or not args.target_lang:
         raise ConfigurationError(f"--task {name} translates from one language to another: give -s and -t")
+    known = args.langs.split(",") if isinstance(args.langs, str) else args.langs or ()
+    for language in (args.source_lang, args.target_lang):
+        if known and language not in known:
+            alike = ", ".join(one for one in known if same_language(one, language)) or ", ".join(known[:10])
+            raise ConfigurationError(
+                f"--langs has no {language}, but {alike}: give -s and -t as the model's languages are called"
+            )

@@ -25,6 +25,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.settings import as_words
+from fairseq_ccpr.storage.data_bin import but_found
 from fairseq_ccpr.storage.fingerprint import of_file, of_files
 from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
 
@@ -208,8 +209,8 @@ def _dictionaries(folders: list[Path], source: str, target: str, model: Path) ->
         )
     if not found:
         raise ConfigurationError(
-            f"there is no dict.{source}.txt and dict.{target}.txt next to {model}: put the model's dictionaries there, or "
-            "give the folder that has them, such as DATA_BIN, with --data"
+            f"there is no dict.{source}.txt and dict.{target}.txt next to {model}{but_found(model.parent)}: put the model's "
+            "dictionaries there, give the folder that has them, such as DATA_BIN, with --data, or -s and -t as in their names"
         )
     return found[0]
 

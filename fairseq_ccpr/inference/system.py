@@ -89,7 +89,11 @@ class System:
         return self.ensemble.signature() if self.ensemble is not None else None
 
     def translate(
-        self, sentences: Iterable[str], done: Callable[[int], object] = lambda count: None, window: int = WINDOW
+        self,
+        sentences: Iterable[str],
+        done: Callable[[int], object] = lambda count: None,
+        window: int = WINDOW,
+        nbest: int | None = None,
     ) -> Iterator[Translation]:
         """Translate sentences in batches of similar lengths; their translations come in the order of the sentences.
 
@@ -98,15 +102,16 @@ class System:
                 take has an empty translation, too, and the reason as `Translation.fault`.
             done: is told how many more sentences are translated, before they can be yielded in order.
             window: sentences that are read ahead and sorted by length.
+            nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
         """
         if isinstance(sentences, str):
             raise ConfigurationError("translate takes a list of sentences, not one string: put it in brackets")
         self.check_encoding()
         waiting = iter(sentences)
         while some := list(islice(waiting, window)):
-            yield from self._translate(some, done)
+            yield from self._translate(some, done, nbest or self.cfg.generation.nbest)
 
-    def _translate(self, sentences: list[str], done: Callable[[int], object]) -> list[Translation]:
+    def _translate(self, sentences: list[str], done: Callable[[int], object], nbest: int) -> list[Translation]:
         tokens = [encode(sentence, self.task) for sentence in sentences]
         self._warn_of_unknown(tokens)
         most = length_limit(self.task, self.models)
@@ -121,7 +126,7 @@ class System:
             sample = utils.move_to_cuda(sample, self.device) if self.device.type == "cuda" else sample
             hypotheses = self.task.inference_step(self._generator(), self.models, sample)
             for place, found in zip(places, hypotheses):
-                translations[place] = Translation.of(sentences[place], found[: self.cfg.generation.nbest], self)
+                translations[place] = Translation.of(sentences[place], found[:nbest], self)
             done(len(places))
         return [one for one in translations if one is not None]
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import AsyncGenerator
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
 import anyio
+import python_multipart  # noqa: F401 - starlette asks for it when the first form comes, which is late
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-FORM, JSON = "application/x-www-form-urlencoded", "application/json"
+FORM, JSON, PARTS = "application/x-www-form-urlencoded", "application/json", "multipart/form-data"
+TEXTS = ("q", "s")  # which may be empty; any other parameter that is empty is left out
 BYTES_OF_CHARACTER = 12  # at most: `\ud83d\ude00` in JSON, %F0%9F%98%80 in a form
 BYTES_BESIDE = 1 << 16  # of all parameters that are no text
 MAX_SECONDS = 30  # that a body may take to arrive
@@ -26,9 +32,16 @@ def bad(sentence: str, status: int = 400) -> HTTPException:
 async def read_parameters(request: Request, most_characters: int) -> Parameters:
     """Read the parameters of a request: those of its address, of a form, or of a JSON object; several `q` are a list.
 
+    What is null, or empty and no text, is left out, as clients send it for what they do not ask for.
+
     Raises:
         HTTPException: the body is too long, too slow, or neither form nor JSON object.
     """
+    given = await _read(request, most_characters)
+    return {name: value for name, value in given.items() if value is not None and (value != "" or name in TEXTS)}
+
+
+async def _read(request: Request, most_characters: int) -> Parameters:
     pairs = list(request.query_params.multi_items())
     if request.method != "POST":
         return _by_name(pairs)
@@ -37,6 +50,8 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
     try:
         if kind == FORM:
             return _by_name([*pairs, *parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict")])
+        if kind == PARTS:
+            return _by_name([*pairs, *await _read_parts(request, body)])
         if kind == JSON:
             given = json.loads(body)
             if not isinstance(given, dict):
@@ -44,7 +59,18 @@ async def read_parameters(request: Request, most_characters: int) -> Parameters:
             return _by_name(pairs) | given
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is not valid {kind} in UTF-8: {str(error)[:100]}") from None
-    raise bad(f"the body is {kind[:60]}: send {JSON} or {FORM}", 415)
+    except MultiPartException as error:
+        raise bad(f"the form cannot be read ({error.message.rstrip('.')}): send fields of text, and no file") from None
+    raise bad(f"the body is {kind[:60]}: send {JSON}, {FORM} or {PARTS}", 415)
+
+
+async def _read_parts(request: Request, body: bytes) -> list[tuple[str, Any]]:
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    body.decode("utf-8")  # what is no UTF-8 would be taken for Latin-1
+    parser = MultiPartParser(request.headers, stream(), max_files=0, max_fields=inf, max_part_size=len(body))
+    return (await parser.parse()).multi_items()
 
 
 async def _read_body(request: Request, most: int) -> bytes:
@@ -108,16 +134,16 @@ def texts(parameters: Parameters, name: str, most_characters: int) -> list[str]:
 
 
 def number(parameters: Parameters, name: str, default: int) -> int:
-    """Return a parameter that is a whole number from 0.
+    """Return a parameter that is a whole number; below 0 it is 0.
 
     Raises:
         HTTPException: it is none.
     """
     value = parameters.get(name, default)
     digits = str(value)
-    if isinstance(value, bool) or not (digits.isascii() and digits.isdigit() and len(digits) < 10):
+    if isinstance(value, bool) or not re.fullmatch("-?[0-9]{1,9}", digits):
         raise bad(f"the parameter {name} is {digits[:30]!r}: expected a whole number from 0")
-    return int(digits)
+    return max(0, int(digits))
 
 
 def _check(values: list[str], name: str, most: int) -> None:

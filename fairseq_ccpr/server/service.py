@@ -13,10 +13,10 @@ from fairseq_ccpr.evaluation.explain.translate import encode_sentences
 from fairseq_ccpr.inference.sentences import Translation, encode
 from fairseq_ccpr.server import parameters as given
 from fairseq_ccpr.server.access import Limits
-from fairseq_ccpr.server.languages import bare, name_of
 from fairseq_ccpr.server.parameters import Parameters, bad
 from fairseq_ccpr.server.texts import HTML, TEXT, Segments
 from fairseq_ccpr.server.work import Work
+from fairseq_ccpr.text.languages import language_code, name_of, same_language
 from fairseq_ccpr.translator import Translator
 
 AUTO = "auto"
@@ -35,8 +35,6 @@ class Service:
 
     def __init__(self, translator: Translator, limits: Limits) -> None:
         self.work, self.limits = Work(translator), limits
-        generation = translator.cfg.generation
-        generation.nbest = generation.beam  # alternatives cost nothing but their text
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
         ensemble = translator.ensemble
@@ -47,8 +45,8 @@ class Service:
     def of_page(self) -> dict[str, Any]:
         """Return what the page wants to know of this server."""
         return {
-            "source_language": bare(self.source),
-            "target_language": bare(self.target),
+            "source_language": language_code(self.source),
+            "target_language": language_code(self.target),
             "names": {"source": name_of(self.source), "target": name_of(self.target)},
             "token_memory": self.tokens,
             "phrase_memory": self.phrases,
@@ -83,8 +81,8 @@ class Service:
 
     async def languages(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the language pair."""
-        both: tuple[tuple[str, list[str]], ...] = (self.source, [bare(self.target)]), (self.target, [])
-        return [{"code": bare(code), "name": name_of(code), "targets": targets} for code, targets in both]
+        both: tuple[tuple[str, list[str]], ...] = (self.source, [language_code(self.target)]), (self.target, [])
+        return [{"code": language_code(code), "name": name_of(code), "targets": targets} for code, targets in both]
 
     async def detect(self, asked: Parameters) -> list[dict[str, Any]]:
         """Name the source language, the only one there is, with how much of the text its dictionary knows."""
@@ -106,8 +104,8 @@ class Service:
             "suggestions": self.tokens,
             "supportedFilesFormat": [],
             "language": {
-                "source": {"code": bare(self.source), "name": name_of(self.source)},
-                "target": {"code": bare(self.target), "name": name_of(self.target)},
+                "source": {"code": language_code(self.source), "name": name_of(self.source)},
+                "target": {"code": language_code(self.target), "name": name_of(self.target)},
             },
         }
 
@@ -151,7 +149,7 @@ class Service:
         if not self.explains:
             found = [(one.source, one.text) for one in await self._translated(sentences)]
             signature = await self._call(lambda translator: translator.signature)
-            return unexplained(found, (self.source, self.target), signature or "")
+            return unexplained(found, (language_code(self.source), language_code(self.target)), signature or "")
         tokens = await self._call(lambda translator: encode_sentences(translator, sentences))
         return await self._done(self.work.explain(sentences, tokens))
 
@@ -161,11 +159,12 @@ class Service:
         """Refuse another pair; what is left out is the model's."""
         for name, own in (("source", self.source), ("target", self.target)):
             code = given.text(asked, name, 100, own)
-            if code != own and bare(code) != bare(own) and (name, code) != ("source", AUTO):
-                raise bad(f"{name} is {code}: this server translates from {bare(self.source)} to {bare(self.target)}")
+            if not same_language(code, own) and (name, code) != ("source", AUTO):
+                source, target = map(language_code, (self.source, self.target))
+                raise bad(f"{name} is {code}: this server translates from {source} to {target}")
 
     def _detected(self, confidence: float) -> dict[str, Any]:
-        return {"confidence": round(confidence, 1), "language": bare(self.source)}
+        return {"confidence": round(confidence, 1), "language": language_code(self.source)}
 
     async def _translated(self, sentences: list[str]) -> list[Translation]:
         """Translate sentences, each of which must have a translation."""

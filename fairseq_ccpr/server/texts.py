@@ -16,7 +16,17 @@ _ABBREVIATIONS = """
 abs bd bzw ca cf dr etc evtl fig ggf hl jr mr mrs ms nr prof sog sr st str tel usw vgl vol vs
 """
 _NO_END = frozenset(_ABBREVIATIONS.split())
-_UNTRANSLATED = ("script", "style")
+_SCRIPTS = ("script", "style")
+# Elements that are kept unless they say translate="yes": what computers read or write.
+_KEPT = (*_SCRIPTS, "code", "kbd", "pre", "samp", "var")
+_VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
+_BLOCKS = "article aside blockquote div dl footer form h1 h2 h3 h4 h5 h6 header hr main nav ol p pre section table ul"
+_MOST_OPEN = 512  # elements that an end tag may close, as in browsers
+# What an element ends that stands open before it.
+_ENDED_BY = dict.fromkeys(_BLOCKS.split(), ("p",)) | {
+    "li": ("p", "li"), "dt": ("p", "dt", "dd"), "dd": ("p", "dt", "dd"), "option": ("option",),
+    "td": ("p", "td", "th"), "th": ("p", "td", "th"), "tr": ("p", "td", "th", "tr"),
+}  # fmt: skip
 
 
 @dataclass
@@ -69,23 +79,41 @@ class Segments:
 
 
 class _Reader(HTMLParser):
-    """Keeps tags, comments, scripts and styles as parts of their own."""
+    """Keeps tags, comments and what is not to be translated as parts of their own."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.segments = Segments(escape=lambda text: html.escape(text, quote=False))
+        self.open: list[tuple[str, bool]] = []  # elements, and whether their text is kept
 
     def _keep(self, markup: str) -> None:
         self.segments.parts.append(markup)
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    @property
+    def kept(self) -> bool:
+        """Whether text is kept that comes now."""
+        return bool(self.open) and self.open[-1][1]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._keep(self.get_starttag_text() or "")
+        while self.open and self.open[-1][0] in _ENDED_BY.get(tag, ()):
+            self.open.pop()
+        if tag in _VOID:
+            return
+        given = {name: (value or "").strip() for name, value in reversed(attrs)}  # the first of a name counts
+        kept = self.kept or tag in _KEPT or "notranslate" in given.get("class", "").split()
+        said = given.get("translate", "as around").lower() if tag not in _SCRIPTS else "no"
+        self.open.append((tag, {"no": True, "yes": False, "": False}.get(said, kept)))
 
     def handle_startendtag(self, tag: str, attrs: object) -> None:
         self._keep(self.get_starttag_text() or "")
 
     def handle_endtag(self, tag: str) -> None:
         self._keep(f"</{tag}>")
+        for depth, (name, _) in enumerate(reversed(self.open[-_MOST_OPEN:]), 1):
+            if name == tag:
+                del self.open[-depth:]
+                break
 
     def handle_comment(self, data: str) -> None:
         self._keep(f"<!--{data}-->")
@@ -100,8 +128,8 @@ class _Reader(HTMLParser):
         self._keep(f"<?{data}>")
 
     def handle_data(self, data: str) -> None:
-        if self.cdata_elem in _UNTRANSLATED:
-            self._keep(data)
+        if self.kept:
+            self._keep(data if self.cdata_elem in _SCRIPTS else self.segments.escape(data))
             return
         first = len(self.segments.parts)
         self.segments.add(data)

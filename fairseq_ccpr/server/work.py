@@ -177,7 +177,8 @@ class Work:
                     asked.done.set_exception(error)
 
     def _translate(self, waiting: list[Asked], taken: list[list[str]]) -> None:
-        translations = iter(list(self.translator.translate([sentence for some in taken for sentence in some])))
+        sentences, beam = [sentence for some in taken for sentence in some], self.translator.cfg.generation.beam
+        translations = iter(list(self.translator.translate(sentences, nbest=beam)))  # they cost nothing but their text
         for asked, some in zip(waiting, taken):
             asked.translations += [next(translations) for _ in some]
             if len(asked.translations) == len(asked.sentences):

@@ -24,9 +24,15 @@ def check_data_bin(data_bin: Path, *languages: str) -> None:
     for language in languages:
         if not (data_bin / f"dict.{language}.txt").is_file():
             raise ConfigurationError(
-                f"{data_bin} has no dict.{language}.txt: give the folder that fairseq-ccpr prepare or fairseq-preprocess "
-                "wrote, and -s and -t as there"
+                f"{data_bin} has no dict.{language}.txt{but_found(data_bin)}: give the folder that fairseq-ccpr prepare or "
+                "fairseq-preprocess wrote, and -s and -t as there"
             )
+
+
+def but_found(folder: Path) -> str:
+    """Name the dictionaries of a folder that lacks those that were looked for: languages may be called otherwise there."""
+    names = [path.name for path in sorted(folder.glob("dict.*.txt"))]
+    return f", but {', '.join(names[:10])}" if names else ""
 
 
 def has_subset(task: Any, subset: str) -> bool:

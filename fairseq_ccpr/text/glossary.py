@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
+from unicodedata import normalize
+
+import regex
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.pairs import read_lines
 
-MAX_WORDS = 12  # of a source term
+MAX_WORDS = 12  # of a source term, as spaces part them
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+# Soft hyphens, joiners and other characters that are not seen, and the Arabic letter that makes words longer.
+_UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}\u0640]+")
+_APOSTROPHES, _HYPHENS = "‘’‛ʼʹ′׳", "‐‒–−"
+_ALIKE = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | dict.fromkeys(_HYPHENS, "-"))
+# A space counts between letters and digits of scripts that part words by spaces.
+_SPACE_COUNTS = regex.compile(
+    r"(?V1)[[\w\p{M}]--[\p{Han}\p{Hiragana}\p{scx=Katakana}\p{Line_Break=Complex_Context}]]{2}"
+)
+# Edges of words (UAX #29); in most scripts without spaces each character has them. Beside these a term may begin and end at
+# an apostrophe, for elision (l'accord), between katakana, which UAX #29 leaves together, and where Hangul meets another
+# script. It may end inside Hangul: particles are written to the word before them.
+_EDGE = regex.compile(r"\b", regex.WORD)
+_APART = regex.compile(rf"\s+|['＇{_APOSTROPHES}\p{{scx=Katakana}}]")
+_HANGUL = regex.compile(r"\p{Hangul}+")
+# What people see as one character is not divided; most texts have none of several.
+_CHARACTER, _RUN = regex.compile(r"\X"), regex.compile(r"\s+|\S+")
+_OF_SEVERAL = regex.compile(r"[^\p{GCB=Other}\p{GCB=LV}\p{GCB=LVT}\p{GCB=Control}\p{GCB=CR}\p{GCB=LF}]")
 
 
 class Glossary:
     """Terms of a TSV: a source term, and after tabs its translations, variants of which any will do, as on further lines.
 
-    A term is found as whole words, whatever its capitals; of terms that overlap the longest counts, and of these the first.
+    A term is found as whole words, in scripts without spaces anywhere, however it is composed, capitalised or hyphenated; of
+    terms that overlap the longest counts, and of these the first.
+
+    Attributes:
+        searched, found: how many sentences terms were looked for in, and how many terms were found.
 
     Raises:
         ConfigurationError: a line without a source term or without a translation, or no line at all.
@@ -25,8 +50,9 @@ class Glossary:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.variants: dict[tuple[str, ...], list[str]] = {}
-        self.most_words = 0
+        self.variants: dict[str, list[str]] = {}  # of what `_read` makes of the terms
+        self.longest: dict[str, int] = {}  # of the terms that begin with a character
+        self.searched = self.found = 0
         if not path.is_file():
             raise ConfigurationError(f"--glossary: there is no file {path}")
         for number, line in enumerate(read_lines(path), 1):
@@ -39,32 +65,72 @@ class Glossary:
         columns = [" ".join(column.split()) for column in line.split("\t")]
         where = f"--glossary: {self.path}, line {number}"
         source, *targets = columns
-        targets = [target for target in targets if target]  # spreadsheets end short lines with empty cells
-        if not source or not targets:
-            missing = "target" if source else "source"
+        targets = [
+            target for target in targets if _UNSEEN.sub("", target)
+        ]  # spreadsheets end short lines with empty cells
+        term = _read(source)[0]
+        if not term or not targets:
+            missing = "target" if term else "source"
             raise ConfigurationError(f"{where} has no {missing} term: expected source term, tab, target term")
-        words = _words(source)
-        if not 0 < len(words) <= MAX_WORDS:
-            raise ConfigurationError(f"{where}: the source term has {len(words)} words: expected 1 to {MAX_WORDS}")
-        variants = self.variants.setdefault(words, [])
+        if (words := len(source.split())) > MAX_WORDS:
+            raise ConfigurationError(f"{where}: the source term has {words} words: expected 1 to {MAX_WORDS}")
+        variants = self.variants.setdefault(term, [])
         variants += [target for target in dict.fromkeys(targets) if target not in variants]
-        self.most_words = max(self.most_words, len(words))
+        self.longest[term[0]] = max(self.longest.get(term[0], 0), len(term))
 
     def find(self, sentence: str) -> Iterator[tuple[int, int, list[str]]]:
         """Find the terms of a sentence from left to right: start and end in characters, and the variants."""
-        spans = [word.span() for word in _WORD.finditer(sentence)]
-        words = _words(sentence)
-        at = 0
-        while at < len(words):
-            for count in range(min(self.most_words, len(words) - at), 0, -1):
-                variants = self.variants.get(words[at : at + count])
+        text, begins, ends = _read(sentence)
+        stops, past = list(ends), 0
+        self.searched += 1
+        for at, start in begins.items():
+            if at < past:
+                continue
+            most = at + self.longest.get(text[at], 0)
+            for stop in reversed(stops[bisect_right(stops, at) : bisect_right(stops, most)]):
+                variants = self.variants.get(text[at:stop])
                 if variants is not None:
-                    yield spans[at][0], spans[at + count - 1][1], variants
-                    at += count
+                    self.found += 1
+                    past = stop
+                    yield start, ends[stop], variants
                     break
-            else:
-                at += 1
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.casefold() for word in _WORD.findall(text))
+def _read(text: str) -> tuple[str, dict[int, int], dict[int, int]]:
+    """Write a text as terms are compared, and tell where in it terms may begin and end, and where that is in the text."""
+    may_begin = {0, len(text), *(edge.start() for edge in _EDGE.finditer(text))}
+    may_begin.update(at for found in _APART.finditer(text) for at in found.span())
+    may_end = set(may_begin)
+    for found in _HANGUL.finditer(text):
+        may_begin.update(found.span())
+        may_end.update(range(found.start(), found.end() + 1))
+    if _OF_SEVERAL.search(text):
+        runs = (_CHARACTER.finditer(text, *run.span()) for run in _RUN.finditer(text))
+        whole = {len(text), *(character.start() for run in runs for character in run)}
+        may_begin, may_end = may_begin & whole, may_end & whole
+    written, space = "", False
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for start, end in pairwise(sorted(may_begin | may_end)):
+        seen = _folded(text[start:end])
+        if seen.isspace():
+            space = True
+            continue
+        if seen:
+            written += " " * bool(space and _SPACE_COUNTS.fullmatch(written[-1:] + seen[0]))
+            space = False
+            if start in may_begin:
+                begins[len(written)] = start
+        elif start in may_begin:
+            may_begin.add(end)
+        written += seen
+        if end in may_end and not space:
+            ends[len(written)] = end
+    return written, begins, ends
+
+
+@lru_cache(1 << 16)
+def _folded(word: str) -> str:
+    """Return what is compared of a word: neither case, width nor composition; a dotted capital I is i, too."""
+    folded = normalize("NFKC", normalize("NFKC", word).casefold()).replace("i\u0307", "i")
+    return _UNSEEN.sub("", folded).translate(_ALIKE)

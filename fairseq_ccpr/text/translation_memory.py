@@ -17,6 +17,7 @@ from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.languages import same_language
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.version import __version__
 
@@ -76,15 +77,6 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
         yield f"<tu tuid={quoteattr(number)}>{segments}</tu>"
     yield "</body>"
     yield "</tmx>"
-
-
-def same_language(one: str, other: str) -> bool:
-    """Tell whether two tags are of one language, whatever their countries and scripts.
-
-    >>> same_language("de-AT", "DE"), same_language("en_GB", "en-US"), same_language("de", "den")
-    (True, True, False)
-    """
-    return one.replace("_", "-").split("-")[0].lower() == other.replace("_", "-").split("-")[0].lower()
 
 
 @dataclass

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_ccpr.building.preparation import read_pairs
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.storage.data_bin import check_data_bin
 from tests.helpers import DEMO, call, refused, write_lines
 from tests.small_models import World
 
@@ -39,6 +41,10 @@ def test_data_are_prepared_alike_from_a_table_and_from_two_files(world: World, t
     words[3], words[5] = "en", "de"
     swapped = call("prepare", *words, "--path", DEMO / "model.pt", check=False)
     refused(swapped, "translates from de to en, but -s is en and -t is de: exchange them")
+    words[3], words[5] = "eng_Latn", "deu_Latn"
+    refused(call("prepare", *words, "--path", DEMO / "model.pt", check=False), "-t is deu_Latn: exchange them")
+    with pytest.raises(ConfigurationError, match=r"has no dict\.deu_Latn\.txt, but dict\.de\.txt, dict\.en\.txt: give"):
+        check_data_bin(world.data_bin, "deu_Latn", "eng_Latn")
 
 
 def test_what_is_too_little_or_too_much_is_told(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -96,6 +96,8 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     assert 1 <= len(some) <= 2 and all(word.lower() in line.lower() for line in some)
 
     assert "8 pairs" in call("memory", store, "--export", tmp_path / "m.tmx").stdout
+    call("memory", store, "--export", tmp_path / "n.tmx", "-s", "deu_Latn", "-t", "zho_Hant")
+    assert 'srclang="de"' in (text := (tmp_path / "n.tmx").read_text()) and 'xml:lang="zh-Hant"' in text
     again = Path(shutil.copytree(store, tmp_path / "again"))
     shutil.rmtree(again / LEARNT)
     assert "learnt 8 pairs" in call("learn", "--datastore", again, "--cpu", "--quiet", tmp_path / "m.tmx").stdout

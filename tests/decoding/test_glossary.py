@@ -179,6 +179,10 @@ def test_what_cannot_be_written_or_explained_is_told(
     with caplog.at_level(logging.WARNING):
         assert translations(world, sentences[:1], glossary=terms)
     assert "'世界' is ignored: the model cannot write it" in caplog.text
+    words = ["translate", "--path", world.model, "--data", world.data_bin, "--cpu", "--max-len-b", 45, "--quiet"]
+    for text, told in (("Xylophon", True), (sentences[0], "und" not in sentences[0].casefold().split())):
+        done = call(*words, "--glossary", terms, "--input", write_lines(tmp_path / "in.txt", text, ""))
+        assert (f"no sentence has a term of {terms}" in done.stderr) == told
     translator = Translator(datastore=world.datastore, glossary=terms, **SHORT)
     with pytest.raises(ConfigurationError, match="--glossary works in beam search alone"):
         translator.explain(sentences[0])

@@ -322,3 +322,7 @@ def test_bad_input(several: Several) -> None:
     )
     wrong = ["-s", "de", "-t", "en", "--data", several.data_bin, "--path", several.model, "--langs", "de,fr"]
     refused(call("translate", *wrong, check=False), "en", "--langs")
+    wrong[-1] = "de_DE,deu_Latn,en"
+    refused(
+        call("translate", *wrong, check=False), "--langs has no de, but de_DE, deu_Latn: give -s and -t as the model"
+    )

@@ -29,6 +29,8 @@ from tests.server.conftest import Served, served
 from tests.small_models import World
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+PARTS = {"Content-Type": "multipart/form-data; boundary=b"}
+PART = b'--b\r\nContent-Disposition: form-data; name="format"\r\n\r\ntext\r\n--b--\r\n'
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,43 @@ def test_texts_lists_lines_and_alternatives(server: Served, pairs: list[tuple[st
     assert len(answer["alternatives"]) == 2 and len({first, *answer["alternatives"]}) == 3
     body = urlencode([("q", one), ("q", two), ("source", "de"), ("target", "en")]).encode()
     assert server.send("/translate", body, FORM) == (200, {"translatedText": [first, second]})
+
+
+def test_forms_in_parts_are_read_as_other_forms(server: Served, pairs: list[tuple[str, str]]) -> None:
+    (one, _), (two, _) = pairs[:2]
+    part = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
+    fields = ("q", one), ("q", two), ("source", "de"), ("target", ""), ("format", "text")
+    body = "".join(part.format(*field) for field in fields) + "--b--\r\n"
+    wanted = server.ask("/translate", "POST", q=[one, two])
+    assert server.send("/translate", body.encode(), PARTS) == wanted and len(wanted[1]["translatedText"]) == 2
+
+
+def test_parameters_that_are_null_or_empty_are_the_defaults(server: Served, pairs: list[tuple[str, str]]) -> None:
+    source, names = pairs[0][0], ("source", "target", "format", "alternatives", "api_key")
+    wanted = server.ask("/translate", "POST", q=source)
+    for empty in (None, ""):
+        assert server.ask("/translate", "POST", q=source, **dict.fromkeys(names, empty)) == wanted
+    assert server.ask("/translate", "POST", q=source, alternatives=-1) == wanted
+    assert server.send("/translate", urlencode({"q": source} | dict.fromkeys(names, "")).encode(), FORM) == wanted
+    assert server.ask("/memory?limit=&q=") == server.ask("/memory")
+
+
+def test_languages_are_those_of_clients_however_the_model_calls_them(
+    new_translator: Callable[..., Translator], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = new_translator()
+    monkeypatch.setattr(translator.cfg.task, "source_lang", "deu_Latn")
+    monkeypatch.setattr(translator.cfg.task, "target_lang", "zho_Hant")
+    nbest = translator.cfg.generation.nbest
+    with served(translator) as server:
+        assert [one["code"] for one in server.ask("/languages")[1]] == ["de", "zh-Hant"]
+        assert server.ask("/languages")[1][1]["name"] == "Chinese (traditional)"
+        for source, target in (("de", "zh-Hant"), ("de-AT", "zh-TW"), ("deu_Latn", "zt"), ("auto", "zho_Hant")):
+            status, answer = server.ask("/translate", "POST", q="ja", source=source, target=target, alternatives=2)
+            assert status == 200 and len(answer["alternatives"]) == 2
+        status, answer = server.ask("/translate", "POST", q="ja", source="de", target="zh-CN")
+        assert answer == {"error": "target is zh-CN: this server translates from de to zh-Hant"}
+    assert translator.cfg.generation.nbest == nbest, "the translator is as it was"
 
 
 def test_html_keeps_its_tags(server: Served, pairs: list[tuple[str, str]]) -> None:
@@ -167,7 +206,8 @@ def test_clients_at_the_same_time_get_what_they_would_alone(server: Served, pair
         ({"q": "a", "target": "auto"}, 400, "target is auto: this server translates from de to en"),
         ({"q": "a", "target": ["en"]}, 400, "the parameter target is list: expected a text"),
         ({"q": "a", "format": "pdf"}, 400, "the format pdf is not known: text or html"),
-        ({"q": "a", "alternatives": -1}, 400, "the parameter alternatives is '-1': expected a whole number from 0"),
+        ({"q": "a", "alternatives": 1.5}, 400, "the parameter alternatives is '1.5': expected a whole number from 0"),
+        ({"q": None}, 400, "the parameter q is missing"),
         ({"q": "a", "alternatives": True}, 400, "expected a whole number from 0"),
         ({"q": "\ud800"}, 400, "half a character"),
         ({"q": "ja " * 1000}, 400, "sentence 1 has no translation: 2,001 tokens, and the model takes 1,024: divide it"),
@@ -188,6 +228,12 @@ def test_what_cannot_be_translated_is_refused(server: Served, sent: dict, status
         ("/translate", b"[" * 100_000, {"Content-Type": "application/json"}, 400, "not valid application/json"),
         ("/translate", b'{"q": "\xff"}', {"Content-Type": "application/json"}, 400, "not valid application/json"),
         ("/translate", b"q=%ff", FORM, 400, "not valid application/x-www-form-urlencoded in UTF-8"),
+        ("/translate", PART, {"Content-Type": "multipart/form-data"}, 400, "cannot be read (Missing boundary"),
+        ("/translate", PART, PARTS, 400, "the parameter q is missing"),
+        ("/translate", PART.replace(b"format", b'f"; filename="g'), PARTS, 400, "fields of text, and no file"),
+        ("/translate", PART.replace(b"text", b"\xff"), PARTS, 400, "is not valid multipart/form-data in UTF-8"),
+        ("/translate", PART[:9], PARTS, 400, "the parameter q is missing"),
+        ("/translate", PART * 2000, PARTS, 413, "the request is longer than the 101,536 bytes"),
         ("/translate", b"q=a", {"Content-Type": "text/plain"}, 415, "the body is text/plain: send application/json"),
         ("/translate", b"q=a", {"Origin": "https://example.org"}, 403, "pages of https://example.org are refused"),
         ("/translate", b"q=a", {"Host": "example.org"}, 403, "this server is not example.org: ask for it as localhost"),

@@ -46,6 +46,27 @@ def test_html_is_divided_at_its_tags() -> None:
     assert Segments.of(page, TEXT).join(Segments.of(page, TEXT).sentences) == page
 
 
+@pytest.mark.parametrize(
+    ("page", "sentences"),
+    [
+        ('A<span translate="no">Neue Datei</span>B', ["A", "B"]),
+        ("<p TRANSLATE='No'>A<b>B</b></p><i class='x notranslate'>C</i>D", ["D"]),
+        ('<div translate="no">A<p>B<b translate="yes">C<i>D</i></b>E</p><b translate>F</b></div>', ["C", "D", "F"]),
+        ('<p translate="no">A<img src="x">B<br/></p>C', ["C"]),
+        ("<code>A</code><pre>B<b>C</b></pre><kbd>D</kbd><samp>E</samp><var>F</var>G", ["G"]),
+        ('<code translate="yes">A</code><span class="notranslated">B</span>', ["A", "B"]),
+        ('<ul translate="no"><li>A<li>B</ul><ul><li class="notranslate">C<li>D</ul>', ["D"]),
+        ('<p translate="no">A<p>B<tr><td translate="no">C<tr><td>D', ["B", "D"]),
+        ('</b><b><i translate="no">A</b>B</i>C', ["B", "C"]),
+        ('<script translate="yes">"A."</script><style>B</style>', []),
+        ('<span translate="no" translate="yes">A &lt; B</span>', []),
+    ],
+)
+def test_html_that_is_not_to_be_translated_is_kept(page: str, sentences: list[str]) -> None:
+    segments = Segments.of(page, HTML)
+    assert segments.sentences == sentences and segments.join(sentences) == page
+
+
 @given(st.text(st.sampled_from("aB .<>!-/&;\"'=\n")))
 def test_any_text_can_be_read_as_html(text: str) -> None:
     segments = Segments.of(text, HTML)

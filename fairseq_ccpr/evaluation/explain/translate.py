@@ -19,6 +19,7 @@ from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.evaluation.translation.scores import score
 from fairseq_ccpr.inference.sentences import batches_of, encode, length_limit
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.text.languages import as_bcp47
 
 SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 
@@ -137,8 +138,8 @@ def _explain(
             explained.append(explainer.sentence(broken_down, row, number, *texts))
     return Explanation(
         subset="",
-        source_language=task.cfg.source_lang,
-        target_language=task.cfg.target_lang,
+        source_language=as_bcp47(task.cfg.source_lang),
+        target_language=as_bcp47(task.cfg.target_lang),
         sentences_in_subset=len(explained),
         signature=ensemble.signature(),
         token_memory=ensemble.tokens is not None,

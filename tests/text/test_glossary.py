@@ -1,0 +1,93 @@
+"""A glossary's terms are found in sentences of every script, as they are written there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from unicodedata import normalize
+
+import pytest
+import regex
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.glossary import Glossary
+
+Find = Callable[[str, list[str]], list[str]]
+
+
+@pytest.fixture
+def find(tmp_path: Path) -> Find:
+    def found(sentence: str, terms: list[str]) -> list[str]:
+        path = tmp_path / "terms.tsv"
+        path.write_text("".join(f"{term}\tx\n" for term in terms), encoding="utf-8", newline="\n")
+        return [sentence[start:end] for start, end, _ in Glossary(path).find(sentence)]
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sentence", "terms", "found"),
+    [
+        ("この契約は本日発効する。iPhoneの契約", ["契約", "iPhone"], ["契約", "iPhone", "契約"]),
+        ("ソフトウェア契約、ﾃﾞｰﾀﾍﾞｰｽ", ["ソフト", "データ"], ["ソフト", "ﾃﾞｰﾀ"]),
+        ("使用iPhone手机", ["使用 iPhone"], ["使用iPhone"]),
+        ("สัญญานี้มีผล ភាសាខ្មែរ", ["สัญญา", "ភាសា"], ["สัญญา", "ភាសា"]),
+        ("คำนี้", ["คา", "ค"], []),
+        ("कानून का अनुबंध है।", ["अनुबंध", "नून", "कान", "क"], ["अनुबंध"]),
+        ("이 계약은 API는 이계약 삼성TV", ["계약", "API", "TV"], ["계약", "API", "TV"]),
+        ("བོད་ཡིག་ནི།", ["བོད་ཡིག", "བོ"], ["བོད་ཡིག"]),
+        ("الـعـقـد والعقد", ["العقد"], ["الـعـقـد"]),
+        ("می‌خواهم", ["میخواهم"], ["می‌خواهم"]),
+        (normalize("NFD", "Das Café"), ["café"], [normalize("NFD", "Café")]),
+        ("Das Café", [normalize("NFD", "café"), "cafe"], ["Café"]),
+        ("cafe\u0301\u0302", ["café"], []),
+        ("l’amour, l'accord, п’ять", ["l'amour", "accord", "п'ять"], ["l’amour", "accord", "п’ять"]),
+        ("Ver\u00adtrags Ver\u00adtrag", ["Vertrag"], ["Ver\u00adtrag"]),
+        ("STRASSE, Straße, Straßen", ["straße"], ["STRASSE", "Straße"]),
+        ("İş istanbul IŞIK ışık", ["iş", "İstanbul", "ışık"], ["İş", "istanbul", "ışık"]),
+        ("Die ＡＰＩ, die API", ["ＡＰＩ"], ["ＡＰＩ", "API"]),
+        ("Windows™ Vertrag² CO₂ CO2", ["Windows", "Vertrag", "CO2"], ["Windows", "Vertrag", "CO₂", "CO2"]),
+        ("E‑Mail, E-Mail, Email", ["E-Mail"], ["E‑Mail", "E-Mail"]),
+        ("New\u00a0York NewYork z.B. z. B.", ["new york", "z. B."], ["New\u00a0York", "z.B.", "z. B."]),
+        ("inform 3.5 5km", ["in form", "5", "km"], []),
+        ("👩‍🚀 C++", ["👩", "C++"], ["C++"]),
+    ],
+)
+def test_terms_are_words_where_there_are_words(sentence: str, terms: list[str], found: list[str], find: Find) -> None:
+    assert find(sentence, terms) == found
+
+
+ALPHABET = "aZßİ'’-.3 \u00ad\u200d\u200b\u0301क्षि契ーカﾞｶサ한ㄱ\u1161ไทស្ខ་ذـ\u0600👩™½\u3000\u0600\u115f"
+UNSEEN = regex.compile(r"\p{Default_Ignorable_Code_Point}")
+TERMS = st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(ALPHABET), min_size=1), max_size=12)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=500)
+@given(words=TERMS, around=st.sampled_from(["", "a", "契", "한", "\u0e01"]))
+def test_any_term_is_found_between_spaces_or_refused(words: list[str], around: str, find: Find) -> None:
+    term = " ".join(words).replace("\ufeff", "").translate(dict.fromkeys(map(ord, "\t\n\r")))
+    try:
+        found = find(f"{around} {term} {around}", [term])
+    except ConfigurationError as error:
+        assert (
+            "terms.tsv, line 1 has no source term" in str(error)
+            or "has no term" in str(error)
+            or len(term.split()) > 12
+        )
+    else:
+        assume(not term.startswith(around) or not around)
+        (one,) = found
+        assert UNSEEN.sub("", one) == UNSEEN.sub("", term).strip()
+
+
+def test_terms_of_nothing_that_is_seen_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "terms.tsv").write_text("\u00ad\u200b\tx\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="line 1 has no source term"):
+        Glossary(tmp_path / "terms.tsv")
+
+
+def test_a_large_glossary_takes_time_by_the_sentence_alone(find: Find) -> None:
+    terms = [f"Wort{number} Vertrag" for number in range(3000)]
+    assert find("Der Wort2999 Vertrag " * 100, terms) == ["Wort2999 Vertrag"] * 100
