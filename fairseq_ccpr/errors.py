@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import pickle
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 PROGRAM = "fairseq-ccpr"
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # of a disk, of the size that a file may have, of what a user may
 
 
 class CcprError(Exception):
@@ -86,6 +90,14 @@ def describe(error: BaseException) -> str | None:
             f"the checkpoint was refused and nothing in it was run: {what}, and only tensors and plain settings are "
             "read from checkpoints; if you trust its maker, re-save it with its weights and settings alone"
         )
+    if type(error).__module__ == "omegaconf.errors" and "nterpolation" in type(error).__name__:
+        return "a path has ${ in it, which fairseq's own commands take for a reference to an option: rename the folder"
+    if isinstance(error, ModuleNotFoundError) and error.name in {
+        Path(word.rpartition("=")[2]).name for word in sys.argv
+    }:
+        return f"--user-dir: there is no folder {error.name} to import"
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        return f"the locale's encoding, {error.encoding}, has no {error.object[error.start]!r}: set PYTHONUTF8=1"
     if isinstance(error, OSError):
         if not error.strerror:  # as fairseq raises them, with nothing but the path
             missing = isinstance(error, FileNotFoundError) and str(error).strip()
@@ -93,6 +105,21 @@ def describe(error: BaseException) -> str | None:
         names = " -> ".join(str(n) for n in (error.filename, error.filename2) if n is not None)
         return f"{names}: {error.strerror}" if names else error.strerror
     return None
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Give the errors of a full disk, or of a file that may not grow, the name that Python leaves out when it writes."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            error.filename = str(path)
+        raise
+    except Exception as error:  # of safetensors and torch, which have errors of their own
+        if any(os.strerror(number) in str(error) for number in FULL) or "PytorchStreamWriter failed" in str(error):
+            raise OSError(errno.ENOSPC, "the disk is full, or the file would be too large", str(path)) from None
+        raise
 
 
 def install_report() -> None:

@@ -13,7 +13,7 @@ from fairseq_ccpr.building.shards import chunks_of_shard
 from fairseq_ccpr.decoding.language_tags import LanguageTags
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import option
-from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset
+from fairseq_ccpr.storage.data_bin import corpus_fingerprint, has_subset, parts_of, what_is_there
 
 SEED = 1  # of random fractions of a corpus
 
@@ -104,24 +104,25 @@ def draw_fraction(count: int, fraction: float) -> np.ndarray:
 def read_corpus(
     task: Any, subsets: list[str], max_positions: tuple[int, int], chunk_tokens: int, fraction: float
 ) -> Corpus:
-    """Load a fraction of `subsets` through the task, in chunks of about `chunk_tokens` target tokens.
+    """Load a fraction of `subsets`, and of those that continue them, in chunks of about `chunk_tokens` target tokens.
 
     Raises:
         ConfigurationError: a subset is missing or holds no sentence the model can take.
     """
-    data_bin, source, target = Path(task.cfg.data), task.cfg.source_lang, task.cfg.target_lang
+    data_bin, source, target = task.cfg.data, task.cfg.source_lang, task.cfg.target_lang
+    if twice := [one for one in subsets if subsets.count(one) > 1]:
+        raise ConfigurationError(f"--subset names '{twice[0]}' twice")
     chunks: list[Chunk] = []
     sentence_counts: dict[str, int] = {}
     left_out = first_row = 0
-    for subset in subsets:
-        if subset in sentence_counts:
-            raise ConfigurationError(f"--subset names '{subset}' twice")
+    for subset in dict.fromkeys(part for one in subsets for part in parts_of(task, one)):
         if not has_subset(task, subset):
             raise ConfigurationError(
-                f"{data_bin} holds no subset '{subset}' for {source}-{target}: {subset}.{source}-{target}.* are "
-                "not all there; give the folder that fairseq-ccpr prepare or fairseq-preprocess wrote, and --subset as there"
+                f"{data_bin} holds no subset '{subset}' for {source}-{target}{what_is_there(task, subset)}: "
+                f"{subset}.{source}-{target}.* are not all there; give the folder that fairseq-ccpr prepare or "
+                "fairseq-preprocess wrote, and --subset as there"
             )
-        task.load_dataset(subset)
+        task.load_dataset(subset, alone=False)
         dataset = task.dataset(subset)
         sentence_counts[subset] = len(dataset)
         kept, ignored = data_utils.filter_paired_dataset_indices_by_size(
@@ -135,10 +136,10 @@ def read_corpus(
             first_row += rows
     if first_row == 0:
         raise ConfigurationError(
-            f"{data_bin} holds no sentence to build from in {', '.join(subsets)}: {left_out:,} are longer than the model "
-            f"takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
+            f"{data_bin} holds no sentence to build from in {', '.join(sentence_counts)}: {left_out:,} are longer than the "
+            f"model takes ({max_positions[0]} source, {max_positions[1]} target tokens), and there are no others"
         )
-    return Corpus(task, sentence_counts, chunks, left_out, corpus_fingerprint(task, subsets), fraction)
+    return Corpus(task, sentence_counts, chunks, left_out, corpus_fingerprint(task, sentence_counts), fraction)
 
 
 def entries_of(dataset: Any, tags: LanguageTags) -> np.ndarray:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import options, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_ccpr.decoding.task import BILINGUAL
 from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.checkpoint import load_models
+from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import check_data_bin
 
@@ -40,7 +39,7 @@ def load_task(
     arguments = [str(data_bin), *as_words(named), *of_task]
     parser = options.get_generation_parser(default_task=BILINGUAL)
     parsed = options.parse_args_and_arch(parser, input_args=arguments)
-    config = convert_namespace_to_omegaconf(parsed)
+    config = configuration(parsed)
     utils.import_user_module(config.common)
     return tasks.setup_task(config.task)
 
@@ -51,7 +50,7 @@ def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
     Raises:
         CheckpointError: several checkpoints, a missing one, no checkpoint of fairseq, or one that would run code.
     """
-    if len(paths := path.split(os.pathsep)) > 1:
+    if len(paths := split_paths(path)) > 1:
         raise CheckpointError(
             f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
             "one of them (decoding finds its keys with that one and mixes with the whole ensemble)"

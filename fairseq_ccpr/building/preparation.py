@@ -16,11 +16,12 @@ from pathlib import Path
 import sentencepiece
 from fairseq import options
 from fairseq.data import encoders
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import preprocess
 
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.errors import ConfigurationError, naming
+from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.storage.data_bin import TRAIN
+from fairseq_ccpr.text.decoder_subwords import loading_subwords
 from fairseq_ccpr.text.pairs import read_pairs, read_together
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 
@@ -32,10 +33,11 @@ SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by it
 
 def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pieces: int) -> None:
     """Train a joint SentencePiece model on both sides of sentence pairs; writes PREFIX.model."""
+    model = io.BytesIO()  # the trainer does not notice a full disk
     sentences = (side for pair in read_subset(path, *languages) for side in pair)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences, model_prefix=str(prefix), vocab_size=pieces, model_type="bpe",
+            sentence_iterator=sentences, model_writer=model, vocab_size=pieces, model_type="bpe",
             character_coverage=0.9995, input_sentence_size=1_000_000, shuffle_input_sentence=True, minloglevel=2,
         )  # fmt: skip
     except RuntimeError as error:
@@ -45,18 +47,22 @@ def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pi
             + (f": give {most[1]} or fewer" if most else f" ({str(error).splitlines()[0]}): give fewer")
             + ", or --path, to use the subwords of a model that is trained already"
         ) from None
+    path = prefix.with_suffix(".model")
+    with naming(path):
+        path.write_bytes(model.getvalue())
 
 
 def write_dictionary(model: Path, path: Path) -> None:
     """Write fairseq's dictionary of all pieces of a SentencePiece model."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     pieces = (processor.id_to_piece(i) for i in range(SPECIAL_PIECES, len(processor)))
-    path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+    with naming(path):
+        path.write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
 
 
 def pair_files(path: Path, *languages: str) -> list[Path]:
     """List the files of pairs: one TSV file, or else two, named PATH.LANGUAGE."""
-    return [path] if path.is_file() else [path.with_name(f"{path.name}.{language}") for language in languages]
+    return [path] if path.is_file() else [Path(f"{path}.{language}") for language in languages]
 
 
 def read_subset(path: Path, *languages: str) -> Iterator[tuple[str, str]]:
@@ -78,14 +84,13 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
             parsed = options.parse_args_and_arch(
                 options.get_generation_parser(), input_args=["data", "-s", language, "-t", language, *subwords]
             )
-        cfg = convert_namespace_to_omegaconf(parsed)
-        bpe = encoders.build_bpe(cfg.bpe)
-        steps = [encoders.build_tokenizer(cfg.tokenizer), for_target(bpe) if target else bpe]
     except SystemExit:
         reason = printed.getvalue().strip().split("error: ")[-1]
         raise ConfigurationError(f"fairseq does not take '{' '.join(subwords)}': {reason}") from None
-    except (ImportError, RuntimeError, ValueError) as error:  # a missing package, a file that is no model
-        raise ConfigurationError(f"'{' '.join(subwords)}' cannot be loaded: {error}") from None
+    with loading_subwords(subwords):
+        cfg = configuration(parsed)
+        bpe = encoders.build_bpe(cfg.bpe)
+        steps = [encoders.build_tokenizer(cfg.tokenizer), for_target(bpe) if target else bpe]
 
     def split(text: str) -> str:
         for step in steps:
@@ -123,6 +128,7 @@ def binarise(
     different = {name: len(pairs) for name, pairs in unseen.items()}
     for name, path in subsets.items():
         with (
+            naming(text),
             (text / f"{name}.{source_lang}").open("w", encoding="utf-8") as source_text,
             (text / f"{name}.{target_lang}").open("w", encoding="utf-8") as target_text,
         ):
@@ -135,7 +141,7 @@ def binarise(
         if not counts[name]:
             raise ConfigurationError(f"--{name} {path} has no pair: expected lines of source, tab, target")
         arguments += [f"--{name}pref", str(text / name)]
-    with redirect_stdout(io.StringIO()):
+    with naming(output), redirect_stdout(io.StringIO()):
         preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
     for name, pairs in unseen.items():
         if (seen := different[name] - len(pairs)) > MANY * different[name]:

@@ -147,6 +147,11 @@ class TokenBuildSettings:
         for name in ("adapter_options", "valid_subset"):
             if getattr(self, name) and self.adapter != TRAINED_ADAPTER:
                 raise ConfigurationError(f"--{name.replace('_', '-')} is for training: it needs --adapter clknn")
+        if self.adapter == TRAINED_ADAPTER and "${" in f"{self.output} {self.raw_datastore}":
+            raise ConfigurationError(
+                f"--output {self.output}: fairseq-train, which trains the adapter, takes ${{ for a reference to an option: "
+                "give a folder without it"
+            )
         if self.valid_subset in self.subset:
             raise ConfigurationError(
                 f"--valid-subset is {self.valid_subset}, which the datastore is built from: give text that it will not hold"
@@ -224,6 +229,11 @@ class Extraction:
         other = copy.copy(self)
         other.settings = replace(self.settings, pseudo_pairs=None)
         other.corpus = self._read(self.task, [name], 1.0)
+        if self.settings.pseudo_pairs is None and (shared := other.corpus.subsets.keys() & self.corpus.subsets):
+            raise ConfigurationError(
+                f"--valid-subset {name} shares {', '.join(sorted(shared))} with what the datastore is built from: give "
+                "text that it will not hold"
+            )
         return other
 
     def section(self, index: IndexDescription) -> TokenSection:

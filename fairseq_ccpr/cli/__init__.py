@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -49,6 +50,7 @@ COMPLETION = "completion"  # prints a script for the shell
 
 def main() -> None:
     """Run the subcommand that the command line names."""
+    in_utf8()
     words = sys.argv[1:]
     command = next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
     if words[:1] == [COMPLETION]:
@@ -69,6 +71,13 @@ def main() -> None:
     else:
         print(f"{PROGRAM}: error: there is no command '{_typed(words)}'{_meant(words)}", file=sys.stderr)
         sys.exit(2)
+
+
+def in_utf8() -> None:
+    """Start Python again in its UTF-8 mode where the locale has another encoding, for words, names of files and text."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1" and sys.executable:
+        words = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execve(sys.executable, words, os.environ | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"})
 
 
 def overview(group: str = "") -> str:

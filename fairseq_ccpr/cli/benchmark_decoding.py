@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -10,7 +9,7 @@ from typing import Any, Optional
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named, write_results
 from fairseq_ccpr.common_options import (
     count_option,
     counts_option,
@@ -96,7 +95,7 @@ def benchmark(options: Options, rest: list[str]) -> int:
     if options.json:
         results: dict[str, Any] = {"machine": machine, "limits": asdict(limits), "signatures": signatures}
         results |= {"decoding": [asdict(row) for row in decoding], "search": [asdict(row) for row in searches]}
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, results)
     if options.plot:
         draw_costs(searches, options.plot, machine["device"])
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -10,7 +9,7 @@ from typing import Any, Optional
 import torch
 from tqdm import tqdm
 
-from fairseq_ccpr.cli.command import check_folder, command, markdown_table
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, write_results
 from fairseq_ccpr.common_options import counts_option, cpu_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
@@ -84,7 +83,7 @@ def benchmark(options: Options, settings: SearchSettings) -> int:
         parts: dict[str, Any] = {"building": building, "search": searches}
         rows = {name: [asdict(row) for row in part] for name, part in parts.items()}
         results = {"machine": machine, "settings": asdict(settings), **rows}
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, results)
     if options.plot:
         draw_speed(
             searches, options.plot, f"{settings.queries} queries per batch, k = {settings.k}, {machine['device']}"

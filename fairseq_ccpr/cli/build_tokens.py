@@ -62,6 +62,8 @@ def build_tokens(settings: TokenBuildSettings) -> int:
                 f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
                 f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
             )
+            if len(section.subsets) > 1:
+                print(f"subsets: {', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}")
             if settings.pseudo_pairs and (told := tell_left_out(settings.pseudo_pairs.left_out)):
                 print(told)
             if left_out:

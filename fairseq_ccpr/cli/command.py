@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import io
+import json
 import logging
 import os
 import sys
@@ -22,7 +24,7 @@ from fairseq_ccpr.decoding.options import (
     TokenRetrievalSettings,
     TranslationRetrievalConfig,
 )
-from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean, explain_usage
+from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean, explain_usage, naming
 from fairseq_ccpr.inference.passed_on import Known, options_of_decoding, options_of_subwords, part
 from fairseq_ccpr.settings import add_options, check, read_options
 
@@ -200,10 +202,18 @@ def check_folder(option: str, path: Path | None) -> None:
     """Check that the file of an option, where it was given, can be written.
 
     Raises:
-        ConfigurationError: its folder is missing.
+        ConfigurationError: its folder is missing, or it is one.
     """
+    if path is not None and path.is_dir():
+        raise ConfigurationError(f"{option} {path} is a folder: give a file")
     if path is not None and not path.parent.is_dir():
         raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}")
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Write what a command found as JSON."""
+    with naming(path):
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def markdown_table(rows: list[list[Any]]) -> str:
@@ -222,9 +232,14 @@ def run(name: str, command: Callable[[], int]) -> None:
     """Run a command and exit: 0 when all is well, 1 after one sentence on stderr, or as a shell tells an interruption."""
     warnings.simplefilter("ignore")  # of libraries beneath us, about their own future
     logging.getLogger().setLevel(logging.WARNING)
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # text is UTF-8, whatever the environment says; names of files are any bytes
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = command()
-        sys.stdout.flush()
+        with naming("the standard output"):
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         code = INTERRUPTED
@@ -237,4 +252,8 @@ def run(name: str, command: Callable[[], int]) -> None:
             raise
         print(f"{name}: error: {sentence}", file=sys.stderr)
         code = 1
+    try:
+        sys.stdout.flush()
+    except OSError:  # it was told; Python would tell it again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.common_options import data_bin_option
 from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, Comparison, compare_decoding
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.storage.files import write_json, write_text
 
 HELP = """\
 Decode a subset with the base model and with retrieval, in turns. Print BLEU, chrF and speed of both, and three
@@ -46,9 +46,9 @@ def write_results(comparison: Comparison, folder: Path) -> None:
     texts = {"source": comparison.decodings.sources, "reference": comparison.decodings.references}
     texts |= {name: system.hypotheses for name, system in comparison.decodings.systems.items()}
     for name, sentences in texts.items():
-        (folder / f"{name}.txt").write_text("".join(f"{sentences[i]}\n" for i in sorted(sentences)), encoding="utf-8")
+        write_text(folder / f"{name}.txt", "".join(f"{sentences[i]}\n" for i in sorted(sentences)))
     results = {"retrieval_signature": comparison.retrieval_signature, "rows": comparison.rows()}
-    (folder / "comparison.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "comparison.json", results)
 
 
 @dataclass

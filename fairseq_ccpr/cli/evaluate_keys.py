@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_ccpr.cli.command import check_folder, command, markdown_table
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, write_results
 from fairseq_ccpr.common_options import count_option, json_option, quiet_option
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
@@ -78,7 +77,7 @@ def evaluate(options: Options) -> int:
         keys = short(store.keys_fingerprint)
         print(f"{name} {store.directory} store:{keys}|entries:{store.section.size}|seed:{options.seed}")
     if options.json:
-        options.json.write_text(json.dumps(asdict(accuracy), indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, asdict(accuracy))
     if options.plots:
         options.plots.mkdir(parents=True, exist_ok=True)
         for band, stem in zip((OVERALL, *BANDS), ("overall", "high", "middle", "low")):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named, write_results
 from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
@@ -100,7 +99,7 @@ def evaluate(settings: MiningBenchmarkSettings, options: Options) -> int:
             "results": [result.record() for result in results],
             "comparisons": [asdict(one) for one in compared],
         }
-        options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, done)
     return 0
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
 import torch
 
-from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named, write_results
 from fairseq_ccpr.common_options import bf16_option, count_option, cpu_option, json_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
@@ -90,7 +89,7 @@ def evaluate(settings: PhraseBenchmarkSettings, options: Options) -> int:
     line = _signature(settings, done, segmenter, systems, options.bf16)
     _print(done, line)
     if options.json:
-        options.json.write_text(json.dumps(asdict(done) | {"signature": line}, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, asdict(done) | {"signature": line})
     return 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named, write_results
 from fairseq_ccpr.cli.retrieve import ReadPhrases, open_phrases
 from fairseq_ccpr.common_options import count_option, cpu_option, json_option, quiet_option
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
@@ -120,7 +119,7 @@ def evaluate(options: Options, read_phrases: ReadPhrases) -> int:
     line = _signature(options, finder.segmentation, [Path(word) for word in written.values()])
     _print(done, line)
     if options.json:
-        options.json.write_text(json.dumps(asdict(done) | {"signature": line}, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, asdict(done) | {"signature": line})
     return 0
 
 

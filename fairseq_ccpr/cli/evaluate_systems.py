@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
-from fairseq_ccpr.cli.command import command, markdown_table
+from fairseq_ccpr.cli.command import command, markdown_table, write_results
 from fairseq_ccpr.common_options import count_option, json_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.near_duplicates import NEAR, highest_resemblance
@@ -102,7 +101,7 @@ def compare(options: Options) -> int:
     for metric, signature in comparison.signatures.items():
         print(f"{metric} {signature}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        write_results(options.json, results)
     return 0
 
 

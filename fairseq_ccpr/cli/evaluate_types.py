@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named
+from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named, write_results
 from fairseq_ccpr.common_options import bf16_option, cpu_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import MUSE
@@ -82,7 +81,7 @@ def evaluate(options: Options) -> int:
     print(line)
     if options.json:
         done = {"results": [one.as_json() for one in results], "signature": line}
-        options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, done)
     if options.plot:
         draw_types(results, options.plot)
     return 0

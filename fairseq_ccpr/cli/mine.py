@@ -37,7 +37,8 @@ from fairseq_ccpr.models.pretrained.sentence_encoders import (
 )
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import bring_to_disk
+from fairseq_ccpr.storage.atomic import atomic_file
+from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.timing import ENCODING, INDEXING, SEARCH, VOTING, PhaseTimer
 
 logger = logging.getLogger(__name__)
@@ -212,11 +213,10 @@ def _check(options: Options) -> None:
 def _write(miner: Miner, path: Path) -> int:
     """Write the pairs as they come; how many there were."""
     count = 0
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
+    with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
         for pair in miner.mine():
             stream.write(f"{pair.source}\t{pair.target}\t{pair.score:.4f}\n")
             count += 1
-        bring_to_disk(stream)
     return count
 
 
@@ -252,9 +252,7 @@ def _read_settings(path: Path, name: str, encoder: SentenceEncoder) -> TunedSett
 def _list_texts(path: Path, sentences: list[str]) -> int:
     """Write all sentences and fragments, each once."""
     texts = dict.fromkeys(text for sentence in sentences if sentence for text in (sentence, *fragments(sentence)))
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="\n")
-    partial.replace(path)
+    write_text(path, "".join(f"{text}\n" for text in texts))
     print(f"{path}: {len(texts):,} texts")
     return 0
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import utils
 from fairseq.data import LanguagePairDataset
 from fairseq.search import BeamSearch, DiverseBeamSearch
 from fairseq.tasks import FairseqTask
+from omegaconf import DictConfig
 from torch import Tensor
 
 from fairseq_ccpr.datastore.encoder_options import digest_options
@@ -50,8 +50,10 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
+from fairseq_ccpr.paths import literal, split_paths
 from fairseq_ccpr.settings import read_options
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.data_bin import check_whole, parts_of, what_is_there
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
 
@@ -148,23 +150,53 @@ class RetrievalTask(FairseqTask):
         """Return the same task over the subsets of another data folder."""
         task = copy.copy(self)
         task.cfg, task.datasets, task.dataset_to_epoch_iter = copy.copy(self.cfg), {}, {}
-        task.cfg.data = str(data_bin)
+        task.cfg.data = literal(str(data_bin)) if isinstance(task.cfg, DictConfig) else str(data_bin)
         return task
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load a subset, as fairseq's task does.
+        """Load a subset, as fairseq's task does; `alone=False` if those that continue it, such as `test1`, are read as well.
 
         Raises:
-            ConfigurationError: the data folder has no such subset.
+            ConfigurationError: the data folder has no such subset, or a damaged one.
         """
+        if kwargs.pop("alone", not kwargs.get("combine")) and (others := parts_of(self, split)[1:]):
+            logger.warning(
+                "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of tune, --subset)",
+                self.cfg.data, ", ".join(others), split, split,
+            )  # fmt: skip
         try:
+            check_whole(self, split)
             super().load_dataset(split, *args, **kwargs)
+            if len(loaded := self.datasets[split]):
+                loaded[len(loaded) - 1]  # which a truncated file has lost
         except FileNotFoundError as error:
             if "Dataset not found" not in str(error):
                 raise
             raise ConfigurationError(
-                f"{self.cfg.data} has no subset '{split}': prepare the data with --{split.rstrip('0123456789')}, or name "
-                "another subset with --gen-subset (of tune, --subset)"
+                f"{self.cfg.data} has no subset '{split}'{what_is_there(self, split)}: prepare the data with "
+                f"--{split.rstrip('0123456789')}, or name another subset with --gen-subset (of tune, --subset)"
+            ) from None
+
+        except (AssertionError, ValueError) as error:
+            raise ConfigurationError(
+                f"{self.cfg.data}: the files of '{split}' are damaged or truncated ({str(error).splitlines()[0]}): copy or "
+                "prepare them again"
+            ) from None
+
+    @classmethod
+    def load_dictionary(cls, filename: str) -> Any:
+        """Load a dictionary, as fairseq's task does.
+
+        Raises:
+            ConfigurationError: the file is something else.
+        """
+        try:
+            return super().load_dictionary(filename)
+        except OSError:
+            raise
+        except Exception as error:  # fairseq raises no other for a wrong encoding
+            raise ConfigurationError(
+                f"{filename} is no dictionary of fairseq ({str(error).splitlines()[0]}): copy it, or prepare the data, again"
             ) from None
 
     def inference_dataset(self, tokens: list[Tensor]) -> Any:
@@ -373,7 +405,7 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
     """
     found: dict[str, str] = {}
     others: dict[str, str] = {}
-    for folder in utils.split_paths(datastore) if datastore else []:
+    for folder in split_paths(datastore) if datastore else []:
         manifest = Manifest.read(Path(folder))
         of_tokens = (
             manifest.token.fingerprints.get(LANGUAGE_PAIR, languages) if manifest.token is not None else languages

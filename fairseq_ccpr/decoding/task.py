@@ -7,7 +7,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from fairseq import utils
 from fairseq.data import ConcatDataset
 from fairseq.data.multilingual.multilingual_utils import get_lang_tok
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -41,8 +40,7 @@ class TranslationRetrievalTask(RetrievalTask, TranslationTask):
     @classmethod
     def setup_task(cls, cfg: TranslationRetrievalConfig, **kwargs: Any) -> Any:
         """Set up the task, once the data folder is seen to be complete."""
-        data_bin = Path(utils.split_paths(cfg.data)[0])
-        check_data_bin(data_bin, *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
+        check_data_bin(Path(cfg.data), *(lang for lang in (cfg.source_lang, cfg.target_lang) if lang))
         return super().setup_task(cfg, **kwargs)
 
 
@@ -80,7 +78,7 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
         if args.lang_pairs is None:
             args.lang_pairs = f"{args.source_lang}-{args.target_lang}"
         if args.fixed_dictionary is None and args.source_dict is None and args.target_dict is None:
-            check_data_bin(Path(utils.split_paths(args.data)[0]), args.source_lang, args.target_lang)
+            check_data_bin(Path(args.data), args.source_lang, args.target_lang)
         try:
             return super().setup_task(args, **kwargs)
         except (AssertionError, ValueError, FileNotFoundError) as error:
@@ -132,7 +130,7 @@ class BartRetrievalTask(RetrievalTask, TranslationFromPretrainedBARTTask):
             raise ConfigurationError(
                 f"--task {cls.name} needs --langs, the languages of the pretrained model in their order"
             )
-        check_data_bin(Path(utils.split_paths(args.data)[0]), args.source_lang, args.target_lang)
+        check_data_bin(Path(args.data), args.source_lang, args.target_lang)
         return super().setup_task(args, **kwargs)
 
     def with_data(self, data_bin: Path) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
@@ -16,6 +15,7 @@ from fairseq_ccpr.decoding.task import BILINGUAL, RETRIEVING
 from fairseq_ccpr.decoding.task_options import TASKS
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
 from fairseq_ccpr.inference.passed_on import generation_parser
+from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.settings import as_words
 
 MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
@@ -34,7 +34,7 @@ def parse_generation(words: list[str]) -> Any:
     _refuse_in_one_sentence(parser)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, input_args=words))
+        cfg = configuration(options.parse_args_and_arch(parser, input_args=words))
     cfg.common.no_progress_bar |= cfg.common_eval.quiet
     if not issubclass(TASK_REGISTRY[cfg.task._name], RetrievalTask):
         retrieving = RETRIEVING.get(cfg.task._name, BILINGUAL)

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fairseq import utils
 from fairseq.data import data_utils
 
 from fairseq_ccpr.datastore.manifest import Manifest
@@ -24,8 +23,9 @@ from fairseq_ccpr.decoding.task_options import task_words
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.checkpoint import read_task
+from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.settings import as_words
-from fairseq_ccpr.storage.data_bin import but_found
+from fairseq_ccpr.storage.data_bin import but_found, check_data_bin
 from fairseq_ccpr.storage.fingerprint import of_file, of_files
 from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
 
@@ -47,17 +47,19 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     """
     words = [*_task_of(words), *implied_bpe(words)]
     given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
-    datastores = [Path(folder) for folder in utils.split_paths(given.task.datastore)] if given.task.datastore else []
+    datastores = [Path(folder) for folder in split_paths(given.task.datastore)] if given.task.datastore else []
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
     source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
     kept = _of_pair([one for one in map(remembered, datastores) if one], source, target)
     known = [found for found in (read_preprocessing(data) if data else None, *kept) if found]
     path = given.common_eval.path or _model_of(known, datastores)
-    models = [Path(one) for one in utils.split_paths(path)]
+    models = [Path(one) for one in split_paths(path)]
     for model in models:
         if not model.is_file():
-            raise ConfigurationError(f"--path: there is no checkpoint {model}")
+            raise ConfigurationError(
+                f"--path: there is no checkpoint {model}" + (f" (of {path})" if models[1:] else "")
+            )
     known += [beside for model in models if (beside := read_preprocessing(model.parent))]
     source, target = _languages(source, target, known, data, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
@@ -82,10 +84,10 @@ def _task_of(words: list[str]) -> list[str]:
         parser.add_argument(name, nargs="?", default="")
     given, _ = parser.parse_known_args(words)
     path = given.path or ""
-    for folder in utils.split_paths(given.datastore or ""):
+    for folder in split_paths(given.datastore or ""):
         known = remembered(Path(folder)) if not path and folder else None
         path = known.model if known is not None else path
-    return task_words(Path(utils.split_paths(path)[0])) if path else []
+    return task_words(Path(split_paths(path)[0])) if path else []
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
@@ -111,9 +113,9 @@ def preprocessing_of(cfg: Any) -> Preprocessing:
         if given is not None:
             own = {name: value for name, value in given.items() if name not in ("_name", "source_lang", "target_lang")}
             options |= {kind: given["_name"], **{name: value for name, value in own.items() if value}}
-    model = os.pathsep.join(str(Path(one).resolve()) for one in utils.split_paths(cfg.common_eval.path))
+    model = os.pathsep.join(str(Path(one).resolve()) for one in split_paths(cfg.common_eval.path))
     task = cfg.task
-    return Preprocessing(Path(utils.split_paths(task.data)[0]), task.source_lang, task.target_lang, options, model)
+    return Preprocessing(Path(split_paths(task.data)[0]), task.source_lang, task.target_lang, options, model)
 
 
 def find_beside(
@@ -148,6 +150,7 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
     Raises:
         ConfigurationError: the languages are not known, or others than those of the data folder.
     """
+    check_data_bin(data)
     known = read_preprocessing(data)
     source, target = _languages(source, target, [known] if known else [], data, model)
     if known is None:
@@ -171,7 +174,7 @@ def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
         raise ConfigurationError(
             "give a datastore with --datastore, which knows its model, or the model's checkpoint with --path"
         )
-    if not all(Path(one).is_file() for one in utils.split_paths(path)):
+    if not all(Path(one).is_file() for one in split_paths(path)):
         raise ConfigurationError(f"the datastore was built with the model {path}, which is not there: give --path")
     return path
 

@@ -22,7 +22,8 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
 from fairseq_ccpr.inference.sentences import Translation, batches_of, encode, length_limit
 from fairseq_ccpr.models.checkpoint import load_models
-from fairseq_ccpr.text.decoder_subwords import check_subwords
+from fairseq_ccpr.paths import split_paths
+from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords
 
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 WINDOW = 4096  # sentences that are read at once, and sorted by length
@@ -168,13 +169,11 @@ def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) ->
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, RetrievalTask):
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
-    try:
+    with loading_subwords(preprocessing_of(cfg).words):
         task.build_tokenizer(cfg.tokenizer)
         task.build_bpe(cfg.bpe)
-    except (ImportError, RuntimeError, OSError) as error:  # a missing package, a file that is no subword model
-        raise ConfigurationError(f"the tokenizer or the subwords cannot be loaded: {error}") from None
     overrides = ast.literal_eval(cfg.common_eval.model_overrides)
-    models = load_models(utils.split_paths(cfg.common_eval.path), task, overrides)
+    models = load_models(split_paths(cfg.common_eval.path), task, overrides)
     utils.set_torch_seed(cfg.common.seed)
     for model in models:
         if precision == FP16:

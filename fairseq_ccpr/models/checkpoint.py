@@ -65,7 +65,26 @@ def embedded_symbols(path: Path) -> tuple[int, ...]:
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
-    """Map a checkpoint into memory, which older ones do not allow."""
+    """Map a checkpoint into memory, which older ones do not allow.
+
+    Raises:
+        CheckpointError: it is seen to be no checkpoint, or not all of one.
+    """
+    with path.open("rb") as stream:
+        head = stream.read(100)
+    if not head or (head.startswith(b"PK") and not zipfile.is_zipfile(path)):
+        what = "truncated" if head else "empty"
+        raise CheckpointError(
+            f"{path} is {what} ({path.stat().st_size:,} bytes): copy or download the checkpoint again"
+        )
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError(
+            f"{path} is a pointer of Git LFS, not the checkpoint itself: fetch that with git lfs pull"
+        )
+    if head[8:9] == b"{":
+        raise CheckpointError(
+            f"{path} holds weights alone, as safetensors: give a checkpoint of fairseq, as convert makes"
+        )
     state: Mapping[str, Any] = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     return state
 
@@ -75,8 +94,10 @@ def _faults_told(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except pickle.UnpicklingError as error:
+        if "truncated" in str(error):
+            raise CheckpointError(f"{name} is truncated: copy or download the checkpoint again") from None
         raise CheckpointError(f"{name}: {describe(error)}") from None
-    except (KeyError, TypeError, AttributeError, EOFError, RuntimeError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError, AssertionError) as error:
         message = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(
             f"{name} is {what} ({message[0]}): give the DATA_BIN it was trained for, or another checkpoint"

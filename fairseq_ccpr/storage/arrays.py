@@ -18,7 +18,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.errors import DatastoreError, naming
 
 DONE = "done"  # folder of empty files, one for each finished chunk
 
@@ -42,7 +42,7 @@ class ArrayWriter:
     def create(self) -> None:
         """Create the files, full of zeros; overwrite anything left by a run that was killed before its plan was written."""
         for name, (shape, dtype) in self.shapes.items():
-            with self._path(name).open("wb") as stream:
+            with naming(self._path(name)), self._path(name).open("wb") as stream:
                 header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
                 npy.write_array_header_1_0(stream, header)
                 stream.flush()
@@ -54,7 +54,7 @@ class ArrayWriter:
         """Write `rows` of every array at `first_row`, bring them to disk, and mark `chunk` as done."""
         for name, (shape, dtype) in self.shapes.items():
             block = np.ascontiguousarray(rows[name], dtype=dtype)
-            with self._path(name).open("r+b") as stream:
+            with naming(self._path(name)), self._path(name).open("r+b") as stream:
                 with contextlib.suppress(OSError):  # a file system without locks
                     # NFS writes whole pages, and without a lock its old copy of a neighbour's rows.
                     fcntl.lockf(stream, fcntl.LOCK_EX)
@@ -83,14 +83,16 @@ class GrowingArray:
 
     def append(self, rows: np.ndarray) -> None:
         """Append rows [n, ...]."""
-        self.stream.write(np.ascontiguousarray(rows, self.dtype).data)
+        with naming(self.stream.name):
+            self.stream.write(np.ascontiguousarray(rows, self.dtype).data)
         self.rows += len(rows)
 
     def close(self) -> None:
         """Write the final header, which has room for any number of rows, bring the file to disk, and close it."""
         self.stream.seek(0)
         self.stream.write(self._header())
-        bring_to_disk(self.stream)
+        with naming(self.stream.name):
+            bring_to_disk(self.stream)
         self.stream.close()
 
     def _header(self) -> bytes:
@@ -103,7 +105,7 @@ class GrowingArray:
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Write a `.npy` file and bring it to disk."""
-    with path.open("wb") as stream:
+    with naming(path), path.open("wb") as stream:
         np.save(stream, array, allow_pickle=False)
         bring_to_disk(stream)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from stat import S_IMODE
 
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.errors import ConfigurationError, naming
 
 PARTIAL = ".partial"  # what the names of unfinished files and folders end in
 
@@ -28,9 +28,15 @@ def atomic_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written.
     """
+    if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced by a file
+        with naming(path):
+            yield path
+        return
+    path = path.resolve()  # of /dev/stdout and other links, what they lead to
     partial = partial_path(path)
     try:
-        yield partial
+        with naming(path):
+            yield partial
         partial.chmod(_permissions_of_new(partial.with_name(f"{partial.name}.new")))
         move_into_place(partial, path)
     except BaseException:
@@ -83,6 +89,7 @@ def scratch_directory(path: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with naming(path):
+            yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)

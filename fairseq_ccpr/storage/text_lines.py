@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fairseq_ccpr.errors import naming
 from fairseq_ccpr.storage.arrays import GrowingArray, bring_to_disk, open_array
 
 
@@ -67,7 +68,8 @@ class LineWriter:
     def add(self, line: str) -> None:
         """Append a line without a line feed in it."""
         self._offsets.append(np.array([self._stream.tell()]))
-        self._stream.write(line.encode("utf-8") + b"\n")
+        with naming(self._stream.name):
+            self._stream.write(line.encode("utf-8") + b"\n")
 
     def close(self) -> None:
         """Complete both files and bring them to disk."""

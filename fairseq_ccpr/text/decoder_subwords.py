@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -290,6 +293,22 @@ class _Origins:
     def span(self, start: int, end: int) -> tuple[int, int]:
         """Return what the characters from `start` to `end` were made from."""
         return self.starts[start], self.ends[end - 1] if end > start else self.starts[start]
+
+
+@contextmanager
+def loading_subwords(words: list[str]) -> Iterator[None]:
+    """Raise a ConfigurationError where options name a tokenizer or a subword model that cannot be loaded; some exit then."""
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            yield
+    except (SystemExit, ImportError, RuntimeError, OSError, ValueError, LookupError, AssertionError) as error:
+        empty = [word for word in words if Path(word).is_file() and not Path(word).stat().st_size]
+        said = " ".join(printed.getvalue().split("rror: ")[-1].split()) or str(error)
+        raise ConfigurationError(
+            f"the tokenizer or the subwords cannot be loaded, '{' '.join(words)}': "
+            + (f"{empty[0]} is empty" if empty else said)
+        ) from None
 
 
 def check_subwords(dictionary: Dictionary, bpe: Any, post_process: str | None = None) -> None:

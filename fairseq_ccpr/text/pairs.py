@@ -6,6 +6,7 @@ Raises:
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import lzma
 import re
@@ -43,6 +44,8 @@ def read_standard_input() -> Iterator[str]:
 
 def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = None) -> Iterator[str]:
     for number, line in enumerate(stream, 1):
+        if number == 1 and (encoding := _wide_encoding(line)):
+            raise ConfigurationError(f"{name} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
@@ -53,6 +56,17 @@ def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = 
             skipped["a line is not UTF-8"] += 1
         else:
             yield text
+
+
+def _wide_encoding(line: bytes) -> str | None:
+    """Tell by its first line whether a text has two or four bytes for each character, as some programs save it."""
+    marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
+    marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    for mark, encoding in marks.items():
+        if line.startswith(mark):
+            return encoding
+    halves = {"utf-16le": line[1:200:2], "utf-16be": line[:200:2]}  # which are NUL in most scripts
+    return next((name for name, half in halves.items() if len(half) > 1 and half.count(0) > len(half) / 2), None)
 
 
 def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | None = None) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -19,6 +19,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.translation_states import TranslationStates
+from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from fairseq_ccpr.training.contrast_task import ContrastTask, ContrastTaskConfig
@@ -85,7 +86,7 @@ class PhraseQueriesTask(ContrastTask):
 
     @cached_property
     def _texts(self) -> list[str]:
-        files = [Path(path) for path in utils.split_paths(self.cfg.text)]
+        files = [Path(path) for path in split_paths(self.cfg.text)]
         for path in files:
             if not path.is_file():
                 raise ConfigurationError(f"--text: there is no file {path}")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq import utils
 from omegaconf import II
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
 from fairseq_ccpr.training.contrast_task import ContrastTask, ContrastTaskConfig
@@ -67,7 +67,7 @@ class PhraseTask(ContrastTask):
             split: the part; for validation, folders without one are skipped.
             kind: opens one.
         """
-        folders = [Path(folder) / split for folder in utils.split_paths(self.cfg.data)]
+        folders = [Path(folder) / split for folder in split_paths(self.cfg.data)]
         if split != "train" and any(folder.is_dir() for folder in folders):
             folders = [folder for folder in folders if folder.is_dir()]
         for folder in folders:

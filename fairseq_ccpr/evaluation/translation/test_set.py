@@ -10,6 +10,7 @@ from fairseq import utils
 from tqdm import tqdm
 
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores, score
 from fairseq_ccpr.inference import system as inference
 
@@ -56,6 +57,11 @@ def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:
         at_least: batches, if need be of fewer sentences than the options say.
     """
     dataset = task.dataset(cfg.dataset.gen_subset)
+    if dataset.tgt is None:
+        raise ConfigurationError(
+            f"{cfg.task.data} has '{cfg.dataset.gen_subset}' in {task.cfg.source_lang} alone, and to measure takes the "
+            f"{task.cfg.target_lang} side as well: prepare both, or name another subset"
+        )
     most = -(-len(dataset) // at_least)
     iterator = task.get_batch_iterator(
         dataset=dataset,
