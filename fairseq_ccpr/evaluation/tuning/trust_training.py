@@ -13,6 +13,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, step_of
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_references
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence
+from fairseq_ccpr.device import one_thread
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
 from fairseq_ccpr.evaluation.tuning.worth import Worth
@@ -116,6 +117,7 @@ def _mixture(model: Tensor, weights: Tensor, retrieved: Tensor) -> Tensor:
     return interpolate_references(model, *votes)
 
 
+@one_thread()
 def learn(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust:
     """Learn by Adam; returns the state that was best on sentences held out, which may be the start.
 

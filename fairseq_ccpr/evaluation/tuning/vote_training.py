@@ -11,6 +11,7 @@ from torch import Tensor
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.device import one_thread
 from fairseq_ccpr.evaluation.tuning.held_out import CachedView, PhraseCache, PhraseRows
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.progress import progress_bar
@@ -47,6 +48,7 @@ class VotingText:
         return [one for one in trained if len(one.targets)], [one for one in judged if len(one.targets)]
 
 
+@one_thread()
 def learn_votes(memory: PhraseMemory, texts: list[VotingText], seed: int = 1) -> PhraseVotes:
     """Learn by Adam from where a memory's votes are; returns the best on sentences held out, which may be the start.
 
