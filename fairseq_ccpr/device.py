@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
@@ -14,6 +15,17 @@ ALIGN = 16  # bytes; every dtype may begin at a multiple
 def choose_device(cpu: bool) -> torch.device:
     """Return the GPU where there is one, unless the CPU is asked for."""
     return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread of the CPU: in small operations, several wait for each other more than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

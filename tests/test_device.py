@@ -5,6 +5,10 @@ Without a GPU the bytes are held against one another where they are packed; `met
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,3 +66,45 @@ def test_a_gpu_gives_back_what_it_was_given_and_the_host_does_not_wait() -> None
     with no_synchronisation():
         moved = device.to_device(given_tensors, DEVICE)
     assert all(map(torch.equal, device.to_host(moved), given_tensors))
+
+
+def test_small_networks_train_on_one_thread() -> None:
+    before = torch.get_num_threads()
+
+    @device.one_thread()
+    def train() -> None:
+        assert torch.get_num_threads() == 1
+        raise ValueError
+
+    torch.set_num_threads(3)
+    try:
+        with pytest.raises(ValueError):
+            train()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+WATCHED = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("torch:", os.environ.get("OMP_WAIT_POLICY"))
+            sys.meta_path.remove(self)
+
+sys.meta_path.insert(0, Watch())
+sys.argv = ["fairseq-ccpr", "inspect", "no-such-folder"]
+from fairseq_ccpr.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_the_threads_of_a_command_wait_passively(given: str | None) -> None:
+    """OpenMP reads the variable when torch loads it."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", WATCHED], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith(f"torch: {given or 'PASSIVE'}"), done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -152,17 +152,19 @@ class _Plan:
         projection = self._projection(part, raw, adapter.to(self.device))
         blocks = range(0, part.section.size, BLOCK_ROWS)
 
-        def write(todo: list[int]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+        def write(todo: list[int], done: Callable[[int], object]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
             for number in todo:
                 rows = slice(blocks[number], blocks[number] + BLOCK_ROWS)
                 with torch.inference_mode():
                     keys = projection(_rows(raw.keys[rows], self.device)).half().cpu().numpy()
+                done(len(keys))
                 yield number, rows.start, {KEYS: keys, VALUES: raw.values[rows], PROVENANCE: raw.provenance[rows]}
 
         # An older raw datastore has no statistics of its own text, but has the states to compute them from.
         domain = raw.open_domain() or sample_domain(raw.keys, raw.provenance)
         domain.save(part.partial / DOMAIN)
-        part.fill({i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}, write)
+        sizes = {i: min(BLOCK_ROWS, part.section.size - start) for i, start in enumerate(blocks)}
+        part.fill(sizes, write, "projection")
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
         """Fold adapter and PCA into one projection, computed once and kept with the part."""

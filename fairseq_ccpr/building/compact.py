@@ -11,14 +11,13 @@ Letters: N entries, n of what was learnt, d width of keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copyfile, rmtree
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.building.compact_phrases import needs_compacting, write_phrases
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
@@ -44,6 +43,7 @@ from fairseq_ccpr.datastore.token import (
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import DISK, IndexDescription
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, Effort, plan_index
@@ -140,8 +140,8 @@ def _compact_tokens(
     section = datastore.section
     part: Part[TokenSection] = Part(scratch, TOKENS, FolderKeys(not settings.quiet))
     part.partial.mkdir()
-    with tqdm(desc="entries", total=section.size, unit_scale=True, disable=settings.quiet) as bar:
-        places = _write_arrays(datastore, store, part.partial, bar)
+    with progress_bar("entries", "entry", total=section.size, quiet=settings.quiet) as bar:
+        places = _write_arrays(datastore, store, part.partial, bar.update)
     grown = _describe(datastore, store, places)
     _write_others(datastore, grown, part.partial)
     grown.index = _plan(section, grown, settings, TOKEN_EFFORT, settings.index)
@@ -162,7 +162,7 @@ def _compact_phrases(
     section = datastore.section
     part: Part[PhraseSection] = Part(scratch, PHRASES, FolderKeys(not settings.quiet))
     part.partial.mkdir()
-    with tqdm(desc="phrases", total=section.size, unit_scale=True, disable=settings.quiet) as bar:
+    with progress_bar("phrases", "phrase", total=section.size, quiet=settings.quiet) as bar:
         grown, places = write_phrases(datastore, store, part.partial, bar.update)
     grown.index = _plan(section, grown, settings, PHRASE_EFFORT)
     for number, place in places.items():
@@ -195,7 +195,9 @@ def _write_journal(directory: Path, manifest: Manifest, store: LearntStore, pair
     create_journal(path, [*first, *(records.moved(pair) for pair in pairs)])
 
 
-def _write_arrays(datastore: TokenDatastore, store: LearntStore, part: Path, bar: tqdm[object]) -> dict[int, int]:
+def _write_arrays(
+    datastore: TokenDatastore, store: LearntStore, part: Path, done: Callable[[int], object]
+) -> dict[int, int]:
     """Write keys, values and provenance: the datastore's own that were not forgotten, then what was learnt.
 
     Returns:
@@ -213,7 +215,7 @@ def _write_arrays(datastore: TokenDatastore, store: LearntStore, part: Path, bar
         rows = slice(start, start + BLOCK_ROWS)
         for name, array in zip((KEYS, VALUES, PROVENANCE), (datastore.keys, datastore.values, datastore.provenance)):
             arrays[name].append(array[rows][stay[rows]])
-        bar.update(len(stay[rows]))
+        done(len(stay[rows]))
     new_rows = np.cumsum(stay) - 1
     places = {pair.id: int(new_rows[pair.first_entry]) for pair in store.pairs.values() if pair.first_entry is not None}
     sentence = sum(section.subsets.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fairseq_ccpr.models.key_layer import KeyCapture
 
 
 def force_decode(
-    capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int
+    capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int, done: Callable[[int], object]
 ) -> Iterator[tuple[Chunk, dict[str, np.ndarray]]]:
     """Keys, values and provenance of each chunk, rows in the order of the corpus.
 
@@ -26,6 +26,7 @@ def force_decode(
 
     Args:
         capture: of a fairseq model in evaluation mode.
+        done: is told after each batch how many more rows there are.
 
     Yields:
         The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
@@ -37,7 +38,7 @@ def force_decode(
         work = [(chunk, corpus.batches(chunk, max_tokens)) for chunk in chunks if chunk.subset == subset]
         stream = _load(corpus.task.dataset(subset), [batch for _, batches in work for batch in batches])
         for chunk, batches in work:
-            yield chunk, _decode_chunk(capture, corpus, chunk, itertools.islice(stream, len(batches)))
+            yield chunk, _decode_chunk(capture, corpus, chunk, itertools.islice(stream, len(batches)), done)
 
 
 def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
@@ -47,7 +48,7 @@ def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def _decode_chunk(
-    capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]]
+    capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]], done: Callable[[int], object]
 ) -> dict[str, np.ndarray]:
     dataset = corpus.task.dataset(chunk.subset)
     pad = corpus.task.target_dictionary.pad()
@@ -71,6 +72,7 @@ def _decode_chunk(
         values[rows] = target[real].numpy()
         provenance[rows] = np.stack([sentence + offset, position], axis=1)
         filled += len(rows)
+        done(len(rows))
     if filled != chunk.rows:
         raise RuntimeError(f"fairseq's batches hold {filled} of the {chunk.rows} tokens of chunk {chunk.number}")
     if not np.isfinite(keys).all():

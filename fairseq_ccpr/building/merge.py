@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
 from fairseq_ccpr.building.compact_phrases import needs_compacting
 from fairseq_ccpr.building.compatible import Opened, Store, check_alike, in_order, sources_of
 from fairseq_ccpr.building.merge_phrases import merge_phrases
@@ -22,6 +20,7 @@ from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.arrays import check_space
@@ -159,7 +158,7 @@ def _write(
     ordered, kept = plan
     part.partial.mkdir()
     total = sum(opened.store.section.size for opened in ordered)
-    with tqdm(desc=f"{part.kind.name}s", total=total, unit="entry", unit_scale=True, disable=settings.quiet) as bar:
+    with progress_bar(f"{part.kind.name}s", "entry", total=total, quiet=settings.quiet) as bar:
         section = merge(ordered, kept, part.partial, bar.update)
     gpu = choose_device(settings.cpu).type == "cuda"
     section.index = plan_index(

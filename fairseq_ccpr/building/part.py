@@ -17,6 +17,7 @@ from fairseq_ccpr.datastore import phrase, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.token import KEYS
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import Index, build_index, open_index
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
@@ -75,9 +76,9 @@ class FolderKeys(Generic[Section]):
         """Open what `make_index` has made."""
         return open_index(section.index, open_keys(section, folder), folder)
 
-    def progress(self, what: str, total: int) -> tqdm:
-        """Return a bar that counts keys."""
-        return tqdm(desc=what, total=total, unit="key", unit_scale=True, disable=not self.show)
+    def progress(self, what: str, total: int, done: int = 0, unit: str = "key") -> tqdm[Any]:
+        """Return a bar that counts keys, of which an earlier run may have done some."""
+        return progress_bar(what, unit, total=total, done=done, quiet=not self.show)
 
 
 class Part(Generic[Section]):

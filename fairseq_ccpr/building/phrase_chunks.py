@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.shards import chunks_of_shard
@@ -18,6 +17,7 @@ from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SPANS
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
 from fairseq_ccpr.storage.files import write_json
 from fairseq_ccpr.storage.text_lines import write_lines
@@ -66,20 +66,22 @@ class PhraseChunks:
     def find(self, finder: PhraseFinder, quiet: bool) -> None:
         """Find the phrases of this process's chunks that are not done yet."""
         sentences, start = self.sentences(), time.monotonic()
-        hidden = quiet or not self.processes.first
         total = min(len(self.text) - self.chunks.start * self.length, len(self.chunks) * self.length)
-        with tqdm(desc="sentences", total=total, unit="sentence", unit_scale=True, disable=hidden) as bar:
+        mine = range(self.processes.rank, len(self.chunks), self.processes.world)
+        sizes = {number: min(self.length, total - number * self.length) for number in mine}
+        done = sum(size for number, size in sizes.items() if self._path(number).exists())
+        hidden = quiet or not self.processes.first
+        with progress_bar("sentences", "sentence", total=sum(sizes.values()), done=done, quiet=hidden) as bar:
             for number in range(len(self.chunks)):
                 texts = list(islice(sentences, self.length))
                 path = self._path(number)
-                if number % self.processes.world == self.processes.rank and not path.exists():
-                    found = without_repeats(finder.find(texts), texts)
+                if number in mine and not path.exists():
+                    found = without_repeats(finder.find(texts, done=bar.update), texts)
                     spans = found.spans + np.array([number * self.length, 0, 0], np.int32)
                     save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().cpu().numpy())
                     save_array(path.with_suffix(f".{SPANS}.npy"), spans)
                     write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
                     self.encoded += len(texts)
-                bar.update(len(texts))
         self.seconds = time.monotonic() - start
 
     def _path(self, number: int) -> Path:

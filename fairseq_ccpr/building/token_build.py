@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -263,12 +263,12 @@ class Extraction:
         self.processes.barrier()
         mine = {chunk.number: chunk for chunk in self.corpus.chunks[self.processes.rank :: self.processes.world]}
 
-        def write(todo: list[int]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+        def write(todo: list[int], done: Callable[[int], object]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
             chunks = [mine[number] for number in todo]
-            for chunk, rows in force_decode(self.capture, self.corpus, chunks, self.settings.max_tokens):
+            for chunk, rows in force_decode(self.capture, self.corpus, chunks, self.settings.max_tokens, done):
                 yield chunk.number, chunk.first_row, rows
 
-        part.fill({number: chunk.rows for number, chunk in mine.items()}, write)
+        part.fill({number: chunk.rows for number, chunk in mine.items()}, write, "force decoding")
         self.processes.barrier()
 
 

@@ -55,29 +55,33 @@ class TokenPart(Part[TokenSection]):
         self.prepare(batching, self.writer.create, needed)
 
     def fill(
-        self, chunks: dict[int, int], write: Callable[[list[int]], Iterable[tuple[int, int, dict[str, np.ndarray]]]]
+        self,
+        chunks: dict[int, int],
+        write: Callable[[list[int], Callable[[int], object]], Iterable[tuple[int, int, dict[str, np.ndarray]]]],
+        what: str,
     ) -> None:
         """Write those chunks that are not done yet, each while the next is computed.
 
         Args:
             chunks: rows of each, by number.
-            write: from the numbers of chunks to each one's number, first row and arrays.
+            write: from the numbers of chunks to each one's number, first row and arrays; it tells how many more rows there
+                are, as often as it can.
+            what: is being done, for the progress bar.
         """
         done = self.writer.done()
         todo = [number for number in chunks if number not in done]
-        with self.keys.progress("keys", sum(chunks.values())) as bar:
-            bar.update(bar.total - sum(chunks[number] for number in todo))
+        total, left = sum(chunks.values()), sum(chunks[number] for number in todo)
+        with self.keys.progress(what, total, total - left, "token") as bar:
             try:
-                for number in write_behind(self._write, write(todo)):
-                    bar.update(chunks[number])
+                for _ in write_behind(self._write, write(todo, bar.update)):
+                    pass
             except DatastoreError:
                 if not self.writer.done():  # nothing to resume from, and space may be scarce
                     self.discard()
                 raise
 
-    def _write(self, chunk: tuple[int, int, dict[str, np.ndarray]]) -> int:
+    def _write(self, chunk: tuple[int, int, dict[str, np.ndarray]]) -> None:
         self.writer.write_chunk(*chunk)
-        return chunk[0]
 
     def finish(self) -> None:
         """Publish the part, with the vocabulary and the statistics of its own text alongside its arrays."""

@@ -51,6 +51,8 @@ COMPLETION = "completion"  # prints a script for the shell
 def main() -> None:
     """Run the subcommand that the command line names."""
     in_utf8()
+    # Before torch: otherwise its threads spin for each other, which on a busy machine takes most of the time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = sys.argv[1:]
     command = next((name for name in (" ".join(words[:2]), " ".join(words[:1])) if name in COMMANDS), None)
     if words[:1] == [COMPLETION]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from tqdm import tqdm
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, named, write_results
 from fairseq_ccpr.common_options import (
@@ -28,6 +27,7 @@ from fairseq_ccpr.evaluation.speed.plots import draw_costs
 from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, measure_searches
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.resources import configure
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
@@ -133,7 +133,7 @@ def _stores(systems: dict[str, str]) -> dict[str, TokenDatastore]:
 def _search(options: Options, systems: dict[str, str], device: torch.device, limits: Limits) -> list[SearchCost]:
     sweep = Sweep(options.sizes, options.index, options.queries, options.k, options.repeats)
     stores = _stores(systems)
-    with tqdm(desc="searches", total=len(sweep) * len(stores), unit="search", disable=options.quiet) as bar:
+    with progress_bar("searches", "search", total=len(sweep) * len(stores), quiet=options.quiet) as bar:
         costs = []
         for name, store in stores.items():
             for cost in measure_searches(name, store, sweep, device, limits):
@@ -147,9 +147,7 @@ def _decode(
 ) -> tuple[list[DecodingSpeed], dict[str, str]]:
     test = SpeedTest(cfg, *load(cfg), systems)
     rows = []
-    with tqdm(
-        desc="decoding", total=len(options.sizes) * len(options.batches), unit="load", disable=options.quiet
-    ) as bar:
+    with progress_bar("decoding", "load", total=len(options.sizes) * len(options.batches), quiet=options.quiet) as bar:
         for size in sorted(options.sizes):
             test.resize(size, options.index[0])
             for batch in options.batches:

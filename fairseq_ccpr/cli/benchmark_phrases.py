@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from tqdm import tqdm
 
 from fairseq_ccpr.cli.command import check_folder, command, markdown_table, write_results
 from fairseq_ccpr.common_options import counts_option, cpu_option, json_option, plot_option, quiet_option
@@ -23,6 +22,7 @@ from fairseq_ccpr.evaluation.speed.phrase_speed import (
 )
 from fairseq_ccpr.evaluation.speed.plots import draw_speed
 from fairseq_ccpr.phrases.samples import sample_sentences
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import option
 
@@ -70,8 +70,8 @@ def benchmark(options: Options, settings: SearchSettings) -> int:
         plan_index(choice, "ip", "", size, settings.dimension)  # a typing error shows now
     building = _build(options, device)
     stores = [("exact", size, options.store) for size in sorted(set(options.sizes)) if options.store]
-    bar = tqdm(
-        [*((choice, size, None) for choice, size in runs), *stores], "searches", unit="index", disable=options.quiet
+    bar = progress_bar(
+        "searches", "index", [*((choice, size, None) for choice, size in runs), *stores], quiet=options.quiet
     )
     searches = [measure_search(choice, size, settings, device, store) for choice, size, store in bar]
     machine = describe_run(device)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Optional
 
-from tqdm import tqdm
-
 from fairseq_ccpr.cli.command import command, counted
 from fairseq_ccpr.common_options import quiet_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.learning import Learner
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.translation_memory import Pair, read_memory
@@ -69,12 +68,12 @@ def learn(options: Options, rest: list[str]) -> int:
     learner, done = Learner(system), Learnt()
     languages = system.task.cfg.source_lang, system.task.cfg.target_lang
     hidden = options.quiet or not options.files
-    with closing(learner.memory.store), tqdm(desc="learnt", unit=" pairs", disable=hidden) as bar:
+    with closing(learner.memory.store), progress_bar("learnt", "pair", quiet=hidden) as bar:
         if options.source is not None and options.target is not None:
-            learn_pairs(learner, [(options.source, options.target)], done, bar)
+            learn_pairs(learner, [(options.source, options.target)], done, bar.update)
         for path in options.files:
             try:
-                learn_pairs(learner, read_memory(path, *languages, done.skipped), done, bar)
+                learn_pairs(learner, read_memory(path, *languages, done.skipped), done, bar.update)
             except ConfigurationError:  # the file is damaged from somewhere on; what came before counts already
                 if done.ids or done.again:
                     print(summary(done))
@@ -88,7 +87,7 @@ def learn(options: Options, rest: list[str]) -> int:
     return 0 if done.ids or done.again else 1
 
 
-def learn_pairs(learner: Learner, pairs: Iterable[Pair], done: Learnt, bar: tqdm[object]) -> None:
+def learn_pairs(learner: Learner, pairs: Iterable[Pair], done: Learnt, told: Callable[[int], object]) -> None:
     """Learn pairs, some at a time."""
     known = set(learner.memory.store.pairs)
     for some in _windows(pairs):
@@ -100,7 +99,7 @@ def learn_pairs(learner: Learner, pairs: Iterable[Pair], done: Learnt, bar: tqdm
             else:
                 done.ids.append(learnt)
                 known.add(learnt)
-        bar.update(len(some))
+        told(len(some))
 
 
 def _windows(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:

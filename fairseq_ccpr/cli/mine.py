@@ -50,7 +50,7 @@ For each sentence of one text, find its translation in another, or none. --metho
   two-way   votes of fragments of {WINDOW} words, from source to target and back; needs no labels
   max       margin ratio: similarity relative to that of the neighbourhoods; fastest
   margin    margin ratio; each source takes its best target, even if others take it as well
-  rfr       RFR as published: votes of fragments, from source to target; slowest, and finds least
+  rfr       RFR: votes of fragments, from source to target; slowest, and finds least
 
 The first three accept the highest scores first, and each sentence in one pair. The default is {LogisticMethod.name} with
 --tune, and {TwoWayMethod.name} without.

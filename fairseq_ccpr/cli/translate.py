@@ -11,13 +11,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Optional
 
-from tqdm import tqdm
-
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import count_option, quiet_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.sentences import Translation
 from fairseq_ccpr.inference.system import WINDOW, System
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
 
@@ -63,7 +62,9 @@ def translate(options: Options, rest: list[str]) -> int:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the input is read, whatever the locale
     terminal = not options.input and sys.stdin.isatty()
     lines = chain.from_iterable(map(read_lines, options.input)) if options.input else read_standard_input()
-    with tqdm(unit=" sentences", disable=options.quiet or terminal) as bar:
+    shown = not options.quiet and sys.stderr.isatty()
+    total = sum(1 for path in options.input for _ in read_lines(path)) if options.input and shown else None
+    with progress_bar("translations", "sentence", total=total, quiet=options.quiet or terminal) as bar:
         translations = system.translate(lines, bar.update, 1 if terminal else options.buffer_size)
         faults = write(translations, options.output_format, terminal or options.buffer_size == 1)
     for number, fault in faults:

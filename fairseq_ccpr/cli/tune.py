@@ -45,8 +45,8 @@ tokens alone are better, the weight of phrases becomes 0. A picture of the grid,
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
 one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
---knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity, --phrase-threshold,
---phrase-segmentation, --phrase-queries, --phrase-reach, --retrieval-lambda-max.
+--knn-lambda-star, --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity,
+--phrase-threshold, --phrase-segmentation, --phrase-queries, --phrase-reach, --retrieval-lambda-max.
 """
 
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.datastore.phrase import SENTENCES as TEXT
 from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
 from fairseq_ccpr.storage.atomic import scratch_directory
 from fairseq_ccpr.storage.files import check_sizes, describe_files, read_checked_json, write_checked_json
@@ -158,7 +158,7 @@ def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: Decode
     bounds = GrowingArray(partial / "bounds.npy", (), "int64")
     bounds.append(np.zeros(1))
     total = unknown = 0
-    with tqdm(desc="subwords", total=count, unit="sentence", unit_scale=True, disable=None) as bar:
+    with progress_bar("subwords", "sentence", total=count) as bar:
         for start in range(0, count, BLOCK):
             numbers = range(start, min(start + BLOCK, count))
             split = SplitSentences.of([as_rows(subwords.split_unchecked(datastore.sentence(i))) for i in numbers])

@@ -104,7 +104,7 @@ def _logits(scores: Tensor, temperature: float) -> Tensor:
 
 
 def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
-    """Average the similarity of the neighbours found, fp32 [H] in [0, 1]: the factor of lambda in equation 8 of CLKNN.
+    """Average the similarity of the neighbours found, fp32 [H] in [0, 1]: the factor of lambda.
 
     Args:
         scores: fp32 [H, k], inner products of unit vectors; -inf marks a missing neighbour. Negative ones, which do occur,

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 NO_TRUST = NO_HEAD = "none"
 STOP, SKIP = "stop", "skip"
+NEAREST, PUBLISHED = "nearest", "published"
 COSINE = "a cosine in [0, 1)"
 SHARE = "a weight between 0 and 1"
 
@@ -60,7 +61,12 @@ class TokenRetrievalSettings:
         0.0, "similarity, 0 to 1, at or below which a neighbour adds nothing to lambda*; protects text of other domains",
         within="[0, 1)", needs=COSINE, sign="s0", automatic=True,
     )  # fmt: skip
-
+    lambda_star: str = option(
+        NEAREST,
+        "mean that lambda* takes: nearest, of the 8 nearest neighbours found, negative similarities as 0; or published, "
+        "equation 8 of the CLKNN paper, of all k, missing ones as 0",
+        choices=(NEAREST, PUBLISHED), sign="mean", automatic=True,
+    )  # fmt: skip
     guard: bool = option(
         False,
         "lower the weight the further a hypothesis is from the datastore's own text, to 0 beyond the 99th percentile of that "
@@ -70,11 +76,16 @@ class TokenRetrievalSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, off in (("lambda_max", 1), ("min_similarity", 0)):
+        for name, off in (("lambda_max", 1), ("min_similarity", 0), ("lambda_star", NEAREST)):
             if getattr(self, name) != off and not self.confidence:
                 raise ConfigurationError(
                     f"--knn-{name.replace('_', '-')} is for the lambda* of --knn-confidence, which is off: leave it out"
                 )
+        if self.lambda_star == PUBLISHED and self.min_similarity:
+            raise ConfigurationError(
+                f"--knn-min-similarity is {self.min_similarity:g}, and equation 8 of --knn-lambda-star {PUBLISHED} has no "
+                "such bound: give 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fairseq_ccpr.decoding.interpolation import (
 )
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
-from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
@@ -41,10 +41,13 @@ def name_of(policy: WeightPolicy) -> str:
 
 
 def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
-    """Weigh by lambda, or with `confidence` by the lambda* of equation 8 of the CLKNN paper, fp32 [N]."""
+    """Weigh by lambda, or with `confidence` by lambda*, its mean as `lambda_star` says, fp32 [N]."""
     if settings.confidence:
-        confidence = retrieval_confidence(scores[:, :CONFIDENT], settings.min_similarity)
-        return (settings.lambda_ * confidence).clamp_max(settings.lambda_max)
+        if settings.lambda_star == PUBLISHED:  # equation 8 of the CLKNN paper
+            confidence = scores.masked_fill(scores == float("-inf"), 0).sum(dim=1) / settings.k
+        else:
+            confidence = retrieval_confidence(scores[:, :CONFIDENT], settings.min_similarity)
+        return (settings.lambda_ * confidence).clamp(0, settings.lambda_max)
     return scores.new_full((len(scores),), settings.lambda_)
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from tqdm import tqdm
-
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.building.corpus import PseudoPairs
 from fairseq_ccpr.building.distributed import Processes
@@ -26,6 +24,7 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.reverse_model import load_reverse_model
 from fairseq_ccpr.inference.sentences import Translation
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_file, partial_path, scratch_directory
 from fairseq_ccpr.storage.data_bin import TRAIN
@@ -162,17 +161,15 @@ class BackTranslation:
 
     def translate(self) -> None:
         """Translate this process's parts that are not done yet."""
-        text, (rank, world) = self._text(), (self.processes.rank, self.processes.world)
+        text, mine = self._text(), range(self.processes.rank, self._count(), self.processes.world)
+        sizes = {number: min(PART_SENTENCES, self.sentences - number * PART_SENTENCES) for number in mine}
+        done = sum(size for number, size in sizes.items() if self._part(number).exists())
         hidden = self.settings.quiet or not self.processes.first
-        with tqdm(
-            desc="back-translations", total=self.sentences, unit="sentence", unit_scale=True, disable=hidden
-        ) as bar:
+        with progress_bar("back-translations", "sentence", total=sum(sizes.values()), done=done, quiet=hidden) as bar:
             for number in range(self._count()):
                 lines = [line.translate(SPACES) for line in islice(text, PART_SENTENCES)]
-                if number % world == rank and not self._part(number).exists():
+                if number in mine and not self._part(number).exists():
                     write_checked_json(self._part(number), self._translated(lines, bar.update))
-                else:
-                    bar.update(len(lines))
 
     def _translated(self, lines: list[str], done: Callable[[int], object]) -> dict[str, Any]:
         """Translate the lines of a part, all of which are sorted by length together."""

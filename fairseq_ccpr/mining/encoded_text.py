@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.mining.fragments import FragmentedText
 from fairseq_ccpr.mining.neighbours import SentenceKeys
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.timing import ENCODING, phase
 
 DTYPE = np.float16
@@ -82,17 +82,21 @@ class EncodedText:
 
 def encode(text: FragmentedText, encoder: SentenceEncoder, label: str, quiet: bool) -> EncodedText:
     """Encode all sentences and fragments; equal texts are encoded once."""
-    with tqdm(desc=label, total=len(text.sentences) + len(text.fragments), unit="text", disable=quiet) as bar:
-        sentences, fragments = (encode_distinct(texts, encoder, bar) for texts in (text.sentences, text.fragments))
+    with progress_bar(label, "text", total=len(text.sentences) + len(text.fragments), quiet=quiet) as bar:
+        sentences, fragments = (
+            encode_distinct(texts, encoder, bar.update) for texts in (text.sentences, text.fragments)
+        )
     return EncodedText(text, sentences, fragments)
 
 
 @phase(ENCODING)
-def encode_distinct(texts: Sequence[str], encoder: SentenceEncoder, bar: tqdm | None = None) -> np.ndarray:
+def encode_distinct(
+    texts: Sequence[str], encoder: SentenceEncoder, done: Callable[[int], object] = lambda count: None
+) -> np.ndarray:
     """Encode texts, each distinct one once: fp16 [n, d], zeros for an empty one.
 
     Args:
-        bar: shows how many are done.
+        done: is told how many more are encoded.
     """
     numbers: dict[str, int] = {}
     rows = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
@@ -102,8 +106,6 @@ def encode_distinct(texts: Sequence[str], encoder: SentenceEncoder, bar: tqdm | 
     for start in range(0, len(distinct), BLOCK_TEXTS):
         block = distinct[start : start + BLOCK_TEXTS]
         vectors[[numbers[text] for text in block]] = encoder.encode(block)
-        if bar is not None:
-            bar.update(len(block))
-    if bar is not None:
-        bar.update(len(texts) - len(distinct))
+        done(len(block))
+    done(len(texts) - len(distinct))
     return vectors[rows]

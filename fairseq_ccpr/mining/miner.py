@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.centring import Centre
@@ -21,6 +20,7 @@ from fairseq_ccpr.mining.method import Matcher, MiningMethod
 from fairseq_ccpr.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys, index_keys
 from fairseq_ccpr.mining.threshold import BLOCK_SOURCES, Estimate, estimate
 from fairseq_ccpr.models.pretrained.sentence_encoders import SentenceEncoder
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Effort
 from fairseq_ccpr.search.index_plan import plan_index
@@ -114,7 +114,7 @@ class Miner:
     def mine(self) -> Iterator[MinedPair]:
         """Yield the pairs, in the order of the sources; a source without a likely partner has none."""
         match = self._matched or self._matcher()
-        with tqdm(desc="mining", total=len(self.sources), unit="sentence", disable=self.quiet) as bar:
+        with progress_bar("mining", "sentence", total=len(self.sources), quiet=self.quiet) as bar:
             for start in range(0, len(self.sources), BLOCK_SOURCES):
                 block = self.sources[start : start + BLOCK_SOURCES]
                 rows = np.array([self._numbers[source] for source in block], np.int64)
@@ -150,7 +150,7 @@ class Miner:
         keys, fragments = folder / "keys.npy", folder / "fragments.npy"
         arrays: list[GrowingArray] = []
         owners, lengths, fragment_owners, done = [], [], [], 0
-        with tqdm(desc=f"encoding {name}", total=len(sentences), unit="sentence", disable=self.quiet) as bar:
+        with progress_bar(f"encoding {name}", "sentence", total=len(sentences), quiet=self.quiet) as bar:
             for block in self._blocks(sentences):
                 made = self._keys(block)
                 values = made.keys, made.fragments

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
 from fairseq_ccpr.timing import INDEXING, SEARCH, phase
 
@@ -210,7 +210,7 @@ def index_keys(keys: np.ndarray, description: IndexDescription, folder: Path, qu
     @phase(INDEXING, whole=True)
     def build() -> Index:
         if description.file:
-            with tqdm(desc="index", total=len(keys), unit="key", unit_scale=True, disable=quiet) as bar:
+            with progress_bar("index", "key", total=len(keys), quiet=quiet) as bar:
                 build_index(keys, description, folder / description.file, bar.update)
         return open_index(description, keys, folder)
 

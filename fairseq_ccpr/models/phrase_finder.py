@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,10 +130,16 @@ class PhraseFinder:
         return context if isinstance(context, TranslationStates) else None
 
     @torch.inference_mode()
-    def find(self, texts: list[str], encoded: EncodedSources | None = None) -> FoundPhrases:
+    def find(
+        self,
+        texts: list[str],
+        encoded: EncodedSources | None = None,
+        done: Callable[[int], object] = lambda count: None,
+    ) -> FoundPhrases:
         """Find the phrases of texts.
 
         Args:
+            done: is told after each batch how many more texts were read; a long one counts with its first window.
             encoded: the texts as already encoded by the translation model, so that a query head need not encode them again.
         """
         limit, encode = self.encoder.context.max_positions, self.tokenizer.encode
@@ -141,6 +148,7 @@ class PhraseFinder:
         parts = [part for of_text in of_texts for part in of_text]
         subwords = [part.subwords for part in parts]
         text_of = np.repeat(np.arange(len(texts)), list(map(len, of_texts)))
+        first = np.diff(text_of, prepend=-1) > 0
         spans = [np.empty((0, 3), np.int32)]
         probabilities, vectors = [torch.empty(0)], [torch.empty(0, self._width, device=self._device)]
         for batch in batches_of_like_length(list(range(len(parts))), subwords):
@@ -151,6 +159,7 @@ class PhraseFinder:
             spans.append(places)
             probabilities.append(batch_probabilities)
             vectors.append(batch_vectors)
+            done(int(first[batch].sum()))
         found = np.concatenate(spans)
         order = found[:, 0].argsort(kind="stable")
         too_long = sum(one.count > limit for one in wholes)

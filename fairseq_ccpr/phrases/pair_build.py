@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Optional
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
@@ -24,6 +23,7 @@ from fairseq_ccpr.phrases.pair_extraction import character_spans, consistent_pai
 from fairseq_ccpr.phrases.pair_filters import GENERAL, OWN, FilterCounts, PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
 from fairseq_ccpr.phrases.statistical_aligners import MAX_WORDS, SYMMETRIZATIONS
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
@@ -195,7 +195,7 @@ class PairExtraction:
             for text in self.more_text:
                 yield from self._usable(text, Counter())
 
-        pairs = tqdm(all_pairs(), desc="reading", unit="pair", unit_scale=True, disable=not self.show)
+        pairs = progress_bar("reading", "pair", all_pairs(), quiet=not self.show)
         if self.aligner is not None:
             self.aligner.train(pairs, self.show)
         for _ in pairs:  # count the pairs that the aligner, if any, has not read
@@ -241,7 +241,7 @@ class PairExtraction:
             )
         )
         pairs = islice(self._usable(split.text, Counter()), split.first, split.first + split.count)
-        with tqdm(desc=name, total=split.count, unit="pair", unit_scale=True, disable=not self.show) as bar:
+        with progress_bar(name, "pair", total=split.count, quiet=not self.show) as bar:
             while batch := list(islice(pairs, BATCH)):
                 for pair, spans in zip(batch, self._extract(batch, pair_filter)):
                     writer.add(pair.source, pair.target, spans)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.extras import installing
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
+from fairseq_ccpr.progress import progress_bar
 
 SYMMETRIZATIONS = (
     "grow-diag-final-and", "grow-diag-final", "grow-diag", "grow", "och", "intersection", "union",
@@ -87,7 +87,7 @@ class StatisticalAligner(Aligner):
             if iterations == _FREE_ITERATIONS:
                 iterations = model.scheduled_iterations
             label = f"{kind.removesuffix('AlignmentModel').removesuffix('Model')}, {direction}"
-            for _ in tqdm(range(iterations), desc=label, unit="iteration", disable=not show):
+            for _ in progress_bar(label, "iteration", range(iterations), quiet=not show):
                 model.train()
             model.end_training()
         return model

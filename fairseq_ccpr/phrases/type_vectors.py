@@ -7,10 +7,10 @@ from itertools import islice
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.phrases.lexicon_store import PhraseTypes
 from fairseq_ccpr.phrases.type_examples import as_tables, stored_examples
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 
 BLOCK = 256  # phrases at a time
@@ -43,7 +43,7 @@ def type_means(
     for most in sorted({0, max(counts)} if 0 in counts else {max(counts)}):
         rows = [row for row, count in enumerate(counts) if bool(count) == bool(most)]
         examples = stored_examples(tokenizer, types, most, max_subwords, marked)
-        with tqdm(desc=f"{most} sentences", total=len(types), unit="phrase", disable=not show) as bar:
+        with progress_bar(f"{most} sentences", "phrase", total=len(types), quiet=not show) as bar:
             while block := list(islice(examples, BLOCK)):
                 for table in as_tables([one for phrase_examples in block for one in phrase_examples], tokenizer.pad):
                     table = {name: tensor.to(device) for name, tensor in table.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_ccpr.errors import DatastoreError
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_file
 
@@ -101,5 +102,10 @@ def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
 
 def check_checksums(directory: Path, files: dict[str, dict[str, Any]]) -> list[str]:
     """Read every byte; returns a sentence for each file that has changed."""
-    changed = [name for name, expected in files.items() if fingerprint.of_file(directory / name) != expected["sha256"]]
+    total = sum(expected["bytes"] for expected in files.values())
+    with progress_bar("checksums", "B", total=total, delay=1) as bar:
+        changed = [
+            name for name, expected in files.items()
+            if fingerprint.of_file(directory / name, bar.update) != expected["sha256"]
+        ]  # fmt: skip
     return [f"{name}: the bytes have changed since it was built (checksum)" for name in changed]

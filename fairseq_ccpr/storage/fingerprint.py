@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,12 +12,13 @@ from torch import Tensor
 CHUNK_BYTES = 1 << 22
 
 
-def of_file(path: Path) -> str:
-    """Digest a file's bytes, read in pieces."""
+def of_file(path: Path, done: Callable[[int], object] = lambda count: None) -> str:
+    """Digest a file's bytes, read in pieces, of each of which `done` is told the length."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
+            done(len(chunk))
     return digest.hexdigest()
 
 

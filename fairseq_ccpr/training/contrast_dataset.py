@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.storage.equal_strings import digest_number
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
 from fairseq_ccpr.text.words import word_spans
@@ -59,7 +59,7 @@ class PhraseContrastDataset(LengthBatches):
         self.most_words = int(pairs.manifest.settings["max_phrase_words"])
         with_phrases = np.unique(pairs.pairs[:, 0])
         self.lengths_of = np.zeros((pairs.sentences, 2), dtype=np.int64)  # in subwords, of those with a phrase pair
-        for i in tqdm(with_phrases, f"subwords of {pairs.directory}", unit="sentence", unit_scale=True, disable=None):
+        for i in progress_bar(f"subwords of {pairs.directory}", "sentence", with_phrases):
             self.lengths_of[i] = [len(tokenizer.encode(text).ids) for text in pairs.sentence(i)]
         fits = self.lengths_of[with_phrases].max(axis=1) <= options.max_subwords
         self.left_out = int((~fits).sum())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.storage.equal_strings import digest_number
 
 
@@ -87,7 +87,7 @@ class Occurrences:
 
     def __init__(self, pairs: PhrasePairs) -> None:
         digests = np.empty((2, pairs.size), dtype=np.int64)  # of the pair of strings, of the target sentence
-        numbers = tqdm(range(pairs.sentences), f"occurrences in {pairs.directory}", unit="sentence", disable=None)
+        numbers = progress_bar(f"occurrences in {pairs.directory}", "sentence", range(pairs.sentences))
         for number in numbers:
             source, target = pairs.sentence(number)
             rows = slice(pairs.rows_of(number).start, pairs.rows_of(number).stop)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.models.phrase_finder import candidate_spans
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate
 from fairseq_ccpr.training.sized_dataset import SizedDataset
 
@@ -43,7 +43,7 @@ class QueryTexts(SizedDataset):
         self.tokenizers, self.most_words = (teacher, head), most_words
         counts = [
             [tokenizer.encode(text).count for tokenizer in self.tokenizers]
-            for text in tqdm(texts, "subwords", unit="sentence", unit_scale=True, disable=None)
+            for text in progress_bar("subwords", "sentence", texts)
         ]
         lengths = np.array(counts, dtype=np.int64).reshape(-1, 2)
         kept = np.flatnonzero(((lengths > 0) & (lengths <= np.array(limits))).all(axis=1))

@@ -35,6 +35,7 @@ from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
+from fairseq_ccpr.settings import as_options
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import PROGRAM, ROOT, USER_DIR, call, equal, refused, run, run_two_processes
 from tests.small_models import World, build, build_options
@@ -188,21 +189,24 @@ def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path) -> None
     assert {line["sentence"] for line in lines} == {0, 1} and lines[0]["position"] == 0
 
 
-@pytest.mark.parametrize("confidence, least", [(True, 0.0), (True, 0.4), (False, 0.0)])
+@pytest.mark.parametrize("kind", [
+    {"confidence": True}, {"confidence": True, "min_similarity": 0.4}, {"confidence": True, "lambda_star": "published"},
+    {"confidence": False},
+], ids=str)  # fmt: skip
 def test_tuner_scores_equal_a_direct_computation(
-    world: World, clknn: Path, decode: Callable, confidence: bool, least: float
+    world: World, clknn: Path, decode: Callable, kind: dict[str, Any]
 ) -> None:
-    store = ["--datastore", clknn, "--knn-temperature", 0.07, "--knn-k", 8, "--knn-lambda", 0.7]
-    kind = ["--knn-confidence", "--knn-min-similarity", least] if confidence else ["--no-knn-confidence"]
-    scored = decode(*store, *kind, "--score-reference")
+    store = ["--datastore", clknn, "--knn-temperature", 0.07, "--knn-k", 16, "--knn-lambda", 0.7]
+    words = as_options(TokenRetrievalSettings(**kind), ("confidence",)).split()
+    scored = decode(*store, *words, "--score-reference")
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*store, "--no-progress-bar"))
     task, models = load(cfg)
     text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
     assert text.tokens is not None
-    settings = TokenRetrievalSettings(8, 0.7, 0.07, confidence, min_similarity=least, guard=True)
-    given = TokenRetrievalSettings(confidence=confidence, min_similarity=least, guard=True)
-    grid = score_grid(text.tokens, text.log_probs, (8,), (0.07,), (confidence,), given)
+    settings = TokenRetrievalSettings(16, 0.7, 0.07, guard=True, **kind)
+    given = TokenRetrievalSettings(guard=True, **kind)
+    grid = score_grid(text.tokens, text.log_probs, (16,), (0.07,), (kind["confidence"],), given)
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 
@@ -315,6 +319,9 @@ def test_decoding_refuses_or_warns_of_settings_of_the_other_metric(
     refused(call("fairseq-generate", *of_raw, "--knn-lambda-max", 0.5, check=False), "which is off")
     refused(call("fairseq-generate", *of_raw, "--knn-min-similarity", 0.5, check=False), "which is off")
     refused(call("fairseq-generate", *of_unit, "--knn-min-similarity", 1, check=False), "--knn-min-similarity is 1")
+    published = ["--knn-lambda-star", "published"]
+    refused(call("fairseq-generate", *of_raw, *published, check=False), "--knn-lambda-star is for .* which is off")
+    refused(call("fairseq-generate", *of_unit, *published, "--knn-min-similarity", 0.5, check=False), "give 0")
     refused(
         call("fairseq-generate", *of_raw, "--knn-log", "/nowhere/log", check=False), "--knn-log /nowhere/log cannot"
     )

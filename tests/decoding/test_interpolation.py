@@ -19,6 +19,7 @@ from fairseq_ccpr.decoding.interpolation import (
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
+from fairseq_ccpr.settings import signed
 
 
 def dense_reference(log_probs, scores, ids, values, share, temperature):
@@ -102,6 +103,23 @@ def test_weight_of_tokens_is_lambda_or_lambda_star(confidence: bool) -> None:
     weight = token_weight(confidence_weight, Neighbours(found.long() - 1, scores, values), model, options)
     mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / found.sum(dim=1).clamp_min(1)
     torch.testing.assert_close(weight, 0.5 * (mean if confidence else found.any(dim=1).float()))
+
+
+@pytest.mark.parametrize("lambda_max", [1.0, 0.3])
+@pytest.mark.parametrize("k", [4, 8, 16, 64])
+def test_published_lambda_star_is_equation_8_of_clknn(k: int, lambda_max: float) -> None:
+    """The sum over all k, negative similarities and all, divided by k: a missing neighbour adds nothing to it."""
+    scores = (torch.rand(40, k) * 2 - 0.7).clamp(-1, 1).masked_fill(torch.rand(40, k) < 0.2, float("-inf"))
+    scores = scores.sort(dim=1, descending=True).values
+    scores[0], scores[1] = float("-inf"), -0.5
+    settings = TokenRetrievalSettings(k, 0.9, 0.1, confidence=True, lambda_max=lambda_max, lambda_star="published")
+    values = torch.randint(0, 5, (40, k))
+    model = Distribution(torch.randn(40, 5).log_softmax(dim=1)).at(values)
+    weight = token_weight(confidence_weight, Neighbours(values, scores, values), model, settings)
+    similar = scores.double().numpy()
+    wanted = 0.9 * np.where(np.isinf(similar), 0, similar).sum(axis=1) / k
+    np.testing.assert_allclose(weight, wanted.clip(0, lambda_max), atol=1e-6)
+    assert weight[0] == weight[1] == 0 and signed(settings)["mean"] == "published"
 
 
 def test_share_of_zero_changes_no_bit() -> None:

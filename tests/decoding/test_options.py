@@ -37,7 +37,7 @@ TOKENS: dict[str, list[object]] = {
     "k": ["--knn-k", 3], "lambda_": ["--knn-lambda", 0.9], "temperature": ["--knn-temperature", 50],
     "guard": ["--knn-guard"],
 }  # fmt: skip
-OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity")
+OF_UNIT_KEYS = ("confidence", "lambda_max", "min_similarity", "lambda_star")
 PHRASES: dict[str, list[object]] = {
     "k": ["--phrase-k", 1], "min_similarity": ["--phrase-min-similarity", 0.8], "threshold": ["--phrase-threshold", 0.2],
     "segmentation": ["--phrase-segmentation", "ngram:1"], "bf16": ["--phrase-bf16"], "lambda_": ["--phrase-lambda", 0.3],
@@ -85,12 +85,12 @@ def test_no_option_is_forgotten() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"confidence": False}, {"lambda_max": 0.2}, {"min_similarity": 0.5}],
+    [{"confidence": False}, {"lambda_max": 0.2}, {"min_similarity": 0.5}, {"lambda_star": "published"}],
     ids=lambda change: next(iter(change)),
 )
 def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
     values = torch.randint(0, 9, (20, 8))
-    neighbours = Neighbours(values, torch.rand(20, 8), values)
+    neighbours = Neighbours(values, torch.rand(20, 8) * 1.5 - 0.5, values)
     model = Distribution(torch.randn(20, 9).log_softmax(dim=1)).at(values)
     given = {"confidence": True} | change
     usual, other = (

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.evaluation.accuracy.gold_phrases import GoldPhrases
 from fairseq_ccpr.evaluation.accuracy.phrase_benchmark import PhraseBenchmark
 from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
+from fairseq_ccpr.progress import progress_bar
 
 TILE_NUMBERS = 1 << 24  # scores at a time
 TIE = 1e-6  # scores that differ by less are equal, as a fraction of the lengths of query and gold vector
@@ -77,7 +77,7 @@ def score_system(
     """
     gold = benchmark.gold
     sizes = [len(part.texts) for part in (gold.queries, gold.targets, benchmark.distractors, benchmark.same_strings)]
-    with tqdm(desc=name, total=sum(sizes), unit="text", unit_scale=True, disable=quiet) as bar:
+    with progress_bar(name, "text", total=sum(sizes), quiet=quiet) as bar:
 
         def encode(phrases: Phrases) -> Iterator[tuple[slice, Tensor]]:
             for rows, part in phrases.blocks(block):

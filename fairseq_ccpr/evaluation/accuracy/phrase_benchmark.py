@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Optional
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
@@ -17,6 +16,7 @@ from fairseq_ccpr.evaluation.accuracy.phrase_systems import BLOCK_TEXTS, Phrases
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
 from fairseq_ccpr.phrases.samples import sample_occurrences, sample_sentences
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.text.words import word_spans
 
@@ -159,7 +159,7 @@ def find_distractors(
     """
     sentences = sample_sentences(paths, count, excluded)
     spans = np.empty((0, 3), np.int32)
-    with tqdm(desc="distractors", total=count, unit="phrase", unit_scale=True, disable=quiet) as bar:
+    with progress_bar("distractors", "phrase", total=count, quiet=quiet) as bar:
         for start in range(0, len(sentences), BLOCK_TEXTS):
             texts = sentences[start : start + BLOCK_TEXTS]
             phrases = _deduplicate(Phrases(texts, find(texts)))

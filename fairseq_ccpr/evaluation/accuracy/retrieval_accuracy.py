@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from sklearn.manifold import TSNE
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.datastore.projection import fit_pca, sample_rows
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.precision import any_hit_at_k, matching_neighbours, precision_at_k
 
@@ -145,7 +145,7 @@ def evaluate_retrieval(
         own = torch.from_numpy(source.provenance[rows, 0]) if queries is None else None
         longest = int(lengths[own.long()].max()) if own is not None else 0
         accuracy.precision[band], accuracy.any_hit[band] = {}, {}
-        for name, keys in tqdm(sets.items(), desc=band, unit="system", disable=quiet):
+        for name, keys in progress_bar(band, "system", sets.items(), quiet=quiet):
             vectors = keys.to_query(torch.from_numpy(source.keys[rows].astype(np.float32)))
             parts = [
                 matching_neighbours(

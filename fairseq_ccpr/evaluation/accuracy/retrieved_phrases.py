@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import PhraseFinder
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.text.pairs import read_lines, read_together
 from fairseq_ccpr.text.words import by_first_word, has_letters, occurrences, word_spans
 
@@ -196,7 +196,7 @@ def _inside(words: list[tuple[int, int]], places: list[tuple[int, int]]) -> int:
 
 
 def _batches(texts: Sequence[str], name: str, quiet: bool, size: int) -> Iterator[list[str]]:
-    with tqdm(desc=name, total=len(texts), unit="sentence", unit_scale=True, disable=quiet) as bar:
+    with progress_bar(name, "sentence", total=len(texts), quiet=quiet) as bar:
         for start in range(0, len(texts), size):
             batch = list(texts[start : start + size])
             yield batch

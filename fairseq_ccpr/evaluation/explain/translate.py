@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from fairseq import utils
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.errors import ConfigurationError
@@ -19,6 +18,7 @@ from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
 from fairseq_ccpr.evaluation.translation.scores import score
 from fairseq_ccpr.inference.sentences import batches_of, encode, length_limit
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.progress import progress_over
 from fairseq_ccpr.text.languages import as_bcp47
 
 SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
@@ -176,7 +176,7 @@ def _batches(system: System, numbers: list[int]) -> Iterator[dict[str, Any]]:
     dataset = system.task.dataset(cfg.dataset.gen_subset)
     order = dataset.ordered_indices()
     made = dataset.batch_by_size(order[np.isin(order, numbers)], cfg.dataset.max_tokens, cfg.dataset.batch_size)
-    for batch in tqdm(made, desc=cfg.dataset.gen_subset, unit="batch", disable=cfg.common.no_progress_bar):
+    for batch in progress_over(made, cfg.dataset.gen_subset, "sentence", len, cfg.common.no_progress_bar):
         yield dataset.collater([dataset[number] for number in batch])
 
 

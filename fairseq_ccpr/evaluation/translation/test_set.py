@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq import utils
-from tqdm import tqdm
 
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores, score
 from fairseq_ccpr.inference import system as inference
+from fairseq_ccpr.progress import progress_bar, progress_over
 
 
 @dataclass
@@ -63,16 +63,19 @@ def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:
             f"{task.cfg.target_lang} side as well: prepare both, or name another subset"
         )
     most = -(-len(dataset) // at_least)
-    iterator = task.get_batch_iterator(
+    made = task.get_batch_iterator(
         dataset=dataset,
         max_tokens=cfg.dataset.max_tokens,
         max_sentences=min(cfg.dataset.batch_size or most, most),
         max_positions=utils.resolve_max_positions(task.max_positions(), *[m.max_positions() for m in models]),
         ignore_invalid_inputs=True,
-    ).next_epoch_itr(shuffle=False)
+    )
     on_gpu = next(models[0].parameters()).is_cuda
-    for sample in tqdm(iterator, desc=cfg.dataset.gen_subset, unit="batch", disable=cfg.common.no_progress_bar):
-        yield utils.move_to_cuda(sample) if on_gpu else sample
+    total, quiet = sum(map(len, made.frozen_batches)), cfg.common.no_progress_bar
+    with progress_bar(cfg.dataset.gen_subset, "sentence", total=total, quiet=quiet) as bar:
+        for sample in made.next_epoch_itr(shuffle=False):
+            yield utils.move_to_cuda(sample) if on_gpu else sample
+            bar.update(len(sample["id"]))
 
 
 def decode(
@@ -89,8 +92,11 @@ def decode(
     """
     decodings = Decodings({name: SystemOutput() for name in generators})
     to_text = inference.detokeniser(cfg, task)
-    quiet = cfg.common.no_progress_bar
-    given = batches(cfg, task, models) if samples is None else tqdm(samples, "decoding", unit="batch", disable=quiet)
+    given = (
+        batches(cfg, task, models)
+        if samples is None
+        else progress_over(samples, "decoding", "sentence", lambda one: len(one["id"]), cfg.common.no_progress_bar)
+    )
     for number, sample in enumerate(given):
         ids = sample["id"].tolist()
         for row, i in enumerate(ids):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
@@ -19,6 +18,7 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import Consent
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
+from fairseq_ccpr.progress import progress_over
 
 TOKENS = (
     24_000  # of the held-out text, and of all others together: more teach little, and cost as long as decoding them
@@ -154,7 +154,7 @@ def force_decode_text(
     columns: list[tuple[Tensor, ...]] = []
     phrases = PhraseCache()
     total = sentences = 0
-    for sample in tqdm(samples, desc=name, unit="batch", disable=quiet):
+    for sample in progress_over(samples, name, "token", lambda one: int(one["ntokens"]), quiet):
         real = ensemble.real_tokens(sample["target"])
         log_probs, queries, _ = ensemble.force_decode_models(sample)
         targets, model = sample["target"][real], Distribution(log_probs[real])

@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import trange
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, step_of
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_references
 from fairseq_ccpr.decoding.trust import Trust
 from fairseq_ccpr.decoding.trust_features import ModelEvidence
+from fairseq_ccpr.device import one_thread
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
 from fairseq_ccpr.evaluation.tuning.worth import Worth
+from fairseq_ccpr.progress import progress_bar
 
 UPDATES, BATCH = 400, 8192  # tokens of each text in an update
 LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
@@ -109,6 +110,7 @@ def _mixture(model: Tensor, weights: Tensor, retrieved: Tensor) -> Tensor:
     return interpolate_references(model, *votes)
 
 
+@one_thread()
 def learn(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust:
     """Learn by Adam; returns the state that was best on sentences held out, which may be the start.
 
@@ -134,7 +136,7 @@ def learn(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust:
     optimizer = torch.optim.AdamW(trust.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     best, best_loss = copy.deepcopy(trust.state_dict()), float("inf")
     with torch.enable_grad():
-        for update in trange(UPDATES + 1, desc=f"trust ({trust.KIND})", unit="update"):
+        for update in progress_bar(f"trust ({trust.KIND})", "update", range(UPDATES + 1)):
             if update % EVERY == 0:
                 with torch.no_grad():
                     loss = float(_loss(trust, texts, list(held_out)))

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from tqdm import trange
 
 from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.device import one_thread
 from fairseq_ccpr.evaluation.tuning.held_out import CachedView, PhraseCache, PhraseRows
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References
+from fairseq_ccpr.progress import progress_bar
 
 UPDATES, TOKENS = 240, 512  # of one batch of each text in an update
 LEARNING_RATE, DECAY, EVERY = 0.05, 0.6, 60  # the rate falls by this factor after so many updates
@@ -47,6 +48,7 @@ class VotingText:
         return [one for one in trained if len(one.targets)], [one for one in judged if len(one.targets)]
 
 
+@one_thread()
 def learn_votes(memory: PhraseMemory, texts: list[VotingText], seed: int = 1) -> PhraseVotes:
     """Learn by Adam from where a memory's votes are; returns the best on sentences held out, which may be the start.
 
@@ -63,7 +65,7 @@ def learn_votes(memory: PhraseMemory, texts: list[VotingText], seed: int = 1) ->
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, EVERY, DECAY)
     best, best_loss = copy.deepcopy(votes.state_dict()), float("inf")
     with torch.enable_grad():
-        for update in trange(UPDATES + 1, desc="votes", unit="update"):
+        for update in progress_bar("votes", "update", range(UPDATES + 1)):
             if update % EVERY == 0:
                 with torch.no_grad():
                     loss = float(torch.stack([_loss(memory, text, own) for text, own in zip(texts, held_out)]).mean())

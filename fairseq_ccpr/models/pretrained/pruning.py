@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
+from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK
 from fairseq_ccpr.text.subwords import SubwordTokenizer
@@ -25,7 +25,7 @@ def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
         ConfigurationError: bytes that are not UTF-8, by file and line, or a damaged file.
     """
     for path in paths:
-        yield from tqdm(read_lines(path), desc=path.name, unit=" lines", disable=quiet)
+        yield from progress_bar(path.name, "line", read_lines(path), quiet=quiet)
 
 
 def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:
