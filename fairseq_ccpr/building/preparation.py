@@ -66,7 +66,7 @@ def pair_files(path: Path, *languages: str) -> list[Path]:
 def read_subset(path: Path, *languages: str, skipped: Counter[str]) -> Iterator[tuple[str, str]]:
     """Read the pairs of a TSV file or of two files, and count what is no pair."""
     files = pair_files(path, *languages)
-    return read_pairs(path, skipped=skipped) if files == [path] else read_together(*files, skipped)
+    return read_pairs(path, skipped=skipped) if files == [path] else read_together(files[0], files[1], skipped)
 
 
 def splitter(subwords: list[str], language: str, target: bool = False) -> Callable[[str], str]:
@@ -145,7 +145,7 @@ def binarise(
                     for pairs in unseen.values():
                         pairs.discard(pair)
         tell_skipped(f"--{name} {path}", skipped)
-        first = first_of_equals(map("\t".join, read_together(*sides)), text)
+        first = first_of_equals(map("\t".join, read_together(sides[0], sides[1])), text)
         if repeated := int((first != np.arange(len(first))).sum()):
             logger.warning("--%s %s: %s pairs are there again, and are kept", name, path, f"{repeated:,}")
         (text / "first.npy").unlink()

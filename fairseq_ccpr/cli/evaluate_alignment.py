@@ -84,7 +84,8 @@ def read_training(options: Options) -> list[SentencePair]:
             raise ConfigurationError("give --train, sentence pairs to learn from: only the aligner encoder needs none")
         return []
     max_words = ExtractionSettings.max_words
-    pairs = usable_pairs(TextPairs(pairs=options.train), word_spans, max_words, skipped := Counter())
+    skipped = Counter[str]()
+    pairs = usable_pairs(TextPairs(pairs=options.train), word_spans, max_words, skipped)
     training = list(islice(pairs, options.train_count))
     tell_skipped(f"--train {options.train}", skipped)
     if options.swap:

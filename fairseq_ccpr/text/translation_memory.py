@@ -10,17 +10,16 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from html.entities import html5
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.pairs import open_packed, packed, read_pairs
+from fairseq_ccpr.text.pairs import one_line, open_packed, packed, read_pairs
 from fairseq_ccpr.version import __version__
 
 TMX, XLIFF, TSV = (".tmx",), (".xlf", ".xliff", ".sdlxliff", ".mqxliff"), (".tsv", ".txt")
@@ -32,7 +31,8 @@ CODES = {"bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec"}
 SAYING = ("type", "ctype", "subType", "equiv", "equiv-text", "equivStart", "equivEnd", "disp", "dispStart", "dispEnd")
 UNTRANSLATED = {"new", "initial", "needs-translation"}
 LANGUAGES = {"source-language": "source", "srcLang": "source", "target-language": "target", "trgLang": "target"}
-BREAK = "\u2028"  # in place of a code that separates what is before and after it
+BREAK = "\udc82"  # in place of a code that separates what is before and after it, until the text is complete
+SEAM = "\udc81"  # likewise where a segment begins and ends
 DAMAGED = "\udc80"  # in place of bytes that are not of the encoding; no text has it, and expat refuses it
 ENCODINGS = {
     codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
@@ -43,7 +43,7 @@ ENCODINGS = {
 _DECLARATION = re.compile(r"\A[\s\ufeff]*<\?xml\s[^>]*\?>")
 _ENTITY = re.compile(r"&([A-Za-z][\w.-]*);")
 _NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_BEFORE_MARK = re.compile(rf"\s*{BREAK}\s*(?=[.,;:!?](?:\s|$))")
+_BEFORE_MARK = re.compile(rf"\s*(?:{BREAK}\s*)+(?=[.,;:!?](?:\s|{BREAK}|$))")
 _BLOCKS = "br|p|div|hr|li|tr|td|th|h[1-6]|img|image|tab|cr|lb|pb|cb"
 _BREAKING = re.compile(  # the kind of a code, or its content
     rf"(?:\w+[:-])*(?:{_BLOCKS})|(?:\s|\\[nrtvf]|&(?:nbsp|#(?:10|13|160|x0*[AD]|xA0));|</?(?:\w+:)?(?:{_BLOCKS})(?:\s[^<>]*)?/?>"
@@ -54,11 +54,13 @@ _MARKUP = re.compile(
     r"<!--(?:(?!--).)*+(?:-->|(?P<a>-{0,2}\Z))|<!\[CDATA\[(?:(?!\]\]>|<!\[CDATA\[).)*+(?:\]\]>|(?P<b>\Z))"
     r"|<\?(?:(?!\?>|<\?).)*+(?:\?>|(?P<c>\Z))"
     rf"""|<{_ATTRIBUTES}(?:"[^"<]*|'[^'<]*)?(?P<d>\Z)"""  # as a to c: not all of it is there yet
-    r"|<(?P<end>/?)(?P<name>(?:[\w.-]+:)?(?:tmx|header|tu|xliff|file|group|trans-unit|unit))(?=[\s/>])"
+    r"|<(?P<end>/?)(?P<name>(?:[\w.-]+:)?(?:tmx|tu|xliff|file|group|trans-unit|unit))(?=[\s/>])"
     rf"(?P<rest>{_ATTRIBUTES}>?)", re.DOTALL,
 )  # fmt: skip
 
 codecs.register_error("fairseq_ccpr.damaged", lambda error: (DAMAGED, error.end))  # type: ignore[attr-defined]
+
+XML_LANG = "xml:lang"
 
 Pair = tuple[str, str]
 
@@ -104,6 +106,7 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
     )
     yield "<body>"
     for number, *texts in pairs:
+        texts = [one_line(text) for text in texts]
         if found := _NO_XML.search("".join(texts)):
             raise ConfigurationError(
                 f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: leave it out"
@@ -128,23 +131,13 @@ def same_language(one: str, other: str) -> bool:
 
 @dataclass
 class _Reading:
-    """Follows the elements of an XML file; a subclass makes pairs of them."""
+    """Goes through an XML file; a subclass makes pairs of its units."""
 
     path: Path
     source: str
     target: str
     skipped: Counter[str]
-    encoding: str = ""
-    stack: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # open elements, without their prefix
-    text: list[str] | None = None  # of the sentence that is open, an element at `depth`
-    depth: int = 0
-    code: list[str] | None = None  # what is in the code that is open in it, an element at `code_depth`
-    code_depth: int = 0
-    segments: dict[str, str] = field(default_factory=dict)  # of the sentence, by `mid`
-    segment_begin: int = 0  # in `text`
-    segment_end: int = -1
-    data: dict[str, str] = field(default_factory=dict)  # what codes of the unit stand for, by its id
-    found: list[Pair] = field(default_factory=list)
+    encoding: str = "utf-8"
     damages: dict[str, str] = field(default_factory=dict)  # by kind: the reason that counts it, with the first line
 
     root = ""
@@ -152,72 +145,67 @@ class _Reading:
     def read(self) -> Iterator[Pair]:
         blocks = filter(None, self._decoded())
         text, fault = self._beginning(blocks)
-        any_unit = False
         for name, part, line in self._parts(text, blocks):
             name = name.rpartition(":")[2]
-            any_unit |= name in UNITS
-            if part.startswith("</") and name not in UNITS:
-                self.end(name)
-            else:
-                self._parse(part, line, name)
-                yield from self.found
-            if name == self.root and (part.startswith("</") or part.endswith("/>")):
-                break
+            if name in UNITS:
+                fault = ""
+                if (unit := self._element(part, line)) is not None:
+                    yield from self.unit(unit)
+                continue
+            ends = part.startswith("</")
+            if not ends:
+                element = self._element(part.rstrip("/>") + "/>", line)
+                self.tag(name, dict.fromkeys(LANGUAGES, f"a damaged <{name}>") if element is None else element.attrib)
+            if ends or part.endswith("/>"):
+                self.tag(name, None)
+                if name == self.root:
+                    break
         else:
             fault = f"it ends before </{self.root}>"
-        if fault and (not any_unit or fault.startswith("it ends")):
+        if fault:
             raise ConfigurationError(f"{self.path} is no well-formed XML ({fault}): save it again")
 
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        """See an element begin outside of sentences, `stack` being what it is in."""
+    def tag(self, name: str, attributes: dict[str, str] | None) -> None:
+        """See an element around units begin, or end, which has no attributes."""
+
+    def unit(self, unit: Element) -> Iterator[Pair]:
+        """Make pairs of a unit, and count what is none."""
         raise NotImplementedError
 
-    def end(self, name: str) -> None:
-        """See an element end outside of sentences, `stack` being what it was in."""
-        raise NotImplementedError
-
-    def close(self, name: str, attributes: dict[str, str], text: str) -> None:
-        """Take a sentence, or other text that `open` began."""
-        raise NotImplementedError
-
-    def open(self) -> None:
-        """Take what is in the element that begins for text."""
-        self.text, self.segments, self.depth, self.segment_end = [], {}, len(self.stack), -1
-
-    def pair(self, source: str, target: str) -> None:
-        """Take a pair, unless a side of it has no text."""
-        source, target = (" ".join(_BEFORE_MARK.sub("", text).split()) for text in (source, target))
+    def pair(self, source: str, target: str) -> Iterator[Pair]:
+        """Make a pair, unless a side of it has no text."""
+        texts = [text.replace(SEAM + SEAM, BREAK).replace(SEAM, "") for text in (source, target)]
+        source, target = (" ".join(_BEFORE_MARK.sub("", text).replace(BREAK, " ").split()) for text in texts)
         if source and target:
-            self.found.append((source, target))
+            yield source, target
         else:
             self.skipped["without text"] += 1
 
     def _decoded(self) -> Iterator[str]:
         with open_packed(self.path) as stream:
             block = stream.read(1024)
-            decoder = codecs.getincrementaldecoder(self._encoding(block))("fairseq_ccpr.damaged")
+            self.encoding = self._encoding(block)
+            decoder = codecs.getincrementaldecoder(self.encoding)("fairseq_ccpr.damaged")
             while block:
                 yield decoder.decode(block)
                 block = stream.read1(BLOCK)  # unlike `read`, loses nothing of what comes before damage
             yield decoder.decode(b"", True)
 
     def _encoding(self, head: bytes) -> str:
-        for mark, self.encoding in ENCODINGS.items():
-            if head.startswith(mark):
-                return self.encoding
         declared = re.match(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"'<>]*)", head)
-        self.encoding = declared[1].decode("latin-1") if declared else "utf-8"
+        name = next((name for mark, name in ENCODINGS.items() if head.startswith(mark)), None)
+        if name or not declared:
+            return name or "utf-8"
+        name = declared[1].decode("latin-1")
         try:
-            if "<".encode(self.encoding) != b"<":  # UTF-16 by a declaration that was ASCII
-                self.encoding = "utf-8"
+            return name if "<".encode(name) == b"<" else "utf-8"  # not UTF-16, if the declaration is ASCII
         except (LookupError, ValueError):
             raise ConfigurationError(
-                f"{self.path} names the encoding '{self.encoding}', which is not known: save it as UTF-8"
+                f"{self.path} names the encoding '{name}', which is not known: save it as UTF-8"
             ) from None
-        return self.encoding
 
     def _beginning(self, blocks: Iterator[str]) -> tuple[str, str]:
-        """Read on to the first element, which must be the format's; returns the text so far and what is wrong behind it."""
+        """Read on to the first element, which must be the format's; returns the text so far, and what is wrong in it."""
         text, fault, names = "", "no element found", list[str]()
         for block in blocks:
             text, fault = _DECLARATION.sub("", text + block), ""
@@ -230,11 +218,7 @@ class _Reading:
                 fault = str(error)
             if names or fault:
                 break
-        if not names:
-            raise ConfigurationError(
-                f"{self.path} is no well-formed XML ({fault or 'no element found'}): save it again"
-            )
-        if names[0] != self.root:
+        if names and names[0] != self.root:
             raise ConfigurationError(f"{self.path} is no {self.root.upper()}: it begins with the element '{names[0]}'")
         return text, fault
 
@@ -242,9 +226,11 @@ class _Reading:
         """Cut out units, and tags around them: name, text and line of each. What has no end has its text up to the next."""
         at, line, unit = 0, 1, ""  # where to look on; the name of the open unit, which `text` begins with
 
-        def cut(count: int) -> None:
+        def cut(count: int) -> tuple[str, int]:
             nonlocal text, at, line
-            text, at, line = text[count:], max(at - count, 0), line + text.count("\n", 0, count)
+            part, first = text[:count], line
+            text, at, line = text[count:], max(at - count, 0), line + part.count("\n")
+            return part, first
 
         while True:
             found = _MARKUP.search(text, at)
@@ -256,96 +242,47 @@ class _Reading:
                     text += block
                 elif found:  # it never ends, or not soon enough
                     at += 1
+                elif unit:
+                    yield unit, *cut(len(text))
+                    unit = ""
                 else:
-                    if unit:
-                        yield unit, text, line
-                    if len(text) < MOST:
-                        return
-                    unit = cut(len(text)) or ""
+                    return
                 continue
             name, at = found["name"], found.end()
             if not name or (unit and name.rpartition(":")[0] != unit.rpartition(":")[0]):
                 continue
-            if unit == name and found["end"]:
-                yield unit, text[:at], line
-                unit = cut(at) or ""
-                continue
-            if unit:  # which has no end
-                yield unit, text[: found.start()], line
-            cut(found.start())
-            unit = name if name.rpartition(":")[2] in UNITS and not found["end"] else ""
-            if not unit or found["rest"].endswith("/>"):
-                yield name, found[0], line
-                unit = cut(at) or ""
+            if unit:  # which ends here, or has no end
+                ends = unit == name and found["end"]
+                yield unit, *cut(at if ends else found.start())
+                unit = ""
+                if ends:
+                    continue
+            cut(at - len(found[0]))
+            if name.rpartition(":")[2] in UNITS and not found["end"] and not found["rest"].endswith("/>"):
+                unit = name
+            else:
+                yield name, *cut(at)
 
-    def _parse(self, part: str, line: int, name: str) -> None:
-        """Follow the elements of a unit, or the tag of another element; a damaged one is counted, and gives nothing."""
-        self.stack, self.text, self.code, self.found = [], None, None, []
-        parser = expat.ParserCreate("utf-8")
-        parser.StartElementHandler, parser.EndElementHandler = self._begin, self._end
-        parser.CharacterDataHandler, parser.buffer_text = self._characters, True
+    def _element(self, part: str, line: int) -> Element | None:
+        """Parse a unit, or the tag of another element; what is damaged is counted, and nothing."""
+        builder, parser = TreeBuilder(), expat.ParserCreate("utf-8")
+        parser.StartElementHandler = lambda name, attributes: builder.start(name.rpartition(":")[2], attributes)
+        parser.EndElementHandler = lambda name: builder.end(name.rpartition(":")[2])
+        parser.CharacterDataHandler, parser.buffer_text = builder.data, True
         named = dict.fromkeys(_ENTITY.findall(part))
-        known = [
-            f'<!ENTITY {one} "{"".join(f"&#38;#{ord(character)};" for character in html5[f"{one};"])}">'
-            for one in named
-            if f"{one};" in html5
-        ]
+        values = [(name, "".join(f"&#38;#{ord(one)};" for one in html5.get(f"{name};", ""))) for name in named]
         try:
-            parser.Parse(f"<!DOCTYPE {self.root} [{''.join(known)}]>" if known else "")
-            parser.Parse(part.encode("utf-8", "surrogatepass"), name in UNITS or not part.endswith(">"))
+            if any(known := [f'<!ENTITY {name} "{value}">' for name, value in values if value]):
+                parser.Parse(f"<!DOCTYPE {self.root} [{''.join(known)}]>")
+            parser.Parse(part.encode("utf-8", "surrogatepass"), True)
+            return builder.close()
         except expat.ExpatError as error:
-            self.found = []
             kind = f"bytes that are not {self.encoding}" if DAMAGED in part else expat.ErrorString(error.code)
             if expat.errors.codes[expat.errors.XML_ERROR_UNDEFINED_ENTITY] == error.code:
-                kind += f" {next(f'&{one};' for one in named if f'{one};' not in html5)}"
+                kind += f" {next(f'&{name};' for name, value in values if not value)}"
             first = f"is damaged: {kind}, as in line {line + error.lineno - 1:,} of {self.path.name}"
             self.skipped[self.damages.setdefault(kind, first)] += 1
-            if name == "file":
-                self.begin(name, dict.fromkeys(LANGUAGES, "a damaged <file>"))
-
-    def _begin(self, name: str, attributes: dict[str, str]) -> None:
-        name = name.rpartition(":")[2]
-        if self.text is None:
-            self.begin(name, attributes)
-        elif self.code is None and name in CODES:
-            self.code, self.code_depth = [], len(self.stack)
-        elif self.code is None and _is_segment(name, attributes):
-            if self.segment_end == len(self.text):  # right behind another
-                self.text.append(BREAK)
-            self.segment_begin = len(self.text)
-        elif name == "cp":  # a character that XML has no place for
-            self._characters(" ")
-        elif self.code is None and self._separates(attributes):
-            self.text.append(BREAK)
-        self.stack.append((name, attributes))
-
-    def _end(self, _: str) -> None:
-        name, attributes = self.stack.pop()
-        if self.text is None:
-            self.end(name)
-        elif self.code is not None:
-            if len(self.stack) == self.code_depth:
-                if self._separates(attributes, "".join(self.code)):
-                    self.text.append(BREAK)
-                self.code = None
-        elif len(self.stack) == self.depth:
-            text, self.text = "".join(self.text), None
-            self.close(name, attributes, text)
-        elif _is_segment(name, attributes):
-            texts = [self.segments.get(mid := attributes.get("mid", ""), ""), *self.text[self.segment_begin :]]
-            self.segments[mid], self.segment_end = "".join(texts), len(self.text)
-        elif self._separates(attributes):
-            self.text.append(BREAK)
-
-    def _characters(self, text: str) -> None:
-        if self.text is not None:
-            (self.text if self.code is None else self.code).append(text)
-
-    def _separates(self, attributes: dict[str, str], content: str = "") -> bool:
-        """Tell whether a code stands for a line break, a space, an image or the like."""
-        said = [attributes[name] for name in SAYING if name in attributes]
-        said += [self.data.get(attributes.get(name, ""), "") for name in ("dataRef", "dataRefStart", "dataRefEnd")]
-        return any(map(_BREAKING.fullmatch, [*said, content]))
+            return None
 
     def _refuse_entities(self, name: str, *_: object) -> None:
         raise ConfigurationError(
@@ -354,44 +291,24 @@ class _Reading:
         )
 
 
-def _is_segment(name: str, attributes: dict[str, str]) -> bool:
-    return name == "mrk" and attributes.get("mtype") == "seg"
-
-
 @dataclass
 class _Tmx(_Reading):
-    language: str = ""
-    sides: list[Pair] = field(default_factory=list)  # language and text of the unit that is open
-
     root = "tmx"
 
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "tu":
-            self.sides = []
-        elif name == "tuv":
-            self.language = attributes.get("xml:lang") or attributes.get("lang", "")
-        elif name == "seg":
-            self.open()
-
-    def close(self, name: str, attributes: dict[str, str], text: str) -> None:
-        self.sides.append((attributes.get("xml:lang") or self.language, text))
-
-    def end(self, name: str) -> None:
-        if name == "tu":
-            source, target = (
-                next((text for language, text in self.sides if same_language(language, wanted)), None)
-                for wanted in (self.source, self.target)
-            )
-            if source is None or target is None:
-                self.skipped[f"not in both {self.source} and {self.target}"] += 1
-            else:
-                self.pair(source, target)
-
-
-class _Side(NamedTuple):  # of a unit
-    text: str = ""
-    language: str = ""
-    segments: Mapping[str, str] = MappingProxyType({})
+    def unit(self, unit: Element) -> Iterator[Pair]:
+        sides = [
+            (seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg)
+            for tuv in unit.iter("tuv")
+            for seg in tuv.findall("seg")
+        ]
+        source, target = (
+            next((seg for language, seg in sides if same_language(language, wanted)), None)
+            for wanted in (self.source, self.target)
+        )
+        if source is None or target is None:
+            self.skipped[f"not in both {self.source} and {self.target}"] += 1
+        else:
+            yield from self.pair(_text(source, {}), _text(target, {}))
 
 
 @dataclass
@@ -400,61 +317,66 @@ class _Xliff(_Reading):
 
     languages: dict[str, str] = field(default_factory=dict)  # by attribute of the file
     translate: list[str] = field(default_factory=lambda: ["yes"])  # in the file and its open groups
-    unit_translate: str = "yes"
-    sides: dict[str, _Side] = field(default_factory=dict)
-    state: str = ""
 
     root = "xliff"
 
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        parent = self.stack[-1][0] if self.stack else ""
-        if name in ("xliff", "file"):
-            own = [attribute for attribute in LANGUAGES if name == "xliff" or "-" in attribute]
-            self.languages |= {attribute: attributes.get(attribute, "") for attribute in own}
+    def tag(self, name: str, attributes: dict[str, str] | None) -> None:
+        if name == "group":
+            asked = [*self.translate, attributes.get("translate", self.translate[-1])] if attributes is not None else []
+            self.translate = asked or self.translate[: max(len(self.translate) - 1, 1)]
+        elif name in ("xliff", "file") and attributes is not None:
+            own = [one for one in LANGUAGES if name == "xliff" or "-" in one]  # in XLIFF 2 those of all files
+            self.languages |= {one: attributes.get(one, "") for one in own}
             self.translate = [attributes.get("translate", "yes")]
-        elif name == "group":
-            self.translate.append(attributes.get("translate", self.translate[-1]))
-        elif name in UNITS:
-            self.unit_translate, self.data = attributes.get("translate", self.translate[-1]), {}
-        if name in ("trans-unit", "segment"):
-            self.sides, self.state = {}, attributes.get("state", "")
-        elif name in ("source", "target", "seg-source") and parent in ("trans-unit", "segment"):
-            self.open()
-            self.state = attributes.get("state", self.state)
-        elif name == "data":
-            self.open()
 
-    def close(self, name: str, attributes: dict[str, str], text: str) -> None:
-        if name == "data":
-            self.data[attributes.get("id", "")] = text
-        else:
-            self.sides[name] = _Side(text, attributes.get("xml:lang", ""), self.segments)
-
-    def end(self, name: str) -> None:
-        if name in ("trans-unit", "segment"):
-            self._take(self.sides.get("source", _Side()), self.sides.get("target"))
-        elif name == "group" and len(self.translate) > 1:
-            self.translate.pop()
-
-    def _take(self, source: _Side, target: _Side | None) -> None:
-        if self.unit_translate == "no":
-            self.skipped["not to be translated"] += 1
-        elif target is None or self.state in UNTRANSLATED:
-            self.skipped["not translated"] += 1
-        elif foreign := self._foreign(source, target):
-            self.skipped[foreign] += 1
-        else:
-            ours, theirs = self.sides.get("seg-source", source).segments or source.segments, target.segments
-            if not ours or not theirs or "" in ours | theirs or len(ours) == len(theirs) == 1:
-                self.pair(source.text, target.text)
+    def unit(self, unit: Element) -> Iterator[Pair]:
+        data = {one.get("id"): "".join(one.itertext()) for one in unit.iter("data")}
+        for segment in [unit] if unit.tag == "trans-unit" else unit.iter("segment"):
+            source, target = segment.find("source"), segment.find("target")
+            if unit.get("translate", self.translate[-1]) == "no":
+                self.skipped["not to be translated"] += 1
+            elif source is None or target is None or (target.get("state") or segment.get("state")) in UNTRANSLATED:
+                self.skipped["not translated"] += 1
+            elif foreign := self._foreign(source, target):
+                self.skipped[foreign] += 1
             else:
-                for mid in ours | theirs:
-                    self.pair(ours.get(mid, ""), theirs.get(mid, ""))
+                ours, theirs = (
+                    {one.get("mid"): _text(one, data) for one in side.iter("mrk") if one.get("mtype") == "seg"}
+                    for side in (next(segment.iterfind("seg-source"), source), target)
+                )
+                if not ours or not theirs or None in ours | theirs or len(ours) == len(theirs) == 1:
+                    yield from self.pair(_text(source, data), _text(target, data))
+                else:
+                    for mid in ours | theirs:
+                        yield from self.pair(ours.get(mid, ""), theirs.get(mid, ""))
 
-    def _foreign(self, source: _Side, target: _Side) -> str:
+    def _foreign(self, source: Element, target: Element) -> str:
         """Say which side is in another language, by its own attribute or the file's; nothing where none is."""
-        said = [("source", source.language), ("target", target.language)]
+        said = [("source", source.get(XML_LANG, "")), ("target", target.get(XML_LANG, ""))]
         for side, language in said + [(LANGUAGES[name], language) for name, language in self.languages.items()]:
             if language and not same_language(language, wanted := self.source if side == "source" else self.target):
                 return f"its {side} is in {language}, not {wanted}"
         return ""
+
+
+def _text(element: Element, data: dict[str | None, str]) -> str:
+    """Return the text of a sentence, with marks where codes separate, and where segments begin and end.
+
+    Args:
+        data: what codes stand for, by the id that they refer to it by.
+    """
+    texts = [element.text or ""]
+    for child in element:
+        code = child.tag in CODES
+        said = [
+            *map(child.get, SAYING),
+            *(data.get(child.get(name)) for name in ("dataRef", "dataRefStart", "dataRefEnd")),
+        ]
+        said += ["".join(child.itertext())] if code else []
+        mark = BREAK if any(_BREAKING.fullmatch(one) for one in said if one) else ""
+        if child.tag == "mrk" and child.get("mtype") == "seg":
+            mark = SEAM
+        elif child.tag == "cp":  # a character that XML has no place for
+            mark = " "
+        texts += [mark, "" if code else _text(child, data) + mark, child.tail or ""]
+    return "".join(texts)

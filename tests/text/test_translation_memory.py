@@ -9,10 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.learning import text_fault, tidy
 from fairseq_ccpr.text.translation_memory import read_memory, tmx_lines
 
 TMX = """<?xml version="1.0" encoding="{encoding}"?>
@@ -251,6 +255,41 @@ def test_a_damaged_unit_costs_itself_alone(
         pairs, skipped = read(tmp_path / file, text)
         assert pairs == [("eins", "one"), ("drei", "three !"), ("vier", "four")]
         assert all(re.match(rf"is damaged: .*, as in line 3 of {file}", reason) for reason in skipped) and skipped
+
+
+def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.BLOCK", 64)
+    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.MOST", 2000)
+    hidden = f"<!-- {tu('x', 'y') * 10} -->\n<![CDATA[{tu('x', 'y')}]]>"
+    text = tmx(tu("eins", "one"), hidden, tu("x" * 3000, "y"), tu("zwei", "two"))
+    pairs, skipped = read(tmp_path / "a.tmx", text)
+    assert pairs == [("eins", "one"), ("zwei", "two")] and sum(skipped.values()) > 0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(row=st.tuples(*[st.text(st.characters(), max_size=12)] * 2))  # lone surrogates and control characters among them
+@example(("a\rb", "\x1fc\u2028.")).via("line ends")
+@example(("\ufffe", "\ud800")).via("no characters of XML")
+@example(("<&>]]>\"'\x85", "&uuml;&amp;uuml;")).via("markup")
+@example(("\ufeffa", "b\ufeff")).via("byte order marks")
+def test_any_text_that_goes_in_comes_out_or_is_refused_by_name(tmp_path: Path, row: tuple[str, str]) -> None:
+    tidied = (tidy(row[0]), tidy(row[1]))
+    of_tsv = "\t".join(side.replace("\t", " ").replace("\n", " ") for side in row).encode("utf-8", "surrogatepass")
+    of_xliff = xliff(unit(*map(escape, row))).encode("utf-8", "surrogatepass")
+    texts = {"a.tsv": b"\n" + of_tsv, "a.xlf": of_xliff}
+    try:
+        texts["a.tmx"] = "\n".join(tmx_lines("de", "en", [("7", *row)])).encode()
+        assert len(ElementTree.fromstring(texts["a.tmx"])) == 2
+    except ConfigurationError as error:
+        assert re.search(r"the pair 7 has the character U\+[0-9A-F]{4}, which XML cannot carry", str(error))
+        assert text_fault(*tidied) or "" in tidied
+    for name, content in texts.items():
+        pairs, skipped = read(tmp_path / name, content)
+        del skipped["a line is empty"]
+        assert [(tidy(source), tidy(target)) for source, target in pairs] == [tidied] if not skipped else not pairs
+        assert not skipped or text_fault(*tidied) or (name == "a.xlf" and "is damaged" in str(skipped))
 
 
 def test_what_comes_before_the_end_of_a_cut_file_is_read(tmp_path: Path) -> None:
