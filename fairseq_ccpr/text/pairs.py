@@ -25,8 +25,8 @@ from typing import Any
 
 from fairseq_ccpr.errors import ConfigurationError
 
+PACKED: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}  # by the ends of their names
 _SCORE = re.compile(r"-?\d+\.\d+")
-_OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
 _LINE_ENDS = re.compile("[\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,6 @@ def one_line(text: str) -> str:
     return _LINE_ENDS.sub(" ", text)
 
 
-def packed(path: Path) -> bool:
-    """Tell by its name whether a file is compressed."""
-    return path.suffix.lower() in _OPENERS
-
-
 @contextmanager
 def open_packed(path: Path) -> Iterator[Any]:
     """Open a file, compressed or not, for reading bytes.
@@ -53,7 +48,7 @@ def open_packed(path: Path) -> Iterator[Any]:
     Raises:
         ConfigurationError: it is damaged, also where that shows only while it is read.
     """
-    with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as stream:
+    with PACKED.get(path.suffix.lower(), open)(path, "rb") as stream:
         try:
             yield stream
         except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError) as error:

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from html.entities import html5
+from json import detect_encoding
 from pathlib import Path
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.pairs import one_line, open_packed, packed, read_pairs
+from fairseq_ccpr.text.pairs import PACKED, one_line, open_packed, read_pairs
 from fairseq_ccpr.version import __version__
 
 TMX, XLIFF, TSV = (".tmx",), (".xlf", ".xliff", ".sdlxliff", ".mqxliff"), (".tsv", ".txt")
@@ -34,11 +35,7 @@ LANGUAGES = {"source-language": "source", "srcLang": "source", "target-language"
 BREAK = "\udc82"  # in place of a code that separates what is before and after it, until the text is complete
 SEAM = "\udc81"  # likewise where a segment begins and ends
 DAMAGED = "\udc80"  # in place of bytes that are not of the encoding; no text has it, and expat refuses it
-ENCODINGS = {
-    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", b"<\0\0\0": "utf-32-le", b"\0\0\0<": "utf-32-be",
-    b"<\0": "utf-16-le", b"\0<": "utf-16-be",
-}  # by what a file begins with  # fmt: skip
+XML_LANG = "xml:lang"
 
 _DECLARATION = re.compile(r"\A[\s\ufeff]*<\?xml\s[^>]*\?>")
 _ENTITY = re.compile(r"&([A-Za-z][\w.-]*);")
@@ -60,8 +57,6 @@ _MARKUP = re.compile(
 
 codecs.register_error("fairseq_ccpr.damaged", lambda error: (DAMAGED, error.end))  # type: ignore[attr-defined]
 
-XML_LANG = "xml:lang"
-
 Pair = tuple[str, str]
 
 
@@ -77,7 +72,7 @@ def read_memory(path: Path, source: str, target: str, skipped: Counter[str]) -> 
     """
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
-    kind = Path(path.stem if packed(path) else path.name).suffix.lower()
+    kind = Path(path.stem if path.suffix.lower() in PACKED else path.name).suffix.lower()
     if kind in TSV:
         return read_pairs(path, skipped=skipped)
     if kind not in TMX + XLIFF:
@@ -161,7 +156,7 @@ class _Reading:
                 if name == self.root:
                     break
         else:
-            fault = f"it ends before </{self.root}>"
+            fault = fault or f"it ends before </{self.root}>"
         if fault:
             raise ConfigurationError(f"{self.path} is no well-formed XML ({fault}): save it again")
 
@@ -193,9 +188,8 @@ class _Reading:
 
     def _encoding(self, head: bytes) -> str:
         declared = re.match(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"'<>]*)", head)
-        name = next((name for mark, name in ENCODINGS.items() if head.startswith(mark)), None)
-        if name or not declared:
-            return name or "utf-8"
+        if (told := detect_encoding(head)) != "utf-8" or not declared:  # by its zeros, or a byte order mark
+            return told
         name = declared[1].decode("latin-1")
         try:
             return name if "<".encode(name) == b"<" else "utf-8"  # not UTF-16, if the declaration is ASCII
@@ -216,7 +210,7 @@ class _Reading:
                 parser.Parse(text.encode("utf-8", "surrogatepass"))
             except expat.ExpatError as error:
                 fault = str(error)
-            if names or fault:
+            if names or fault or len(text) > MOST:
                 break
         if names and names[0] != self.root:
             raise ConfigurationError(f"{self.path} is no {self.root.upper()}: it begins with the element '{names[0]}'")
