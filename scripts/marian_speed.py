@@ -32,7 +32,7 @@ from sentencepiece import SentencePieceProcessor
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.conversion.marian import CHECKPOINT, Direction, convert_marian
-from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.pairs import read_lines, read_pairs
 
 DEMO = ROOT / "datastores" / "demo"
 BASE: dict[str, Any] = {
@@ -150,7 +150,7 @@ def main() -> None:
     if not options.folder.exists():
         make_random(options.folder, options.vocabulary)
     if options.text is not None:
-        texts = options.text.read_text(encoding="utf-8").splitlines()
+        texts = list(read_lines(options.text))
     else:
         texts = [source for source, _ in read_pairs(DEMO / "bible.test.tsv.xz")]
     texts = texts[: options.sentences]

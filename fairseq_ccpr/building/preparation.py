@@ -9,20 +9,24 @@ from __future__ import annotations
 import io
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 from fairseq import options
-from fairseq.data import encoders
+from fairseq.data import data_utils, encoders
 from fairseq_cli import preprocess
 
 from fairseq_ccpr.errors import ConfigurationError, naming
 from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.storage.data_bin import TRAIN
+from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.text.decoder_subwords import loading_subwords
-from fairseq_ccpr.text.pairs import read_pairs, read_together
+from fairseq_ccpr.text.pairs import one_line, read_pairs, read_together, tell_skipped
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 
 logger = logging.getLogger(__name__)
@@ -34,7 +38,7 @@ SPECIAL_PIECES = 3  # <unk>, <s> and </s>, which fairseq's dictionary adds by it
 def train_sentencepiece(path: Path, languages: tuple[str, str], prefix: Path, pieces: int) -> None:
     """Train a joint SentencePiece model on both sides of sentence pairs; writes PREFIX.model."""
     model = io.BytesIO()  # the trainer does not notice a full disk
-    sentences = (side for pair in read_subset(path, *languages) for side in pair)
+    sentences = (side for pair in read_subset(path, *languages, skipped=Counter()) for side in pair)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=sentences, model_writer=model, vocab_size=pieces, model_type="bpe",
@@ -65,10 +69,10 @@ def pair_files(path: Path, *languages: str) -> list[Path]:
     return [path] if path.is_file() else [Path(f"{path}.{language}") for language in languages]
 
 
-def read_subset(path: Path, *languages: str) -> Iterator[tuple[str, str]]:
-    """Read the pairs of a TSV file or of two files."""
+def read_subset(path: Path, *languages: str, skipped: Counter[str]) -> Iterator[tuple[str, str]]:
+    """Read the pairs of a TSV file or of two files, and count what is no pair."""
     files = pair_files(path, *languages)
-    return read_pairs(path) if files == [path] else read_together(*files)
+    return read_pairs(path, skipped=skipped) if files == [path] else read_together(files[0], files[1], skipped)
 
 
 def splitter(subwords: list[str], language: str, target: bool = False) -> Callable[[str], str]:
@@ -95,7 +99,7 @@ def splitter(subwords: list[str], language: str, target: bool = False) -> Callab
     def split(text: str) -> str:
         for step in steps:
             text = step.encode(text) if step is not None else text
-        return text
+        return one_line(text)
 
     return split
 
@@ -113,7 +117,10 @@ def binarise(
         output: the DATA_BIN; its folder `text` keeps the subwords.
 
     Returns:
-        How many pairs each subset has.
+        How many pairs each subset has: those with an empty side are left out, and equal ones all kept; both are told.
+
+    Raises:
+        ConfigurationError: a subset has no pair, or fairseq made another number of sentences of it.
     """
     split_source, split_target = splitter(subwords, languages[0]), splitter(subwords, languages[1], target=True)
     text = output / "text"
@@ -124,25 +131,45 @@ def binarise(
         "--srcdict", str(dictionaries[0]), "--tgtdict", str(dictionaries[-1]),
     ]  # fmt: skip
     counts = dict.fromkeys(subsets, 0)
-    unseen = {name: set(read_subset(path, *languages)) for name, path in subsets.items() if name != TRAIN}
+    unseen = {
+        name: set(read_subset(path, *languages, skipped=Counter())) for name, path in subsets.items() if name != TRAIN
+    }
     different = {name: len(pairs) for name, pairs in unseen.items()}
     for name, path in subsets.items():
+        skipped, sides = Counter[str](), [text / f"{name}.{language}" for language in languages]
         with (
             naming(text),
-            (text / f"{name}.{source_lang}").open("w", encoding="utf-8") as source_text,
-            (text / f"{name}.{target_lang}").open("w", encoding="utf-8") as target_text,
+            sides[0].open("w", encoding="utf-8") as source_text,
+            sides[1].open("w", encoding="utf-8") as target_text,
         ):
-            for counts[name], (source, target) in enumerate(read_subset(path, *languages), 1):
-                source_text.write(split_source(source) + "\n")
-                target_text.write(split_target(target) + "\n")
+            for pair in read_subset(path, *languages, skipped=skipped):
+                source, target = split_source(pair[0]).strip(), split_target(pair[1]).strip()
+                if not source or not target:
+                    skipped[f"its {'target' if source else 'source'} is empty"] += 1
+                    continue
+                counts[name] += 1
+                source_text.write(source + "\n")
+                target_text.write(target + "\n")
                 if name == TRAIN:
                     for pairs in unseen.values():
-                        pairs.discard((source, target))
+                        pairs.discard(pair)
+        tell_skipped(f"--{name} {path}", skipped)
+        first = first_of_equals(map("\t".join, read_together(sides[0], sides[1])), text)
+        if repeated := int((first != np.arange(len(first))).sum()):
+            logger.warning("--%s %s: %s pairs are there again, and are kept", name, path, f"{repeated:,}")
+        (text / "first.npy").unlink()
         if not counts[name]:
             raise ConfigurationError(f"--{name} {path} has no pair: expected lines of source, tab, target")
         arguments += [f"--{name}pref", str(text / name)]
     with naming(output), redirect_stdout(io.StringIO()):
         preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    for name, language in product(subsets, languages):
+        file = output / f"{name}.{source_lang}-{target_lang}.{language}"
+        if (made := len(data_utils.load_indexed_dataset(str(file), None))) != counts[name]:
+            raise ConfigurationError(
+                f"fairseq made {made:,} sentences of the {language} side of --{name} {subsets[name]}, which has "
+                f"{counts[name]:,} pairs: look for characters that end lines, and take them out"
+            )
     for name, pairs in unseen.items():
         if (seen := different[name] - len(pairs)) > MANY * different[name]:
             logger.warning(

@@ -19,7 +19,7 @@ from fairseq_ccpr.phrases.alignment_error import measure, read_gold
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
 from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
 from fairseq_ccpr.settings import option
-from fairseq_ccpr.text.pairs import TextPairs
+from fairseq_ccpr.text.pairs import TextPairs, tell_skipped
 from fairseq_ccpr.text.words import word_spans
 
 HELP = """\
@@ -84,8 +84,10 @@ def read_training(options: Options) -> list[SentencePair]:
             raise ConfigurationError("give --train, sentence pairs to learn from: only the aligner encoder needs none")
         return []
     max_words = ExtractionSettings.max_words
-    pairs = usable_pairs(TextPairs(pairs=options.train), word_spans, max_words, Counter())
+    skipped = Counter[str]()
+    pairs = usable_pairs(TextPairs(pairs=options.train), word_spans, max_words, skipped)
     training = list(islice(pairs, options.train_count))
+    tell_skipped(f"--train {options.train}", skipped)
     if options.swap:
         training = [SentencePair(p.target, p.source, p.target_words, p.source_words) for p in training]
     if not training:

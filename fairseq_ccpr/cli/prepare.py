@@ -28,6 +28,9 @@ Make a DATA_BIN from sentence pairs: TSV (source, tab, target; plain, .gz or .xz
 Subwords and dictionaries are those of your translation model: the files next to the checkpoint of --path, or --dict together
 with fairseq's own options (--sentencepiece-model, or --bpe, --bpe-codes and --tokenizer, as in decoding). Without either, a
 SentencePiece model is trained on --train. DATA_BIN stores them, so that later commands need no such options.
+
+Lines that are no pair or not UTF-8, and pairs with an empty side, are left out and counted by reason. Repeated pairs are
+counted and kept. Characters inside a line that other programs take for its end become spaces.
 """
 
 SUBSETS = ("train", "valid", "test")

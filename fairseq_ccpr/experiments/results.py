@@ -97,7 +97,7 @@ def _domain(
             },
             **_decoding(config, plan, runner, domain, name),
         }
-    sentences = plan.translation(base, domain).read_text(encoding="utf-8").count("\n")
+    sentences = plan.translation(base, domain).read_bytes().count(b"\n")
     published = {"bleu": about.published_bleu, "in": about.published_in, "tolerance": about.tolerance}
     return {
         "base": base,

@@ -35,7 +35,6 @@ BEAM = 2  # hypotheses of the reverse model: more give no better translations, a
 PART_SENTENCES = 4096  # lines translated together: the most that a kill loses
 PARTS, PAIRS, DATA_BIN, LEFT_OUT = "parts", "pairs.tsv", "data-bin", "left-out.json"
 EMPTY, TOO_LONG, NOTHING = "empty", "longer than the reverse model takes", "with nothing translated"
-SPACES = str.maketrans(dict.fromkeys("\t\r\n", " "))  # what would end a column or a line of the pairs
 
 
 def back_translate(settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> PseudoPairs:
@@ -167,7 +166,7 @@ class BackTranslation:
         hidden = self.settings.quiet or not self.processes.first
         with progress_bar("back-translations", "sentence", total=sum(sizes.values()), done=done, quiet=hidden) as bar:
             for number in range(self._count()):
-                lines = [line.translate(SPACES) for line in islice(text, PART_SENTENCES)]
+                lines = [line.replace("\t", " ") for line in islice(text, PART_SENTENCES)]
                 if number in mine and not self._part(number).exists():
                     write_checked_json(self._part(number), self._translated(lines, bar.update))
 
@@ -178,7 +177,7 @@ class BackTranslation:
             if fault := _fault(translation):
                 left_out[fault] += 1
             else:
-                pairs.append([translation.text.translate(SPACES), translation.source])
+                pairs.append([translation.text.replace("\t", " "), translation.source])
         return {"pairs": pairs, "left_out": dict(left_out)}
 
     def _count(self) -> int:

@@ -174,7 +174,7 @@ def text_fault(source: str, target: str) -> str:
     for side, text in (("source", source), ("target", target)):
         if not text:
             return f"its {side} is empty"
-        if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        if any(character in "\ufffe\uffff" or unicodedata.category(character) in ("Cc", "Cs") for character in text):
             return f"its {side} has control characters, or is no Unicode"
     return ""
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fairseq import utils
 from torch import Tensor
 
+from fairseq_ccpr.text.pairs import one_line
+
 if TYPE_CHECKING:
     from fairseq_ccpr.inference.system import System
 
@@ -67,6 +69,7 @@ def encode(sentence: str, task: Any) -> Tensor:
 
 def encode_with(sentence: str, steps: tuple[Any, ...], dictionary: Any) -> Tensor:
     """Return the tokens of a sentence that fairseq's tokenizer and subwords divide, those that there are."""
+    sentence = one_line(sentence)
     for step in steps:
         sentence = step.encode(sentence) if step is not None else sentence
     tokens: Tensor = dictionary.encode_line(sentence, add_if_not_exist=False).long()

@@ -24,6 +24,7 @@ from fairseq_ccpr.inference.sentences import Translation, batches_of, encode, le
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords
+from fairseq_ccpr.text.pairs import one_line
 
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 WINDOW = 4096  # sentences that are read at once, and sorted by length
@@ -194,6 +195,6 @@ def detokeniser(cfg: Any, task: Any) -> Callable[..., str]:
         tags = task.tags.ids(dictionary)
         text = dictionary.string(tokens, cfg.common_eval.post_process, reference, extra_symbols_to_ignore=tags)
         text = task.bpe.decode(text) if task.bpe is not None else text
-        return task.tokenizer.decode(text) if task.tokenizer is not None else text
+        return one_line(task.tokenizer.decode(text) if task.tokenizer is not None else text)
 
     return to_text

@@ -12,7 +12,7 @@ import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.mining.fragments import fragments
-from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.pairs import read_pairs, tell_skipped
 
 
 @dataclass
@@ -65,7 +65,9 @@ def read_labelled(path: Path) -> LabelledText:
     """
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
-    rows = [(source.strip(), target.strip()) for source, target in read_pairs(path, empty_lines=True)]
+    skipped = Counter[str]()
+    rows = [(source.strip(), target.strip()) for source, target in read_pairs(path, True, skipped)]
+    tell_skipped(path, skipped)
     if not any(all(row) for row in rows):
         raise ConfigurationError(f"{path} has no pair: give lines of source, tab, target")
     partners = [(source, target or None) for source, target in rows if source]
@@ -131,12 +133,14 @@ def distinct_pairs(path: Path) -> list[tuple[str, str]]:
         raise ConfigurationError(f"there is no file {path}")
     seen: tuple[set[str], set[str]] = (set(), set())
     kept = []
-    for source, target in read_pairs(path, empty_lines=True):
+    skipped = Counter[str]()
+    for source, target in read_pairs(path, True, skipped):
         words = ["".join(fragments(text, window=len(text) or 1)) for text in (source, target)]
         if all(words) and not any(word in known for word, known in zip(words, seen)):
             kept.append((source.strip(), target.strip()))
             for word, known in zip(words, seen):
                 known.add(word)
+    tell_skipped(path, skipped)
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.storage.equal_strings import digest
-from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.pairs import read_pairs, tell_skipped
 from fairseq_ccpr.text.words import has_letters
 
 LONGER_BY = 10  # characters by which an example sentence is longer than its phrase
@@ -115,7 +116,8 @@ def build_lexicon(
 def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
     """Read the usable pairs, each once, in the order of the file, and count the others in `counts`."""
     kept: dict[Pair, None] = {}
-    for source, target in read_pairs(path, empty_lines=True):
+    skipped = Counter[str]()
+    for source, target in read_pairs(path, True, skipped):
         pair = source.strip(), target.strip()
         counts.read += 1
         if not all(map(has_letters, pair)):
@@ -126,6 +128,7 @@ def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
             counts.near_copies += 1
         else:
             kept[pair] = None
+    tell_skipped(path, skipped)
     return list(kept)
 
 

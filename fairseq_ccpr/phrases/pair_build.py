@@ -27,7 +27,7 @@ from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
-from fairseq_ccpr.text.pairs import TextPairs
+from fairseq_ccpr.text.pairs import TextPairs, tell_skipped
 from fairseq_ccpr.text.words import space_spans, word_spans
 
 TRAIN, VALID = "train", "valid"
@@ -101,7 +101,7 @@ def usable_pairs(
     Raises:
         ConfigurationError: bad text, or an alignment that does not match it.
     """
-    for number, (source, target, alignment) in enumerate(text.read(), 1):
+    for number, (source, target, alignment) in enumerate(text.read(skipped), 1):
         source_words, target_words = find_words(source), find_words(target)
         links = None
         if alignment is not None:
@@ -193,7 +193,9 @@ class PairExtraction:
                         counter.update(words)
                     yield pair
             for text in self.more_text:
-                yield from self._usable(text, Counter())
+                skipped = Counter[str]()
+                yield from self._usable(text, skipped)
+                tell_skipped(f"--align-with {text.paths[0]}", skipped)
 
         pairs = progress_bar("reading", "pair", all_pairs(), quiet=not self.show)
         if self.aligner is not None:
@@ -218,9 +220,11 @@ class PairExtraction:
     def _count(self, text: TextPairs) -> tuple[Counter[str], Counter[str]]:
         """Count the words of either side of a text."""
         counted: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-        for pair in self._usable(text, Counter()):
+        skipped = Counter[str]()
+        for pair in self._usable(text, skipped):
             for counter, words in zip(counted, pair.words()):
                 counter.update(words)
+        tell_skipped(f"--background {text.paths[0]}", skipped)
         if not all(counted):
             raise ConfigurationError(f"--background {text.paths[0]} has no sentence pair: give text with both sides")
         return counted

@@ -1,5 +1,8 @@
 """Sentence pairs as text: two files line by line, or a TSV, plain, `.gz` or `.xz`, with or without alignments.
 
+Only a line feed ends a line, as in other tools for parallel text. What other readers take for a line end becomes a space.
+What is no pair is left out and counted by reason, or else, where lines belong to those of another file, an error.
+
 Raises:
     ConfigurationError: bytes that are not UTF-8 (by line), a line that is no pair, files of different lengths.
 """
@@ -8,11 +11,14 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import logging
 import lzma
 import re
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -20,29 +26,57 @@ from typing import Any
 
 from fairseq_ccpr.errors import ConfigurationError
 
+PACKED: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}  # by the ends of their names
 _SCORE = re.compile(r"-?\d+\.\d+")
-_OPENERS: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+_LINE_ENDS = re.compile("[\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
+
+logger = logging.getLogger(__name__)
 
 
-def read_lines(path: Path, skipped: Counter[str] | None = None) -> Iterator[str]:
-    """Read the lines of a UTF-8 text without their ends; only a line feed ends one, as in other tools for parallel text.
+def one_line(text: str) -> str:
+    """Replace each character that some reader takes for a line end by a space.
 
-    Args:
-        skipped: counts lines that are not UTF-8, which are left out then; otherwise the first is an error.
+    >>> one_line("eins\\r\\nzwei\\u2028drei")
+    'eins  zwei drei'
     """
-    with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
+    return _LINE_ENDS.sub(" ", text)
+
+
+@contextmanager
+def open_packed(path: Path) -> Iterator[Any]:
+    """Open a file, compressed or not, for reading bytes.
+
+    Raises:
+        ConfigurationError: it is damaged, also where that shows only while it is read.
+    """
+    with PACKED.get(path.suffix.lower(), open)(path, "rb") as stream:
         try:
-            yield from _decoded(stream, str(path), skipped)
-        except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+            yield stream
+        except (lzma.LZMAError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError) as error:
             raise ConfigurationError(f"{path} is damaged, or not what its name says: {error}") from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Read the lines of a UTF-8 text without their ends.
+
+    Raises:
+        ConfigurationError: a line that is not UTF-8, by its number.
+    """
+    return (line for line in _read(path, None) if line is not None)
+
+
+def _read(path: Path, skipped: Counter[str] | None) -> Iterator[str | None]:
+    """Read lines; where they are counted, one that is not UTF-8 is None."""
+    with open_packed(path) as stream:
+        yield from _decoded(stream, str(path), skipped)
 
 
 def read_standard_input() -> Iterator[str]:
     """Read the lines of the standard input, as `read_lines` reads a file."""
-    yield from _decoded(sys.stdin.buffer, "the standard input")
+    return (line for line in _decoded(sys.stdin.buffer, "the standard input") if line is not None)
 
 
-def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = None) -> Iterator[str]:
+def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = None) -> Iterator[str | None]:
     for number, line in enumerate(stream, 1):
         if number == 1 and (encoding := _wide_encoding(line)):
             raise ConfigurationError(f"{name} is {encoding.upper()}: convert it with iconv -f {encoding} -t utf-8")
@@ -54,8 +88,9 @@ def _decoded(stream: Iterable[bytes], name: str, skipped: Counter[str] | None = 
                     f"{name}, line {number}: the bytes are not UTF-8: convert the text, such as by iconv -f latin1 -t utf-8"
                 ) from None
             skipped["a line is not UTF-8"] += 1
+            yield None
         else:
-            yield text
+            yield one_line(text)
 
 
 def _wide_encoding(line: bytes) -> str | None:
@@ -77,7 +112,9 @@ def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | No
         skipped: counts lines that are no pair, by a few words that say why; they are left out then. Otherwise the first is
             an error.
     """
-    for number, line in enumerate(read_lines(path, skipped), 1):
+    for number, line in enumerate(_read(path, skipped), 1):
+        if line is None:
+            continue
         columns = line.split("\t") if line.strip() or not empty_lines else ["", ""]
         if len(columns) == 3 and _SCORE.fullmatch(columns[2]):
             del columns[2]
@@ -90,6 +127,13 @@ def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | No
                 "tab, target"
             )
         yield columns[0], columns[1]
+
+
+def tell_skipped(where: object, skipped: Counter[str]) -> None:
+    """Warn of what a text has besides pairs, by reason."""
+    if skipped:
+        reasons = "; ".join(f"{count:,}: {reason}" for reason, count in skipped.most_common())
+        logger.warning("%s: left out %s", where, reasons)
 
 
 @dataclass(frozen=True)
@@ -106,17 +150,20 @@ class TextPairs:
         """All files, in a fixed order."""
         return [path for path in (self.source, self.target, self.pairs, self.alignments) if path is not None]
 
-    def read(self) -> Iterator[tuple[str, str, str | None]]:
+    def read(self, skipped: Counter[str]) -> Iterator[tuple[str, str, str | None]]:
         """Yield source, target and alignment of each line; the alignment is None where there are none. Lines may be empty.
+
+        Args:
+            skipped: counts lines that are no pair; an error where there are alignments, which belong to lines.
 
         Raises:
             ConfigurationError: as above.
         """
         if self.pairs is not None:
-            rows: Iterator[tuple[str, ...]] = read_pairs(self.pairs, empty_lines=True)
+            rows: Iterator[tuple[str, ...]] = read_pairs(self.pairs, True, None if self.alignments else skipped)
         else:
             assert self.source is not None and self.target is not None
-            rows = read_together(self.source, self.target)
+            rows = read_together(self.source, self.target, None if self.alignments else skipped)
         if self.alignments is None:
             yield from ((source, target, None) for source, target in rows)
             return
@@ -131,13 +178,17 @@ class TextPairs:
             yield row[0], row[1], line
 
 
-def read_together(one: Path, two: Path) -> Iterator[tuple[str, str]]:
-    """Read the lines of two files side by side, which must be equally many."""
+def read_together(one: Path, two: Path, skipped: Counter[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Read the lines of two files side by side, which must be equally many.
+
+    Args:
+        skipped: as of `read_pairs`.
+    """
     counts = [0, 0]
-    for left, right in zip_longest(read_lines(one), read_lines(two)):
-        counts[0] += left is not None
-        counts[1] += right is not None
-        if left is not None and right is not None:
+    for left, right in zip_longest(_read(one, skipped), _read(two, skipped), fillvalue="\n"):  # which no line has
+        counts[0] += left != "\n"
+        counts[1] += right != "\n"
+        if left is not None and right is not None and "\n" not in (left, right):
             yield left, right
     if counts[0] != counts[1]:
         raise ConfigurationError(

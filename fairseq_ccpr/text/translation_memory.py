@@ -1,33 +1,62 @@
 """Translation memories as other tools exchange them: TMX is read and written, XLIFF 1.2 and 2 is read.
 
-XML is read by expat as it comes, so that memory does not grow with the file. A file that declares entities is refused, which
-no translation memory needs: so none can expand to more than it is, or name another file. A document type is not fetched.
+Units are cut out of the text as it comes, and expat parses each by itself: so memory does not grow with the file, and a
+damaged unit costs no other. A file that declares entities is refused, which no translation memory needs: so none can expand
+to more than it is, or name another file. HTML's names of characters are known. A document type is not fetched.
 """
 
 from __future__ import annotations
 
-import gzip
-import lzma
+import codecs
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from html.entities import html5
+from json import detect_encoding
 from pathlib import Path
-from typing import Any
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.languages import same_language
-from fairseq_ccpr.text.pairs import read_pairs
+from fairseq_ccpr.text.pairs import PACKED, one_line, open_packed, read_pairs
 from fairseq_ccpr.version import __version__
 
 TMX, XLIFF, TSV = (".tmx",), (".xlf", ".xliff", ".sdlxliff", ".mqxliff"), (".tsv", ".txt")
-PACKED: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
-BLOCK = 1 << 16  # bytes that are parsed at a time
+BLOCK = 1 << 16  # bytes that are decoded at a time
+MOST = 1 << 22  # characters of a unit, a comment or a tag
+UNITS = {"tu", "trans-unit", "unit"}
 # Elements inside a segment whose content is not text: codes of the document's own format.
-CODES = {"bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec", "data"}
+CODES = {"bpt", "ept", "it", "ph", "ut", "x", "bx", "ex", "sc", "ec"}
+SAYING = ("type", "ctype", "subType", "equiv", "equiv-text", "equivStart", "equivEnd", "disp", "dispStart", "dispEnd")
 UNTRANSLATED = {"new", "initial", "needs-translation"}
-XML_LANG = "http://www.w3.org/XML/1998/namespace lang"
+LANGUAGES = {"source-language": "source", "srcLang": "source", "target-language": "target", "trgLang": "target"}
+BREAK = "\udc82"  # in place of a code that separates what is before and after it, until the text is complete
+SEAM = "\udc81"  # likewise where a segment begins and ends
+DAMAGED = "\udc80"  # in place of bytes that are not of the encoding; no text has it, and expat refuses it
+XML_LANG = "xml:lang"
+
+_DECLARATION = re.compile(r"\A[\s\ufeff]*<\?xml\s[^>]*\?>")
+_ENTITY = re.compile(r"&([A-Za-z][\w.-]*);")
+_NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_BEFORE_MARK = re.compile(rf"\s*(?:{BREAK}\s*)+(?=[.,;:!?](?:\s|{BREAK}|$))")
+_BLOCKS = "br|p|div|hr|li|tr|td|th|h[1-6]|img|image|tab|cr|lb|pb|cb"
+_BREAKING = re.compile(  # the kind of a code, or its content
+    rf"(?:\w+[:-])*(?:{_BLOCKS})|(?:\s|\\[nrtvf]|&(?:nbsp|#(?:10|13|160|x0*[AD]|xA0));|</?(?:\w+:)?(?:{_BLOCKS})(?:\s[^<>]*)?/?>"
+    r"|\{?\\(?:line|par|tab|page)\b ?\}?)+", re.IGNORECASE,
+)  # fmt: skip
+_ATTRIBUTES = r"""(?:[^<>"']|"[^"<]*"|'[^'<]*')*+"""
+_MARKUP = re.compile(
+    r"<!--(?:(?!--).)*+(?:-->|(?P<a>-{0,2}\Z))|<!\[CDATA\[(?:(?!\]\]>|<!\[CDATA\[).)*+(?:\]\]>|(?P<b>\Z))"
+    r"|<\?(?:(?!\?>|<\?).)*+(?:\?>|(?P<c>\Z))"
+    rf"""|<{_ATTRIBUTES}(?:"[^"<]*|'[^'<]*)?(?P<d>\Z)"""  # as a to c: not all of it is there yet
+    r"|<(?P<end>/?)(?P<name>(?:[\w.-]+:)?(?:tmx|tu|xliff|file|group|trans-unit|unit))(?=[\s/>])"
+    rf"(?P<rest>{_ATTRIBUTES}>?)", re.DOTALL,
+)  # fmt: skip
+
+codecs.register_error("fairseq_ccpr.damaged", lambda error: (DAMAGED, error.end))  # type: ignore[attr-defined]
 
 Pair = tuple[str, str]
 
@@ -40,11 +69,11 @@ def read_memory(path: Path, source: str, target: str, skipped: Counter[str]) -> 
         skipped: counts what is no pair of them, by a few words that say why.
 
     Raises:
-        ConfigurationError: no such file, another kind, no XML, entities, or another pair of languages.
+        ConfigurationError: no such file, another kind, no XML, entities, or an end too early, once all before it is read.
     """
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}")
-    kind = Path(path.stem if path.suffix in PACKED else path.name).suffix.lower()
+    kind = Path(path.stem if path.suffix.lower() in PACKED else path.name).suffix.lower()
     if kind in TSV:
         return read_pairs(path, skipped=skipped)
     if kind not in TMX + XLIFF:
@@ -61,6 +90,9 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
     Args:
         source, target: languages.
         pairs: of each its id, source and target.
+
+    Raises:
+        ConfigurationError: a text has a character that XML cannot carry.
     """
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield '<tmx version="1.4">'
@@ -70,6 +102,11 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
     )
     yield "<body>"
     for number, *texts in pairs:
+        texts = [one_line(text) for text in texts]
+        if found := _NO_XML.search("".join(texts)):
+            raise ConfigurationError(
+                f"the pair {number} has the character U+{ord(found[0]):04X}, which XML cannot carry: leave it out"
+            )
         segments = "".join(
             f"<tuv xml:lang={quoteattr(language)}><seg>{escape(text)}</seg></tuv>"
             for language, text in zip((source, target), texts)
@@ -81,67 +118,157 @@ def tmx_lines(source: str, target: str, pairs: Iterable[tuple[str, str, str]]) -
 
 @dataclass
 class _Reading:
-    """Follows the elements of an XML file; a subclass makes pairs of them."""
+    """Goes through an XML file; a subclass makes pairs of its units."""
 
     path: Path
     source: str
     target: str
     skipped: Counter[str]
-    stack: list[str] = field(default_factory=list)  # names of the open elements, without their namespace
-    text: list[str] | None = None  # of the segment that is open
-    found: list[Pair] = field(default_factory=list)
+    encoding: str = "utf-8"
+    damages: dict[str, str] = field(default_factory=dict)  # by kind: the reason that counts it, with the first line
+
+    root = ""
 
     def read(self) -> Iterator[Pair]:
-        parser = expat.ParserCreate(namespace_separator=" ")
-        parser.StartElementHandler = self._begin
-        parser.EndElementHandler = self._end
-        parser.CharacterDataHandler = self._characters
-        parser.EntityDeclHandler = self._refuse_entities
-        parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
-        parser.buffer_text = True
-        opener: Callable[..., Any] = PACKED.get(self.path.suffix, open)
-        try:
-            with opener(self.path, "rb") as stream:
-                last = False
-                while not last:
-                    block = stream.read(BLOCK)
-                    last = not block
-                    parser.Parse(block, last)
-                    yield from self.found
-                    self.found.clear()
-        except expat.ExpatError as error:
-            raise ConfigurationError(f"{self.path} is no well-formed XML ({error}): save it again") from None
-        except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-            raise ConfigurationError(f"{self.path} is damaged, or not what its name says: {error}") from None
+        blocks = filter(None, self._decoded())
+        text, fault = self._beginning(blocks)
+        for name, part, line in self._parts(text, blocks):
+            name = name.rpartition(":")[2]
+            if name in UNITS:
+                fault = ""
+                if (unit := self._element(part, line)) is not None:
+                    yield from self.unit(unit)
+                continue
+            ends = part.startswith("</")
+            if not ends:
+                element = self._element(part.rstrip("/>") + "/>", line)
+                self.tag(name, dict.fromkeys(LANGUAGES, f"a damaged <{name}>") if element is None else element.attrib)
+            if ends or part.endswith("/>"):
+                self.tag(name, None)
+                if name == self.root:
+                    break
+        else:
+            fault = fault or f"it ends before </{self.root}>"
+        if fault:
+            raise ConfigurationError(f"{self.path} is no well-formed XML ({fault}): save it again")
 
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        """See an element begin, `stack` being what it is in."""
+    def tag(self, name: str, attributes: dict[str, str] | None) -> None:
+        """See an element around units begin, or end, which has no attributes."""
+
+    def unit(self, unit: Element) -> Iterator[Pair]:
+        """Make pairs of a unit, and count what is none."""
         raise NotImplementedError
 
-    def end(self, name: str) -> None:
-        """See an element end, `stack` being what it was in."""
-        raise NotImplementedError
-
-    def pair(self, source: str, target: str) -> None:
-        """Take a pair, unless a side of it has no text."""
-        texts = " ".join(source.split()), " ".join(target.split())
-        if all(texts):
-            self.found.append(texts)
+    def pair(self, source: str, target: str) -> Iterator[Pair]:
+        """Make a pair, unless a side of it has no text."""
+        texts = [text.replace(SEAM + SEAM, BREAK).replace(SEAM, "") for text in (source, target)]
+        source, target = (" ".join(_BEFORE_MARK.sub("", text).replace(BREAK, " ").split()) for text in texts)
+        if source and target:
+            yield source, target
         else:
             self.skipped["without text"] += 1
 
-    def _begin(self, name: str, attributes: dict[str, str]) -> None:
-        name = name.rpartition(" ")[2]
-        self.begin(name, attributes)
-        self.stack.append(name)
+    def _decoded(self) -> Iterator[str]:
+        with open_packed(self.path) as stream:
+            block = stream.read(1024)
+            self.encoding = self._encoding(block)
+            decoder = codecs.getincrementaldecoder(self.encoding)("fairseq_ccpr.damaged")
+            while block:
+                yield decoder.decode(block)
+                block = stream.read1(BLOCK)  # unlike `read`, loses nothing of what comes before damage
+            yield decoder.decode(b"", True)
 
-    def _end(self, name: str) -> None:
-        self.stack.pop()
-        self.end(name.rpartition(" ")[2])
+    def _encoding(self, head: bytes) -> str:
+        declared = re.match(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"'<>]*)", head)
+        if (told := detect_encoding(head)) != "utf-8" or not declared:  # by its zeros, or a byte order mark
+            return told
+        name = declared[1].decode("latin-1")
+        try:
+            return name if "<".encode(name) == b"<" else "utf-8"  # not UTF-16, if the declaration is ASCII
+        except (LookupError, ValueError):
+            raise ConfigurationError(
+                f"{self.path} names the encoding '{name}', which is not known: save it as UTF-8"
+            ) from None
 
-    def _characters(self, text: str) -> None:
-        if self.text is not None and not CODES.intersection(self.stack):
-            self.text.append(text)
+    def _beginning(self, blocks: Iterator[str]) -> tuple[str, str]:
+        """Read on to the first element, which must be the format's; returns the text so far, and what is wrong in it."""
+        text, fault, names = "", "no element found", list[str]()
+        for block in blocks:
+            text, fault = _DECLARATION.sub("", text + block), ""
+            parser = expat.ParserCreate("utf-8")
+            parser.StartElementHandler = lambda name, _: names.append(name.rpartition(":")[2])
+            parser.EntityDeclHandler = self._refuse_entities
+            try:
+                parser.Parse(text.encode("utf-8", "surrogatepass"))
+            except expat.ExpatError as error:
+                fault = str(error)
+            if names or fault or len(text) > MOST:
+                break
+        if names and names[0] != self.root:
+            raise ConfigurationError(f"{self.path} is no {self.root.upper()}: it begins with the element '{names[0]}'")
+        return text, fault
+
+    def _parts(self, text: str, blocks: Iterator[str]) -> Iterator[tuple[str, str, int]]:
+        """Cut out units, and tags around them: name, text and line of each. What has no end has its text up to the next."""
+        at, line, unit = 0, 1, ""  # where to look on; the name of the open unit, which `text` begins with
+
+        def cut(count: int) -> tuple[str, int]:
+            nonlocal text, at, line
+            part, first = text[:count], line
+            text, at, line = text[count:], max(at - count, 0), line + part.count("\n")
+            return part, first
+
+        while True:
+            found = _MARKUP.search(text, at)
+            if found is None or found.lastgroup not in ("rest", None):
+                at = found.start() if found else len(text)
+                if not unit:
+                    cut(at)
+                if len(text) < MOST and (block := next(blocks, "")):
+                    text += block
+                elif found:  # it never ends, or not soon enough
+                    at += 1
+                elif unit:
+                    yield unit, *cut(len(text))
+                    unit = ""
+                else:
+                    return
+                continue
+            name, at = found["name"], found.end()
+            if not name or (unit and name.rpartition(":")[0] != unit.rpartition(":")[0]):
+                continue
+            if unit:  # which ends here, or has no end
+                ends = unit == name and found["end"]
+                yield unit, *cut(at if ends else found.start())
+                unit = ""
+                if ends:
+                    continue
+            cut(at - len(found[0]))
+            if name.rpartition(":")[2] in UNITS and not found["end"] and not found["rest"].endswith("/>"):
+                unit = name
+            else:
+                yield name, *cut(at)
+
+    def _element(self, part: str, line: int) -> Element | None:
+        """Parse a unit, or the tag of another element; what is damaged is counted, and nothing."""
+        builder, parser = TreeBuilder(), expat.ParserCreate("utf-8")
+        parser.StartElementHandler = lambda name, attributes: builder.start(name.rpartition(":")[2], attributes)
+        parser.EndElementHandler = lambda name: builder.end(name.rpartition(":")[2])
+        parser.CharacterDataHandler, parser.buffer_text = builder.data, True
+        named = dict.fromkeys(_ENTITY.findall(part))
+        values = [(name, "".join(f"&#38;#{ord(one)};" for one in html5.get(f"{name};", ""))) for name in named]
+        try:
+            if any(known := [f'<!ENTITY {name} "{value}">' for name, value in values if value]):
+                parser.Parse(f"<!DOCTYPE {self.root} [{''.join(known)}]>")
+            parser.Parse(part.encode("utf-8", "surrogatepass"), True)
+            return builder.close()
+        except expat.ExpatError as error:
+            kind = f"bytes that are not {self.encoding}" if DAMAGED in part else expat.ErrorString(error.code)
+            if expat.errors.codes[expat.errors.XML_ERROR_UNDEFINED_ENTITY] == error.code:
+                kind += f" {next(f'&{name};' for name, value in values if not value)}"
+            first = f"is damaged: {kind}, as in line {line + error.lineno - 1:,} of {self.path.name}"
+            self.skipped[self.damages.setdefault(kind, first)] += 1
+            return None
 
     def _refuse_entities(self, name: str, *_: object) -> None:
         raise ConfigurationError(
@@ -152,67 +279,90 @@ class _Reading:
 
 @dataclass
 class _Tmx(_Reading):
-    language: str = ""
-    segments: list[Pair] = field(default_factory=list)  # language and text of the unit that is open
+    root = "tmx"
 
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        if not self.stack and name != "tmx":
-            raise ConfigurationError(f"{self.path} is no TMX: it begins with the element '{name}'")
-        if name == "tu":
-            self.segments = []
-        elif name == "tuv":
-            self.language = attributes.get(XML_LANG) or attributes.get("lang", "")
-        elif name == "seg":
-            self.text = []
-
-    def end(self, name: str) -> None:
-        if name == "seg" and self.text is not None:
-            self.segments.append((self.language, "".join(self.text)))
-            self.text = None
-        elif name == "tu":
-            sides = [
-                next((text for language, text in self.segments if same_language(language, wanted)), None)
-                for wanted in (self.source, self.target)
-            ]
-            if sides[0] is None or sides[1] is None:
-                self.skipped[f"not in both {self.source} and {self.target}"] += 1
-            else:
-                self.pair(sides[0], sides[1])
+    def unit(self, unit: Element) -> Iterator[Pair]:
+        sides = [
+            (seg.get(XML_LANG) or tuv.get(XML_LANG) or tuv.get("lang") or "", seg)
+            for tuv in unit.iter("tuv")
+            for seg in tuv.findall("seg")
+        ]
+        source, target = (
+            next((seg for language, seg in sides if same_language(language, wanted)), None)
+            for wanted in (self.source, self.target)
+        )
+        if source is None or target is None:
+            self.skipped[f"not in both {self.source} and {self.target}"] += 1
+        else:
+            yield from self.pair(_text(source, {}), _text(target, {}))
 
 
 @dataclass
 class _Xliff(_Reading):
     """Units of XLIFF 1.2 (`trans-unit`) and segments of XLIFF 2 (`segment`); alternatives in them are passed over."""
 
-    sides: dict[str, str] = field(default_factory=dict)
-    state: str = ""
+    languages: dict[str, str] = field(default_factory=dict)  # by attribute of the file
+    translate: list[str] = field(default_factory=lambda: ["yes"])  # in the file and its open groups
 
-    def begin(self, name: str, attributes: dict[str, str]) -> None:
-        if not self.stack and name != "xliff":
-            raise ConfigurationError(f"{self.path} is no XLIFF: it begins with the element '{name}'")
-        for option, attribute, wanted in (
-            ("source-language", "srcLang", self.source),
-            ("target-language", "trgLang", self.target),
-        ):
-            found = attributes.get(option) if name == "file" else attributes.get(attribute) if name == "xliff" else None
-            if found is not None and not same_language(found, wanted):
-                raise ConfigurationError(
-                    f"{self.path} has {found} as {option}, and the model has {wanted}: give another file"
-                )
-        if name in ("trans-unit", "segment"):
-            self.sides, self.state = {}, attributes.get("state", "")
-        elif name in ("source", "target") and self.stack[-1] in ("trans-unit", "segment"):
-            self.text = []
-            self.state = attributes.get("state", self.state)
-        elif name == "cp" and self.text is not None:  # a character that XML has no place for
-            self.text.append(" ")
+    root = "xliff"
 
-    def end(self, name: str) -> None:
-        if name in ("source", "target") and self.stack[-1] in ("trans-unit", "segment") and self.text is not None:
-            self.sides[name] = "".join(self.text)
-            self.text = None
-        elif name in ("trans-unit", "segment"):
-            if self.state in UNTRANSLATED or "target" not in self.sides:
+    def tag(self, name: str, attributes: dict[str, str] | None) -> None:
+        if name == "group":
+            asked = [*self.translate, attributes.get("translate", self.translate[-1])] if attributes is not None else []
+            self.translate = asked or self.translate[: max(len(self.translate) - 1, 1)]
+        elif name in ("xliff", "file") and attributes is not None:
+            own = [one for one in LANGUAGES if name == "xliff" or "-" in one]  # in XLIFF 2 those of all files
+            self.languages |= {one: attributes.get(one, "") for one in own}
+            self.translate = [attributes.get("translate", "yes")]
+
+    def unit(self, unit: Element) -> Iterator[Pair]:
+        data = {one.get("id"): "".join(one.itertext()) for one in unit.iter("data")}
+        for segment in [unit] if unit.tag == "trans-unit" else unit.iter("segment"):
+            source, target = segment.find("source"), segment.find("target")
+            if unit.get("translate", self.translate[-1]) == "no":
+                self.skipped["not to be translated"] += 1
+            elif source is None or target is None or (target.get("state") or segment.get("state")) in UNTRANSLATED:
                 self.skipped["not translated"] += 1
+            elif foreign := self._foreign(source, target):
+                self.skipped[foreign] += 1
             else:
-                self.pair(self.sides.get("source", ""), self.sides["target"])
+                ours, theirs = (
+                    {one.get("mid"): _text(one, data) for one in side.iter("mrk") if one.get("mtype") == "seg"}
+                    for side in (next(segment.iterfind("seg-source"), source), target)
+                )
+                if not ours or not theirs or None in ours | theirs or len(ours) == len(theirs) == 1:
+                    yield from self.pair(_text(source, data), _text(target, data))
+                else:
+                    for mid in ours | theirs:
+                        yield from self.pair(ours.get(mid, ""), theirs.get(mid, ""))
+
+    def _foreign(self, source: Element, target: Element) -> str:
+        """Say which side is in another language, by its own attribute or the file's; nothing where none is."""
+        said = [("source", source.get(XML_LANG, "")), ("target", target.get(XML_LANG, ""))]
+        for side, language in said + [(LANGUAGES[name], language) for name, language in self.languages.items()]:
+            if language and not same_language(language, wanted := self.source if side == "source" else self.target):
+                return f"its {side} is in {language}, not {wanted}"
+        return ""
+
+
+def _text(element: Element, data: dict[str | None, str]) -> str:
+    """Return the text of a sentence, with marks where codes separate, and where segments begin and end.
+
+    Args:
+        data: what codes stand for, by the id that they refer to it by.
+    """
+    texts = [element.text or ""]
+    for child in element:
+        code = child.tag in CODES
+        said = [
+            *map(child.get, SAYING),
+            *(data.get(child.get(name)) for name in ("dataRef", "dataRefStart", "dataRefEnd")),
+        ]
+        said += ["".join(child.itertext())] if code else []
+        mark = BREAK if any(_BREAKING.fullmatch(one) for one in said if one) else ""
+        if child.tag == "mrk" and child.get("mtype") == "seg":
+            mark = SEAM
+        elif child.tag == "cp":  # a character that XML has no place for
+            mark = " "
+        texts += [mark, "" if code else _text(child, data) + mark, child.tail or ""]
+    return "".join(texts)

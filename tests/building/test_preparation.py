@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
-from fairseq_ccpr.building.preparation import read_pairs
+from fairseq_ccpr.building import preparation
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.data_bin import check_data_bin
+from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import DEMO, call, refused, write_lines
 from tests.small_models import World
 
@@ -65,3 +68,49 @@ def test_what_is_too_little_or_too_much_is_told(world: World, tmp_path: Path, ca
     words[-1] = tmp_path / "other"
     call("prepare", *words, *subwords, "--train", few, "--test", tmp_path / "others.tsv")
     assert "in --train" not in caplog.text  # one of 31
+
+
+def test_pairs_stay_pairs(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ends = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+    rows = (world.folder / "test.tsv").read_text(encoding="utf-8").splitlines()[:4]
+    lines = [
+        *rows,
+        f"Der Hund{'x'.join(ends)}bellt.\tThe dog barks\rloudly.",
+        rows[0],
+        "",
+        "a\t\u200b",
+        "a\tb\tc",
+        "alone",
+        "\tx",
+    ]
+    (tmp_path / "train.tsv").write_bytes("\n".join(lines).encode() + b"\n\xff\tx\n")
+    for number, language in enumerate(("de", "en")):
+        sides = [line.split("\t")[number] if line.count("\t") == 1 else "" for line in lines]
+        (tmp_path / f"test.{language}").write_bytes("\n".join(sides).encode() + b"\n\xff\n")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(world.folder / "test.tsv"), model_prefix=str(tmp_path / "spm"), vocab_size=300, minloglevel=2,
+        normalization_rule_name="identity",
+    )  # fmt: skip
+    preparation.write_dictionary(tmp_path / "spm.model", tmp_path / "dict.txt")
+    words = ["-s", "de", "-t", "en", "--sentencepiece-model", tmp_path / "spm.model", "--dict", tmp_path / "dict.txt"]
+    done = call(
+        "prepare", *words, "--train", tmp_path / "train.tsv", "--test", tmp_path / "test", "--output", tmp_path / "data"
+    )
+    assert "train 7, test 7 pairs" in done.stdout  # identity keeps the invisible space
+    for reason in ("1: a line is empty", "1: a line has 3 columns", "1: a line has 1 columns", "1: its source is empty",
+                   "1: a line is not UTF-8"):  # fmt: skip
+        assert re.search(f"train.tsv: left out .*{reason}", caplog.text)
+    assert "1 pairs are there again, and are kept" in caplog.text
+    text = (tmp_path / "data/text/train.de").read_bytes()
+    assert text.count(b"\n") == len(text.decode().splitlines()) == 7
+
+
+def test_other_numbers_of_sentences_than_pairs_are_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "train.tsv", "eins\tone", "zwei\ttwo")
+    monkeypatch.setattr(preparation, "splitter", lambda *_, **__: lambda text: text.replace("w", "\r"))
+    words = ["-s", "de", "-t", "en", "--sentencepiece-model", world.spm, "--dict", world.data_bin / "dict.en.txt"]
+    done = call("prepare", *words, "--train", tmp_path / "train.tsv", "--output", tmp_path / "data", check=False)
+    refused(done, "fairseq made 3 sentences of the de side of --train .*train.tsv, which has 2 pairs")
+    assert not list(tmp_path.glob("data*"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import lzma
+from collections import Counter
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
-from fairseq_ccpr.building.preparation import read_pairs
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.text.pairs import TextPairs, read_pairs, read_standard_input, read_together
 
 
 def test_pairs_are_read_from_plain_and_compressed_files(tmp_path: Path) -> None:
@@ -26,3 +28,40 @@ def test_bad_pairs_are_named_by_their_line(tmp_path: Path, line: bytes, sentence
     (tmp_path / "a.tsv").write_bytes(b"a\tb\n" + line)
     with pytest.raises(ConfigurationError, match=sentence):
         list(read_pairs(tmp_path / "a.tsv"))
+
+
+LINE_ENDS = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+
+
+def test_what_other_readers_take_for_line_ends_is_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"Der{'Hund'.join(LINE_ENDS)}bellt\tb\r\nc\td".encode()
+    (tmp_path / "a.tsv").write_bytes(text)
+    pairs = [(f"Der {'Hund '.join([''] * len(LINE_ENDS))}bellt", "b"), ("c", "d")]
+    assert list(read_pairs(tmp_path / "a.tsv")) == pairs
+    assert next(read_together(tmp_path / "a.tsv", tmp_path / "a.tsv")) == ("\t".join(pairs[0]),) * 2
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(text)))
+    assert list(read_standard_input()) == ["\t".join(pair) for pair in pairs]
+
+
+def test_what_is_no_pair_is_counted_but_never_where_lines_belong_together(tmp_path: Path) -> None:
+    for name, content in (
+        ("a", b"a\n\xff\nc\n"),
+        ("b", b"1\n2\n\n"),
+        ("c.tsv", b"a\tb\n\nc\td\te\n"),
+        ("al", b"0-0\n\n\n"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    a, b, table, alignments = (tmp_path / name for name in ("a", "b", "c.tsv", "al"))
+    skipped = Counter[str]()
+    assert list(read_together(a, b, skipped)) == [("a", "1"), ("c", "")] and skipped == {"a line is not UTF-8": 1}
+    assert list(TextPairs(pairs=table).read(skipped)) == [("a", "b", None), ("", "", None)]
+    assert skipped["a line has 3 columns, and a pair has 2"] == 1
+    for text, sentence in (
+        (TextPairs(a, b, None, alignments), "a, line 2: the bytes"),
+        (TextPairs(None, None, table, alignments), "line 3: 3 columns"),
+    ):
+        with pytest.raises(ConfigurationError, match=sentence):
+            list(text.read(skipped))
+    (tmp_path / "a").write_bytes(b"\xff\n")
+    with pytest.raises(ConfigurationError, match=r"a has 1 lines and .*b has 3"):
+        list(read_together(a, b, skipped))

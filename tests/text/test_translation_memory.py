@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.learning import text_fault, tidy
 from fairseq_ccpr.text.translation_memory import read_memory, tmx_lines
 
 TMX = """<?xml version="1.0" encoding="{encoding}"?>
@@ -84,9 +90,9 @@ def test_xliff(tmp_path: Path) -> None:
     assert skipped == {"not translated": 2, "without text": 1}
     pairs, skipped = read(tmp_path / "p.xliff", XLIFF_2)
     assert pairs == [("Ein Satz.", "A sentence."), ("Und noch", "And more")] and skipped == {"not translated": 1}
-    for text in (XLIFF_1, XLIFF_2):
-        with pytest.raises(ConfigurationError, match=r"p\.xlf has en(-US)? as target-language, and the model has fr"):
-            read(tmp_path / "p.xlf", text, "de", "fr")
+    for text, language in ((XLIFF_1, "en-US"), (XLIFF_2, "en")):
+        pairs, skipped = read(tmp_path / "p.xlf", text, "de", "fr")
+        assert not pairs and skipped[f"its target is in {language}, not fr"] == 2
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,9 @@ def test_xliff(tmp_path: Path) -> None:
         ("a.tmx", '<!DOCTYPE tmx [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><tmx>&b;</tmx>', "declares the entity 'a'"),
         ("a.tmx", '<!DOCTYPE tmx [<!ENTITY a SYSTEM "file:///etc/passwd">]><tmx>&a;</tmx>', "declares the entity 'a'"),
         ("a.tmx", '<!DOCTYPE tmx [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]><tmx/>', "declares the entity 'p'"),
-        ("a.tmx", "<tmx><body>", "is no well-formed XML"),
+        ("a.tmx", "<tmx><body>", "is no well-formed XML .*it ends before </tmx>"),
+        ("a.tmx", '<?xml version="1.0" encoding="klingon"?><tmx/>', "names the encoding 'klingon', which is not known"),
+        ("a.tmx", '<?xml version="1.0" encoding="hex"?><tmx/>', "names the encoding 'hex', which is not known"),
         ("a.tmx", b"<tmx>\xff\xfe</tmx>", "is no well-formed XML"),
         ("a.tmx", "", "is no well-formed XML"),
         ("a.tmx", XLIFF_1, "is no TMX: it begins with the element 'xliff'"),
@@ -123,6 +131,172 @@ def test_lines_of_a_tsv_that_are_no_pair_are_counted(tmp_path: Path) -> None:
 def test_a_missing_file_and_an_external_document_type(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no file"):
         read_memory(tmp_path / "none.tmx", "de", "en", Counter())
-    units = '<tu><tuv lang="de"><seg>a&root;b</seg></tuv><tuv lang="en"><seg>c</seg></tuv></tu>'
-    text = f'<!DOCTYPE tmx SYSTEM "file:///etc/passwd"><tmx><body>{units}</body></tmx>'
-    assert read(tmp_path / "a.tmx", text)[0] == [("ab", "c")]  # the reference is left out, and nothing was fetched
+    text = '<!DOCTYPE tmx SYSTEM "file:///etc/passwd">' + tmx(tu("a&root;b", "c"), tu("d&uuml;&nbsp;&lt;&amp;", "&LT;"))
+    pairs, skipped = read(tmp_path / "a.tmx", text)  # nothing was fetched
+    assert pairs == [("dü <&", "<")]
+    assert skipped == {"is damaged: undefined entity &root;, as in line 2 of a.tmx": 1}
+
+
+def tu(source: str, target: str) -> str:
+    return f'<tu><tuv xml:lang="de"><seg>{source}</seg></tuv><tuv xml:lang="en"><seg>{target}</seg></tuv></tu>'
+
+
+def tmx(*units: str) -> str:
+    return "\n".join(["<tmx><header/><body>", *units, "</body></tmx>"])
+
+
+def unit(source: str, target: str, seg_source: str = "") -> str:
+    return f"<trans-unit><source>{source}</source>{seg_source}<target>{target}</target></trans-unit>"
+
+
+def xliff(*units: str, attributes: str = 'source-language="de" target-language="en"') -> str:
+    return "\n".join([f"<xliff version='1.2'><file {attributes}><body>", *units, "</body></file></xliff>"])
+
+
+def xliff_2(content: str, attributes: str = 'srcLang="de" trgLang="en"') -> str:
+    return f"<xliff version='2.0' {attributes}><file><unit>{content}</unit></file></xliff>"
+
+
+OF_TWO = '<mrk mtype="seg" mid="0">Das Haus ist alt.</mrk> <mrk mtype="seg" mid="1">Es ist groß.</mrk>'
+
+
+@pytest.mark.parametrize(
+    ("target", "pairs"),
+    [
+        ('<mrk mtype="seg" mid="0">The house is old.</mrk> <mrk mtype="seg" mid="1"></mrk>',
+         [("Das Haus ist alt.", "The house is old.")]),
+        ('<g id="1"><mrk mtype="seg" mid="1">It is big.</mrk><x id="2"/><mrk mtype="seg" mid="0">The house is <mrk '
+         'mtype="term">old</mrk>.</mrk></g>',
+         [("Das Haus ist alt.", "The house is old."), ("Es ist groß.", "It is big.")]),
+        ('<mrk mtype="seg">The house is old.</mrk><mrk mtype="seg">It is big.</mrk>',
+         [("Das Haus ist alt. Es ist groß.", "The house is old. It is big.")]),
+        ("It is old and big.", [("Das Haus ist alt. Es ist groß.", "It is old and big.")]),
+    ],
+)  # fmt: skip
+def test_segments_are_paired_by_their_ids(tmp_path: Path, target: str, pairs: list[tuple[str, str]]) -> None:
+    whole = re.sub("<[^>]*>", "", OF_TWO)
+    for text in (unit(OF_TWO, target), unit(whole, target, f"<seg-source>{OF_TWO}</seg-source>")):
+        assert read(tmp_path / "a.xlf", xliff(text))[0] == pairs
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ('<ph x="1">&lt;br/&gt;</ph>', " "), ('<ph type="lb"/>', " "), ("<ph> </ph>", " "), ("<ph>\\n</ph>", " "),
+        ("<ut>{\\line }</ut>", " "), ("<bpt i='1'>&lt;p class='x'&gt;</bpt>", " "), ('<ph type="image"/>', " "),
+        ('<x id="1" ctype="lb"/>', " "), ('<x id="1" ctype="x-html-br"/>', " "), ('<x equiv-text="&lt;br&gt;"/>', " "),
+        ('<ph id="1" type="fmt" subType="xlf:lb"/>', " "), ('<ph disp="&#xA;"/>', " "), ('<ph dataRef="d"/>', " "),
+        ('<x id="1"/>', ""), ('<ph dataRef="e"/>', ""), ("<ph>%s<sub>beside</sub></ph>", ""), ("<!-- x --><?y z?>", ""),
+        ('<bpt i="1">&lt;b&gt;</bpt>', ""), ("<![CDATA[<br/>]]>", "<br/>"),
+    ],
+)  # fmt: skip
+def test_codes_that_separate_words_become_a_space(tmp_path: Path, code: str, shown: str) -> None:
+    data = '<originalData><data id="d">&lt;br/&gt;</data><data id="e">&lt;b&gt;</data></originalData>'
+    segment = f"<segment><source>Zeile{code}zwei{code}.</source><target>Line{code}two</target></segment>"
+    expected = [(f"Zeile{shown}zwei{shown.strip()}.", f"Line{shown}two")]
+    assert read(tmp_path / "a.xlf", xliff_2(data + segment))[0] == expected
+    if "dataRef" not in code:
+        assert read(tmp_path / "a.tmx", tmx(tu(f"Zeile{code}zwei{code}.", f"Line{code}two")))[0] == expected
+        assert read(tmp_path / "a.xlf", xliff(unit(f"Zeile{code}zwei{code}.", f"Line{code}two")))[0] == expected
+
+
+def test_languages_are_those_of_the_text_or_of_the_file(tmp_path: Path) -> None:
+    french = "its target is in fr, not en"
+    said = '<trans-unit><source xml:lang="de">{0}</source><target xml:lang="{1}">{0}</target></trans-unit>'
+    units = [said.format(language, language) for language in ("fr", "en-US")]
+    pairs, skipped = read(tmp_path / "a.xlf", xliff(*units, attributes='source-language="de"'))
+    assert pairs == [("en-US", "en-US")] and skipped == {french: 1}
+    segment = "<segment><source>Ja</source><target xml:lang='{}'>x</target></segment>"
+    of_2 = segment.format("en") + segment.format("fr") + "<ignorable><source>.</source><target>.</target></ignorable>"
+    assert read(tmp_path / "a.xlf", xliff_2(of_2, 'srcLang="de"')) == ([("Ja", "x")], {french: 1})
+    files = xliff(unit("eins", "one")) + xliff(unit("deux", "deux"), attributes='target-language="fr"')
+    files = files.replace("</xliff><xliff version='1.2'>", "").replace(
+        "</xliff>", "<file source-language='de'><body><group translate='no'>" + unit("Name", "Name") + "</group>"
+        + unit("drei", "three") + '</body></file><file target-language="en>' + unit("x", "x") + "</file></xliff>"
+    )  # fmt: skip
+    pairs, skipped = read(tmp_path / "a.xlf", files)
+    assert pairs == [("eins", "one"), ("drei", "three")]
+    assert (
+        skipped[french] == skipped["not to be translated"] == skipped["its source is in a damaged <file>, not de"] == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "encoding", ["gb2312", "shift_jis", "utf8", "windows-1251", "UTF-16", "UTF-16LE", "UTF-32BE", "UTF-8-SIG", "EUC-KR"]
+)
+def test_every_encoding_of_the_codec_registry_is_read(tmp_path: Path, encoding: str) -> None:
+    text = "Текст" if "1251" in encoding else "日本" if encoding != "EUC-KR" else "한국"
+    content = f'<?xml version="1.0" encoding="{encoding.removesuffix("-SIG")}"?>\n' + tmx(tu(text, "text"))
+    assert read(tmp_path / "a.tmx", content.encode(encoding)) == ([(text, "text")], {})
+    assert read(tmp_path / "a.tmx", tmx(tu(text, "text")).encode())[0] == [(text, "text")]
+    content = content.replace(encoding.removesuffix("-SIG"), "UTF-16")  # by its declaration alone
+    assert read(tmp_path / "a.tmx", content.encode())[0] == [(text, "text")]
+
+
+DAMAGE = [
+    "&#x1F;", "\x1f", "\x00", "a & b", "a < b", "<b>", "</seg>", "</tu>", "<!-- ", "<![CDATA[ ", "<? ", "&foo;", '<ph x="1>',
+    "<ph x=1/>", "\ufffe", "</tu><tu>", "<ph", "]]>", "--><!-- -- -->",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, b"\xe4"])
+@pytest.mark.parametrize(
+    ("name", "one", "all_of", "file"), [("tu", tu, tmx, "a.tmx"), ("trans-unit", unit, xliff, "a.xlf")]
+)
+def test_a_damaged_unit_costs_itself_alone(
+    tmp_path: Path, name: str, one: Callable[..., str], all_of: Callable[..., str], file: str, damage: str | bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    rows = [("eins", "one"), ("zwei@", "two"), ("drei", "three <!-- <tu> --><![CDATA[!]]>"), ("vier", "four")]
+    there = damage if isinstance(damage, bytes) else damage.replace("tu>", f"{name}>").encode()
+    text = all_of(*(one(*row) for row in rows)).encode().replace(b"@", there)
+    for block in (1, 1 << 16):
+        monkeypatch.setattr("fairseq_ccpr.text.translation_memory.BLOCK", block)
+        pairs, skipped = read(tmp_path / file, text)
+        assert pairs == [("eins", "one"), ("drei", "three !"), ("vier", "four")]
+        assert all(re.match(rf"is damaged: .*, as in line 3 of {file}", reason) for reason in skipped) and skipped
+
+
+def test_a_long_comment_between_blocks_and_a_unit_that_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.BLOCK", 64)
+    monkeypatch.setattr("fairseq_ccpr.text.translation_memory.MOST", 2000)
+    hidden = f"<!-- {tu('x', 'y') * 10} -->\n<![CDATA[{tu('x', 'y')}]]>"
+    text = tmx(tu("eins", "one"), hidden, tu("x" * 3000, "y"), tu("zwei", "two"))
+    pairs, skipped = read(tmp_path / "a.tmx", text)
+    assert pairs == [("eins", "one"), ("zwei", "two")] and sum(skipped.values()) > 0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(row=st.tuples(*[st.text(st.characters(), max_size=12)] * 2))  # lone surrogates and control characters among them
+@example(("a\rb", "\x1fc\u2028.")).via("line ends")
+@example(("\ufffe", "\ud800")).via("no characters of XML")
+@example(("<&>]]>\"'\x85", "&uuml;&amp;uuml;")).via("markup")
+@example(("\ufeffa", "b\ufeff")).via("byte order marks")
+def test_any_text_that_goes_in_comes_out_or_is_refused_by_name(tmp_path: Path, row: tuple[str, str]) -> None:
+    tidied = (tidy(row[0]), tidy(row[1]))
+    of_tsv = "\t".join(side.replace("\t", " ").replace("\n", " ") for side in row).encode("utf-8", "surrogatepass")
+    of_xliff = xliff(unit(*map(escape, row))).encode("utf-8", "surrogatepass")
+    texts = {"a.tsv": b"\n" + of_tsv, "a.xlf": of_xliff}
+    try:
+        texts["a.tmx"] = "\n".join(tmx_lines("de", "en", [("7", *row)])).encode()
+        assert len(ElementTree.fromstring(texts["a.tmx"])) == 2
+    except ConfigurationError as error:
+        assert re.search(r"the pair 7 has the character U\+[0-9A-F]{4}, which XML cannot carry", str(error))
+        assert text_fault(*tidied) or "" in tidied
+    for name, content in texts.items():
+        pairs, skipped = read(tmp_path / name, content)
+        del skipped["a line is empty"]
+        assert [(tidy(source), tidy(target)) for source, target in pairs] == [tidied] if not skipped else not pairs
+        assert not skipped or text_fault(*tidied) or (name == "a.xlf" and "is damaged" in str(skipped))
+
+
+def test_what_comes_before_the_end_of_a_cut_file_is_read(tmp_path: Path) -> None:
+    text = tmx(*(tu(f"Satz {number}", "x") for number in range(20)))
+    path = tmp_path / "a.tmx"
+    path.write_text(text[: text.index("Satz 15")], encoding="utf-8")
+    found = []
+    with pytest.raises(ConfigurationError, match="it ends before </tmx>"):
+        found.extend(read_memory(path, "de", "en", Counter()))
+    assert len(found) == 15
