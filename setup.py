@@ -29,7 +29,7 @@ setup(
         "fairseq_ccpr.evaluation": ["*.css"],
         "fairseq_ccpr.evaluation.explain": ["*.html", "*.css", "*.js"],
         "fairseq_ccpr.server": ["*.html", "*.css", "*.js"],
-        "fairseq_ccpr.experiments": ["*.html", "*.css", "*.options"],
+        "fairseq_ccpr.lab.experiments": ["*.html", "*.css", "*.options"],
     },
     install_requires=[
         # fairseq 0.12.2, the last release, does not import on Python 3.11 and later; ve-fairseq is fairseq's main branch with

@@ -42,6 +42,7 @@ from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
 from fairseq_ccpr.decoding.trust import Decision, Trust, TrustStep  # noqa: E402
 from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub  # noqa: E402
 from fairseq_ccpr.inference.sentences import Translation  # noqa: E402
+from fairseq_ccpr.lab import xpr  # noqa: E402, F401 - registered
 from fairseq_ccpr.translator import Translator  # noqa: E402
 
 refuse_retrieval_by_hub()

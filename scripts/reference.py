@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_ccpr
-from fairseq_ccpr.cli import DAILY, RESEARCH
+from fairseq_ccpr.cli import DAILY, RESEARCH, module_of
 from fairseq_ccpr.cli.command import RETRIEVAL, Command, markdown_table
 from fairseq_ccpr.decoding.options import RetrievalConfig
 from fairseq_ccpr.settings import option_name
@@ -81,7 +81,7 @@ def python() -> str:
 
 
 def _command(name: str, what: str) -> str:
-    command: Command = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main
+    command: Command = import_module(module_of(name)).main
     parts = [f"### {name}", f"{what[0].upper()}{what[1:]}.", _code(command.text)]
     rows = [["option", "default", "meaning"]]
     rows += [_own_option(action) for action in command.parser()._actions if action.dest != "help"]

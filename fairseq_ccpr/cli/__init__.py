@@ -25,10 +25,11 @@ DAILY = {
     "explain": "write a page that shows where each token of a translation came from",
     "inspect": "show what a datastore holds, and whether it is whole",
     "merge": "merge datastores, or take texts out of one",
-}
-RESEARCH = {
     "compare": "measure what retrieval changes, in quality and speed",
     "retrieve": "show which phrases of a datastore translate those of a text",
+    "extract": "extract phrase pairs from sentence pairs",
+}
+RESEARCH = {
     "evaluate systems": "compare translations of a test set, with significance",
     "evaluate keys": "measure how often keys find the right token",
     "evaluate phrases": "measure how often a phrase in its sentence finds its translation",
@@ -36,7 +37,6 @@ RESEARCH = {
     "evaluate retrieved": "compare what phrase datastores retrieve with reference translations",
     "evaluate alignment": "measure the alignment error rate on gold alignments",
     "evaluate mining": "measure how well mining finds translations where many sentences have none",
-    "extract": "extract phrase pairs from sentence pairs",
     "lexicon": "find example sentences for the phrases of a dictionary",
     "mine": "mine sentence pairs from two texts that were not aligned",
     "benchmark decoding": "measure the speed of decoding and of search with datastores of any size",
@@ -60,7 +60,7 @@ def main() -> None:
     if command is not None:
         sys.argv = [f"{PROGRAM} {command}", *words[len(command.split()) :]]
         try:
-            import_module(f"{__name__}.{command.replace(' ', '_')}").main()
+            import_module(module_of(command)).main()
         except KeyboardInterrupt:  # before the command itself would notice
             print(f"{PROGRAM} {command}: interrupted", file=sys.stderr)
             sys.exit(130)
@@ -80,6 +80,11 @@ def in_utf8() -> None:
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1" and sys.executable:
         words = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
         os.execve(sys.executable, words, os.environ | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"})
+
+
+def module_of(command: str) -> str:
+    """Name the module of a command; research has its own, in the lab."""
+    return f"fairseq_ccpr.{'lab.commands' if command in RESEARCH else 'cli'}.{command.replace(' ', '_')}"
 
 
 def overview(group: str = "") -> str:

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import shtab
 
-from fairseq_ccpr.cli import COMMANDS, PROGRAM
+from fairseq_ccpr.cli import COMMANDS, PROGRAM, module_of
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean
 from fairseq_ccpr.settings import option
@@ -45,7 +45,7 @@ def tree() -> argparse.ArgumentParser:
         group, _, last = name.partition(" ")
         if last and group not in groups:
             groups[group] = commands.add_parser(group, help=f"{group} ...").add_subparsers(dest=group)
-        module = import_module(f"{__package__}.{name.replace(' ', '_')}")
+        module = import_module(module_of(name))
         to = groups[group] if last else commands
         to.add_parser(last or group, help=what, parents=[module.main.help_parser()], add_help=False)
     return root

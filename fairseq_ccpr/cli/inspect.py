@@ -18,8 +18,8 @@ from fairseq_ccpr.datastore.preprocessing import remembered
 from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
 from fairseq_ccpr.datastore.tuned import tuned_signatures
 from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
-from fairseq_ccpr.evaluation.speed.machine import Limits
-from fairseq_ccpr.evaluation.speed.planning import describe_room, measure_speeds, needs, parse_speeds
+from fairseq_ccpr.evaluation.machine import Limits
+from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
 from fairseq_ccpr.settings import option
 

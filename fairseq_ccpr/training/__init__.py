@@ -1,4 +1,4 @@
-"""What `fairseq-train` runs: tasks, criterions, data sets and samplers of CLKNN, CCPR and XPR.
+"""What `fairseq-train` runs: tasks, criterions, data sets and samplers of CLKNN and CCPR.
 
 fairseq calls this `tasks/` and `criterions/`. Importing this package registers them.
 """
@@ -7,22 +7,18 @@ from fairseq_ccpr.training import (
     ccpr_criterion,
     cpu_autocast,
     phrase_contrast,
-    phrase_lexicon,
     phrase_queries,
     query_criterion,
     supervised_contrastive,
     token_contrast,
-    xpco_criterion,
 )
 
 __all__ = [
     "ccpr_criterion",
     "cpu_autocast",
     "phrase_contrast",
-    "phrase_lexicon",
     "phrase_queries",
     "query_criterion",
     "supervised_contrastive",
     "token_contrast",
-    "xpco_criterion",
 ]

@@ -26,8 +26,8 @@ if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, wh
     package.__path__ = [str(ROOT / "fairseq_ccpr")]
     sys.modules["fairseq_ccpr"] = package
 
-from fairseq_ccpr.evaluation.speed.machine import describe_run, measure_limits
-from fairseq_ccpr.evaluation.speed.search_speed import SearchCost, Sweep, make_index, measure_searches
+from fairseq_ccpr.evaluation.machine import describe_run, measure_limits
+from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, make_index, measure_searches
 from fairseq_ccpr.search import ExactIndex, Index
 
 WIDTHS, HYPOTHESES, METRICS = (128, 256, 512, 1024), (5, 64, 65, 240, 800), ("ip", "l2")

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.evaluation.translation.near_duplicates import resemblances
 from fairseq_ccpr.evaluation.translation.scores import score
 from fairseq_ccpr.inference.sentences import encode, encode_with, length_limit
+from fairseq_ccpr.lab.accuracy.near_duplicates import resemblances
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 

@@ -17,8 +17,8 @@ import torch
 
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
 from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TokenDatastore, array_shapes
-from fairseq_ccpr.evaluation.speed.machine import Limits
-from fairseq_ccpr.evaluation.speed.planning import needs
+from fairseq_ccpr.evaluation.machine import Limits
+from fairseq_ccpr.evaluation.planning import needs
 from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_build, open_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import ArrayWriter

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_ccpr.cli import COMMANDS, tune
+from fairseq_ccpr.cli import COMMANDS, module_of, tune
 from fairseq_ccpr.cli.command import HelpFormatter
 from fairseq_ccpr.version import __version__
 from tests.helpers import ROOT, call, refused, run
@@ -28,7 +28,7 @@ def test_help_names_the_command_and_explains_every_option(name: str) -> None:
     shown = call(name, "--help").stdout
     assert shown.startswith(f"usage: fairseq-ccpr {name} ")
     assert "(default: None)" not in shown and "(default: False)" not in shown and "(default: )" not in shown
-    command = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main
+    command = import_module(module_of(name)).main
     for line in command.text.splitlines():
         assert line.count("fairseq-ccpr ") < 2 and not re.search(r"\S {2,}--", line), f"a line break is lost: {line}"
     for action in command.help_parser()._actions:

@@ -30,9 +30,9 @@ from fairseq_ccpr.decoding.trust_features import (
     trust_features,
 )
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
-from fairseq_ccpr.evaluation.speed.decoding_speed import SpeedTest
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import adaptive_trust, call, equal, refused, run
 from tests.small_models import World, build

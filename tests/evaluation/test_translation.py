@@ -15,10 +15,10 @@ from sacrebleu.significance import PairedTest
 
 from fairseq_ccpr.decoding.interpolation import interpolate_references
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.evaluation.translation.significance import compare_systems
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.lab.accuracy.significance import compare_systems
 from tests.helpers import call, refused
 from tests.small_models import PAIRS, World, build
 

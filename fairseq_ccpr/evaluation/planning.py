@@ -1,0 +1,173 @@
+"""The needs of a datastore of any size: bytes on disk, in memory and on GPUs, and the least cost of a step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fairseq_ccpr.datastore.manifest import PhraseSection, TokenSection
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.machine import Limits, measure_limits
+from fairseq_ccpr.search import DISK
+from fairseq_ccpr.search.exact import KEPT_NORMS
+from fairseq_ccpr.search.faiss_library import automatic_factory, import_faiss, inverted_lists, list_count, make_index
+from fairseq_ccpr.search.index_plan import PHRASE_EFFORT, TOKEN_EFFORT, plan_index
+from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
+
+SAMPLE_BYTES = 1 << 28  # of a file, read to learn how fast the disk is; less says little
+LEAST_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Need:
+    """The cost of one way to search: bytes, and the least seconds per step; None: not used, or not known.
+
+    Attributes:
+        index: as `--index` has it.
+        place: where it is searched: `host`, `device`, which is one GPU, `devices`, or `disk`.
+        disk: all files of the part.
+        host, device: held in memory, of one machine and of its GPUs together.
+        read: of keys or codes, a step, from the place.
+        seconds: `read` by the bandwidth of the place; of exact search no less than its products take.
+    """
+
+    index: str
+    place: str
+    disk: float
+    host: float
+    device: float
+    read: float
+    seconds: float | None
+
+
+def needs(
+    section: TokenSection | PhraseSection,
+    size: int,
+    queries: int,
+    speeds: dict[str, Limits],
+    others: tuple[str, ...] = (),
+) -> list[Need]:
+    """Plan each way to search a part of a datastore, if it had `size` entries.
+
+    Args:
+        section: whose width, metric and text are taken.
+        size: N.
+        queries: H, hypotheses or phrases that are looked up together.
+        speeds: of `host`, `device` and `disk`, as far as known.
+        others: more of what `--index` may say, with inverted lists.
+
+    Raises:
+        ConfigurationError: one of `others` is no such index.
+    """
+    d, metric = section.dimension, section.index.metric
+    keys = 2 * size * d
+    stored = size * _stored_bytes(section)
+    values = 4 * size if isinstance(section, TokenSection) else 0
+    norms = 4 * size if metric == "l2" else 0
+    effort = PHRASE_EFFORT if isinstance(section, PhraseSection) else TOKEN_EFFORT
+
+    def exact(place: str, host: int, device: int) -> Need:
+        limits = speeds.get(place)
+        return Need("exact", place, stored, host, device, keys, limits.floor(size, d, queries) if limits else None)
+
+    def lists(choice: str, place: str) -> Need:
+        planned = plan_index(choice, metric, "", size, d, effort=effort)
+        index = make_index(d, planned.factory.removesuffix(SUFFIX), metric)
+        if (ivf := inverted_lists(index)) is None:
+            raise ConfigurationError(f"--index {choice} has no inverted lists, and nothing else can be planned for")
+        probed = int(dict(word.split("=") for word in planned.parameters.split(","))["nprobe"])
+        coarse = 4 * ivf.nlist * d
+        entry = ivf.code_size + 8
+        again = index.refine_index.sa_code_size() if hasattr(index, "refine_index") else 0  # for the best few
+        block = getattr(import_faiss().downcast_index(ivf), "bbs", 0)  # of keys, which a list of 4-bit codes ends with
+        padding = block // 2 * ivf.nlist * ivf.code_size
+        whole = size * (entry + again) + coarse + padding
+        mapped = keys if planned.backend == RESCORED else 0  # from which candidates are scored again
+        read = queries * probed / ivf.nlist * size * entry + coarse
+        held = {"host": (whole + mapped, 0), "devices": (0, whole + values), "disk": (coarse, 0)}[place]
+        if place == "disk":
+            read = min(read - coarse, size * entry)  # a list that several queries want is read once
+        limits = speeds.get(place.removesuffix("s"))
+        seconds = read / limits.bytes_per_second if limits else None
+        return Need(str(planned), place, stored + whole, *held, read, seconds)
+
+    kept = norms if size <= KEPT_NORMS else 0
+    return [
+        exact("disk", kept, 0),
+        exact("host", keys + kept, 0),
+        exact("device", 0, keys + norms + values),
+        lists(DISK, "disk"),
+        lists(automatic_factory(size, d, metric), "host"),
+        lists(f"IVF{list_count(size)},SQfp16", "devices"),  # which FAISS has for GPUs, and shares among them
+        *(lists(choice, "disk" if choice.partition(":")[0] == DISK else "host") for choice in others),
+    ]
+
+
+def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
+    """Measure the speeds of this machine that are not given, where there is something to measure.
+
+    Args:
+        file: read from disk to learn how fast that is, if it is there and large enough.
+        given: bytes per second, by `host`, `device` and `disk`; how fast these multiply is then left out.
+    """
+    speeds = {place: Limits(bytes_per_second, float("inf")) for place, bytes_per_second in given.items()}
+    if "host" not in speeds:
+        speeds["host"] = measure_limits(torch.device("cpu"))
+    if "device" not in speeds and torch.cuda.is_available():
+        speeds["device"] = measure_limits(torch.device("cuda"))
+    if "disk" not in speeds and file.is_file() and file.stat().st_size >= LEAST_BYTES:
+        speeds["disk"] = Limits(_reading(file), speeds["host"].operations_per_second)
+    return speeds
+
+
+def describe_room(folder: Path) -> str:
+    """Describe this machine: space on the disk of a folder, memory, and the memory of its GPUs."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    gpus = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    devices = f"GPUs of {', '.join(f'{size / 1e9:,.0f} GB' for size in gpus)}" if gpus else "no GPU"
+    return f"{shutil.disk_usage(folder).free / 1e9:,.0f} GB free on disk, {memory / 1e9:,.0f} GB of memory, {devices}"
+
+
+def _reading(file: Path) -> float:
+    """Return how many bytes per second a file is read at, none of which is cached at first."""
+    with file.open("rb", buffering=0) as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        start, count = time.perf_counter(), 0
+        while count < SAMPLE_BYTES and (block := stream.read(1 << 24)):
+            count += len(block)
+        return count / (time.perf_counter() - start)
+
+
+def parse_speeds(words: list[str]) -> dict[str, float]:
+    """Parse words such as host=20, in GB/s, into bytes per second.
+
+    Raises:
+        ConfigurationError: a place or a number that is none.
+
+    >>> parse_speeds(["disk=3.5"])
+    {'disk': 3500000000.0}
+    """
+    speeds = {}
+    for word in words:
+        place, _, number = word.partition("=")
+        try:
+            speeds[place] = float(number) * 1e9
+        except ValueError:
+            speeds[place] = 0.0
+        if place not in ("host", "device", "disk") or not 0 < speeds[place] < float("inf"):
+            raise ConfigurationError(f"--speeds has '{word}': give GB/s of host, device or disk, such as disk=3")
+    return speeds
+
+
+def _stored_bytes(section: TokenSection | PhraseSection) -> float:
+    """Return the bytes an entry takes in files, without the index; of a phrase, with its part of the sentences."""
+    if isinstance(section, TokenSection):
+        return 2 * section.dimension + 4 + 8  # key, value, provenance
+    text_bytes = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]
+    hashes = 8 if section.hashes else 0
+    return 2 * section.dimension + 12 + hashes + sum(text_bytes) / section.size

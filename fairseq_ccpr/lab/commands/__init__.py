@@ -1,0 +1,1 @@
+"""The subcommands of `fairseq-ccpr` for research, as those in `cli`."""

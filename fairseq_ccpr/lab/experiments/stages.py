@@ -1,0 +1,237 @@
+"""Stages of an experiment: each runs once, and again only when something changes that it depends on.
+
+Own code, and no workflow engine: datastores may be deleted once systems are decoded, killed builds resume, an output may be
+moved, and results list every command with its time. doit and Snakemake would run such stages again.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Union
+
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.errors import ConfigurationError, StageError
+from fairseq_ccpr.lab.experiments.commands import PACKAGE, execute, last_line
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.files import MANIFEST, write_json
+from fairseq_ccpr.version import __version__
+
+FEW = 8  # files that are missing are named
+
+
+@dataclass(frozen=True)
+class FileArguments:
+    """Words of a command line that are read from a file when the command starts, such as tuned settings."""
+
+    path: Path
+
+    def read(self) -> list[str]:
+        """Read the words; files that were written next to this one are named where they are now, after a move as well."""
+        words = shlex.split(self.path.read_text(encoding="utf-8"))
+        beside = f"{self.path.name}."
+        return [
+            str(self.path.parent / name) if (name := Path(word).name).startswith(beside) else word for word in words
+        ]
+
+    def __str__(self) -> str:
+        return f"$(cat {self.path})"
+
+
+Word = Union[str, FileArguments]
+
+
+@dataclass
+class Stage:
+    """A command, its dependencies and its outputs."""
+
+    name: str  # kind/domain/system
+    module: str  # that `python -m` runs
+    words: list[Word]
+    outputs: list[Path]
+    needs: list[Stage] = field(default_factory=list)
+    inputs: list[tuple[str, str]] = field(default_factory=list)  # settings of the experiment, and the paths they name
+    resumes: bool = False  # whether a killed command resumes; else what it has written is removed first
+    optional: list[Path] = field(default_factory=list)  # files that it may write; they must stay as it left them
+
+    @property
+    def file_name(self) -> str:
+        """The name without slashes."""
+        return self.name.replace("/", ".")
+
+
+def with_needs(goals: Iterable[Stage], left_out: Callable[[Stage], bool] = lambda stage: False) -> list[Stage]:
+    """Sort the goals and all that they need, each after its needs; leave out some, and what they alone need."""
+    ordered: dict[str, Stage] = {}
+
+    def visit(stage: Stage) -> None:
+        if stage.name not in ordered and not left_out(stage):
+            for need in stage.needs:
+                visit(need)
+            ordered[stage.name] = stage
+
+    for goal in goals:
+        visit(goal)
+    return list(ordered.values())
+
+
+class Runner:
+    """Runs stages in a folder, into an output, and knows which of them are done.
+
+    A stage is done when its outputs exist, its optional files are those that it wrote, and its stamp has the digest of its
+    command, of the files it reads, by size and time, and of the stages it needs. Otherwise it runs again.
+
+    Args:
+        folder: where commands run.
+        output: all outputs are below it.
+    """
+
+    def __init__(self, folder: Path, output: Path) -> None:
+        self.folder, self.output = folder.resolve(), output.resolve()
+        self.stamps, self.logs = self.output / "stamps", self.output / "logs"
+        self._digests: dict[str, str] = {}
+
+    def digest(self, stage: Stage) -> str:
+        """Digest all that the outcome of a stage depends on. Moving the output does not change it."""
+        if stage.name not in self._digests:
+            words = [self._portable(str(word)) for word in stage.words]
+            named = [word for word in words if self._is_file(word)]
+            files = sorted({*named, *(path for _, path in stage.inputs)})
+            about = [[path, list(_describe(self.folder / path))] for path in files]
+            needed = [self.digest(need) for need in stage.needs]
+            self._digests[stage.name] = fingerprint.of_strings([json.dumps([stage.module, words, about, needed])])
+        return self._digests[stage.name]
+
+    def _portable(self, word: str) -> str:
+        """Replace the paths of this machine that are not settings of the experiment."""
+        return word.replace(str(self.output), "OUTPUT").replace(str(PACKAGE), PACKAGE.name)
+
+    def _is_file(self, word: str) -> bool:
+        """Tell whether a word of a command line is the path of a file."""
+        try:
+            return (self.folder / word).is_file()
+        except OSError:  # too long for a name
+            return False
+
+    def stamp(self, stage: Stage) -> dict[str, Any] | None:
+        """Read the record of a stage's last run, which may outlive its outputs; None if it failed or is outdated."""
+        path = self.stamps / f"{stage.file_name}.json"
+        stamp = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return stamp if stamp is not None and stamp["digest"] == self.digest(stage) else None
+
+    def done(self, stage: Stage) -> bool:
+        """Tell whether a stage need not run."""
+        stamp = self.stamp(stage)
+        if stamp is None or not all(path.exists() for path in stage.outputs):
+            return False
+        found = self._optional_files(stage)
+        return found == stamp.get("optional_files", found)  # stamps of before do not say
+
+    def _optional_files(self, stage: Stage) -> dict[str, str]:
+        """Digest the optional files that there are."""
+        return {self._portable(str(path)): fingerprint.of_file(path) for path in stage.optional if path.is_file()}
+
+    def to_do(self, goals: Iterable[Stage]) -> list[Stage]:
+        """Sort the goals that are not done, each after the stages it needs that are not done either.
+
+        Once a stage is done, its needs are not looked at: datastores may be deleted after decoding.
+        """
+        return with_needs(goals, self.done)
+
+    def check_inputs(self, stages: Iterable[Stage]) -> None:
+        """Check that the files that these stages read exist.
+
+        Raises:
+            ConfigurationError: names those that are missing.
+        """
+        named = {path: key for stage in stages for key, path in stage.inputs}
+        missing = [f"{path} ({key})" for path, key in named.items() if not (self.folder / path).exists()]
+        if missing:
+            more = f" and {len(missing) - FEW:,} more" if len(missing) > FEW else ""
+            raise ConfigurationError(f"not found, relative to {self.folder}: {', '.join(missing[:FEW])}{more}")
+
+    def command(self, stage: Stage) -> list[str]:
+        """Write the words for the interpreter; those of files that exist already are read from them."""
+        words: list[str] = ["-m", stage.module]
+        for word in stage.words:
+            if isinstance(word, FileArguments) and word.path.is_file():
+                words += word.read()
+            else:
+                words.append(str(word))
+        return words
+
+    def run(self, stage: Stage, lock: IO[str]) -> float:
+        """Run a stage, after removing what an earlier run of another command wrote.
+
+        Args:
+            lock: of the output, see `locked`.
+
+        Returns:
+            Seconds.
+
+        Raises:
+            StageError: the command fails.
+        """
+        digest, begun = self.digest(stage), self.stamps / f"{stage.file_name}.begun"
+        stamp, log = begun.with_suffix(".json"), self.logs / f"{stage.file_name}.log"
+        resumed = stage.resumes and begun.is_file() and begun.read_text(encoding="utf-8") == digest
+        stamp.unlink(missing_ok=True)
+        if not resumed:
+            begun.unlink(missing_ok=True)  # before what it vouches for
+            for path in (*stage.outputs, *stage.optional):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for folder in (self.stamps, self.logs, *(path.parent for path in stage.outputs)):
+            folder.mkdir(parents=True, exist_ok=True)
+        begun.write_text(digest, encoding="utf-8")
+        command, start = self.command(stage), time.monotonic()
+        with log.open("a" if resumed else "w", encoding="utf-8") as stream:
+            code = execute(command, self.folder, stream, lock)
+        seconds = time.monotonic() - start
+        if code or not all(path.exists() for path in stage.outputs):
+            raise StageError(f"stage {stage.name} failed with exit code {code} ({last_line(log)}); its log is {log}")
+        about = {
+            "stage": stage.name,
+            "digest": digest,
+            "command": ["python", *map(self._portable, command)],
+            "log": str(log.relative_to(self.output)),
+            "seconds": round(seconds, 1),
+            "resumed": resumed,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "created_with": f"fairseq-ccpr {__version__}",
+            "optional_files": self._optional_files(stage),
+            "datastore": _describe_datastore(stage.outputs[0]),
+        }
+        write_json(stamp, about)
+        begun.unlink()
+        return seconds
+
+
+def _describe(path: Path) -> Iterator[tuple[str, int, int]]:
+    """List names, sizes and times of a file, or of all files below a folder; nothing if it is missing."""
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            about = file.stat()
+            yield str(file.relative_to(path)), about.st_size, about.st_mtime_ns
+
+
+def _describe_datastore(output: Path) -> dict[str, Any] | None:
+    """Describe a datastore, for results that may outlive it."""
+    if not (output / MANIFEST).is_file():
+        return None
+    manifest = Manifest.read(output)
+    section = manifest.token or manifest.phrase
+    assert section is not None
+    return {
+        "entries": section.size,
+        "dimension": section.dimension,
+        "index": str(section.index),
+        "share": section.share,
+        "bytes": sum(file["bytes"] for file in section.files.values()),
+        "fingerprints": section.fingerprints,
+    }

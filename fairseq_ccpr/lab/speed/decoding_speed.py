@@ -1,0 +1,190 @@
+"""Speed of decoding with datastores of any size relative to plain fairseq, the systems taking turns in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq import tasks, utils
+from torch import Tensor
+
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.options import MixtureSettings
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.machine import Limits, peak_bytes, start_peak, synchronise
+from fairseq_ccpr.lab.speed.search_speed import make_index
+from fairseq_ccpr.lab.speed.synthetic_store import grow
+from fairseq_ccpr.search import Index
+from fairseq_ccpr.timing import DECODER, PhaseTimer, phase
+
+BASE, EQUIPPED, REST = "base", "base+", "rest"
+ALONE = (BASE, EQUIPPED)  # systems without retrieval, which are always measured
+SENTENCES = 10  # at least, in a measurement
+
+
+@dataclass
+class DecodingSpeed:
+    """One system on one load; medians over repeats."""
+
+    system: str
+    entries: int  # of the token datastore; 0 for the base model
+    batch: int  # target tokens of the references, that a batch has at least
+    hypotheses: int  # at once, in the first batch
+    tokens_per_second: float
+    slowest: float  # tokens per second
+    fastest: float
+    speed: float  # as a fraction of the base model's, measured in the same repeat
+    parts: dict[str, float]  # milliseconds per step by phase, from one more run that waits for the device after each
+    floor: float  # milliseconds that exact search takes a step at least; 0 without search
+    peak_bytes: int  # see `peak_bytes`
+
+
+class SpeedTest:
+    """Models and systems, loaded once.
+
+    Args:
+        cfg: of a fairseq-generate.
+        task, models: as `evaluation.decoding.load` gives them.
+        datastores: by name of the system, what fairseq would be told as `--datastore`; each with a token part.
+    """
+
+    def __init__(self, cfg: Any, task: Any, models: list[Any], datastores: dict[str, str]) -> None:
+        self.cfg, self.task, self.models = cfg, task, models
+        self.device = next(models[0].parameters()).device
+        self.generators = {BASE: task.build_base_generator(models, cfg.generation)}
+        plain = self.generators[BASE].model  # fairseq's, which marks no phase
+        plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
+        # The base model with retrieval's beam search: what that saves is not due to retrieval.
+        self.generators[EQUIPPED] = task.build_base_generator(models, cfg.generation)
+        alone = RetrievalEnsemble(models, None, None, task.target_dictionary.pad(), MixtureSettings())
+        task.equip(self.generators[EQUIPPED], alone)
+        self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
+        self.signatures: dict[str, str] = {}  # of each system and size that `resize` made
+
+    def _build_generator(self, datastore: str) -> Any:
+        settings = deepcopy(self.cfg.task)
+        settings.datastore = datastore
+        task = tasks.setup_task(settings)
+        task.build_tokenizer(self.cfg.tokenizer)
+        task.build_bpe(self.cfg.bpe)
+        return task.build_generator(self.models, self.cfg.generation)
+
+    def resize(self, entries: int, choice: str) -> None:
+        """Give every system a token datastore of so many entries, made from its own; systems that share one still do.
+
+        Args:
+            choice: see `plan_index`.
+        """
+        made: dict[Path, tuple[Index, Tensor, str]] = {}
+        for name, generator in self.generators.items():
+            if name in ALONE:
+                continue
+            ensemble: RetrievalEnsemble = generator.model
+            assert ensemble.tokens is not None
+            retriever = ensemble.tokens.retriever
+            if not isinstance(retriever, TokenRetriever):
+                raise ConfigurationError(
+                    f"the retriever {type(retriever).__name__} cannot be given entries: benchmark TokenRetriever"
+                )
+            store = retriever.datastore
+            if store.directory not in made:
+                unit = store.section.projection is not None
+                keys, values = grow(store.keys, store.values, entries, unit, self.device)
+                searched = make_index(keys, choice, store.section.index.metric)
+                made[store.directory] = searched.index, values, str(searched.description)
+            tokens = replace(ensemble.tokens, retriever=retriever.with_entries(*made[store.directory]), learnt=None)
+            generator.model = ensemble.with_memories(tokens, ensemble.phrases, ensemble.trust)
+            self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
+
+    def batches(self, tokens: int) -> list[dict[str, Any]]:
+        """Make batches of at least so many target tokens, of sentences whose references are of about the median length.
+
+        As many as make up `SENTENCES`; where the subset ends, it begins again.
+        """
+        dataset = self.task.dataset(self.cfg.dataset.gen_subset)
+        lengths = np.asarray(dataset.tgt_sizes)
+        order = np.abs(lengths - np.median(lengths)).argsort(kind="stable")
+        batches: list[dict[str, Any]] = []
+        sentences = 0
+        for rows in _fill(cycle(order.tolist()), lengths, tokens):
+            sample = dataset.collater([dataset[row] for row in rows])
+            batches.append(utils.move_to_cuda(sample) if self.device.type == "cuda" else sample)
+            sentences += len(rows)
+            if sentences >= SENTENCES:
+                break
+        return batches
+
+    def measure(self, batch: int, entries: int, repeats: int, limits: Limits) -> list[DecodingSpeed]:
+        """Time every system on the same batches: once to warm up, then `repeats` times in turns.
+
+        Args:
+            batch: target tokens, see `batches`.
+            entries: what `resize` was told.
+            limits: of the device.
+        """
+        samples = self.batches(batch)
+        for name in self.generators:
+            self._decode(name, samples)
+        speeds: dict[str, list[float]] = {name: [] for name in self.generators}
+        peaks: dict[str, int] = {}
+        for _ in range(repeats):
+            for name, repeated in speeds.items():
+                start_peak(self.device)
+                repeated.append(self._decode(name, samples))
+                peaks[name] = peak_bytes(self.device)
+        hypotheses = len(samples[0]["net_input"]["src_tokens"]) * self.cfg.generation.beam
+        rows = []
+        for name, repeated in speeds.items():
+            phases, floor = self._time_phases(name, samples, hypotheses, limits)
+            ratios = np.array(repeated) / np.array(speeds[BASE])
+            rows.append(
+                DecodingSpeed(
+                    name, 0 if name in ALONE else entries, batch, hypotheses, float(np.median(repeated)),
+                    min(repeated), max(repeated), float(np.median(ratios)), phases, floor, peaks[name],
+                )
+            )  # fmt: skip
+        return rows
+
+    def _decode(self, name: str, samples: list[dict[str, Any]]) -> float:
+        """Decode, and return the best hypotheses' tokens per second."""
+        synchronise(self.device)
+        start, tokens = time.perf_counter(), 0
+        for sample in samples:
+            hypotheses = self.task.inference_step(self.generators[name], self.models, sample)
+            tokens += sum(len(best[0]["tokens"]) for best in hypotheses)
+        synchronise(self.device)
+        return tokens / (time.perf_counter() - start)
+
+    def _time_phases(
+        self, name: str, samples: list[dict[str, Any]], hypotheses: int, limits: Limits
+    ) -> tuple[dict[str, float], float]:
+        """Return the milliseconds per step of each phase, and of exact search at least."""
+        with PhaseTimer(self.device) as timer:
+            start = time.perf_counter()
+            self._decode(name, samples)
+            total = time.perf_counter() - start
+        phases = {**timer.seconds, REST: total - sum(timer.seconds.values())}
+        floor = 0.0
+        if name not in ALONE:
+            index = self.generators[name].model.tokens.retriever.index
+            floor = limits.floor(index.size, index.dimension, hypotheses)
+        return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
+
+
+def _fill(rows: Iterable[int], lengths: np.ndarray, tokens: int) -> Iterator[list[int]]:
+    """Group rows until their lengths sum to `tokens` at least."""
+    group: list[int] = []
+    filled = 0
+    for row in rows:
+        group.append(row)
+        filled += int(lengths[row])
+        if filled >= tokens:
+            yield group
+            group, filled = [], 0

@@ -1,0 +1,141 @@
+"""Speed of building and searching phrase datastores, and their size on disk and in memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.common_options import count_option
+from fairseq_ccpr.datastore.phrase import bytes_per_entry
+from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
+from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
+from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, plan_index
+
+KEY_SEED, QUERY_SEED = 1, 2
+BLOCK_ROWS = 1 << 16
+
+
+@dataclass
+class BuildingSpeed:
+    """A phrase datastore that was built."""
+
+    sentences: int
+    phrases: int
+    sentences_per_second: float  # while phrases were found and encoded
+    phrases_per_second: float
+    seconds: float  # that all of the build took
+    bytes_per_phrase: dict[str, float]  # on disk, by part
+    peak_bytes: int  # see `peak_bytes`
+
+
+@dataclass
+class SearchSpeed:
+    """Searches for one batch of queries, again and again."""
+
+    index: str  # as requested
+    phrases: int
+    queries_per_second: float  # median
+    slowest: float  # queries per second
+    fastest: float
+    peak_bytes: int  # see `peak_bytes`
+
+
+@dataclass
+class SearchSettings:
+    """What is searched for; options of `fairseq-ccpr benchmark phrases`."""
+
+    dimension: int = count_option(128, "width of a random key")
+    queries: int = count_option(512, "in a batch: the phrases of some sentences")
+    k: int = count_option(PHRASE_DEPTH, "entries found for each; retrieval begins with as many")
+    repeats: int = count_option(5, "searches that are measured")
+
+
+def measure_building(sentences: list[str], encoder: Path, device: torch.device, quiet: bool) -> BuildingSpeed:
+    """Build a phrase datastore in a temporary folder.
+
+    Args:
+        sentences: its text.
+        encoder: checkpoint of a phrase encoder.
+        device: a GPU, or the CPU even where there is one.
+        quiet: no progress bar.
+    """
+    start_peak(device)
+    with TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
+        start = time.perf_counter()
+        cpu, output = device.type == "cpu", Path(folder) / "datastore"
+        settings = PhraseBuildSettings([text], encoder, output, cpu=cpu, quiet=quiet)
+        built = build_phrase_datastore(settings, Processes())
+        assert built is not None  # in the first process, which is the only one
+        seconds = time.perf_counter() - start
+    section = built.section
+    return BuildingSpeed(
+        section.sentences, section.size, section.sentences / built.seconds, section.size / built.seconds, seconds,
+        bytes_per_entry(section), peak_bytes(device),
+    )  # fmt: skip
+
+
+def measure_search(
+    choice: str, size: int, settings: SearchSettings, device: torch.device, store: str | None = None
+) -> SearchSpeed:
+    """Time searches of random keys: once to warm up, then `repeats` times.
+
+    Args:
+        choice: `exact` or a FAISS factory string; with a store, or a type of Milvus's.
+        size: number of keys.
+        settings: what is searched for.
+        device: where the search is to work, where the index can.
+        store: Milvus, which is to have the keys; they go when all is done.
+    """
+    start_peak(device)
+    keys = random_directions(size, settings.dimension, KEY_SEED)
+    queries = torch.from_numpy(random_directions(settings.queries, settings.dimension, QUERY_SEED)).float().to(device)
+    with TemporaryDirectory() as folder:
+        index = _make_index(keys, choice, Path(folder), device, store)
+        seconds = [_time_search(index, queries, settings.k) for _ in range(1 + settings.repeats)][1:]
+    index.drop()
+    speeds = [settings.queries / once for once in seconds]
+    name = choice if store is None else f"milvus:{choice}"
+    return SearchSpeed(name, size, float(np.median(speeds)), min(speeds), max(speeds), peak_bytes(device))
+
+
+def _make_index(keys: np.ndarray, choice: str, folder: Path, device: torch.device, store: str | None) -> Index:
+    """Build the index in a folder, or in a database."""
+    address, token = read_address(store, f"benchmark_{len(keys)}") if store is not None else (None, "")
+    gpu = device.type == "cuda"
+    description = plan_index(choice, "ip", "", len(keys), keys.shape[1], gpu, PHRASE_EFFORT, address)
+    remote = None
+    if address is not None:
+        remote = RemoteKeys(address, len(keys), keys.shape[1], {"benchmark": str(description)}, TIMEOUT, token)
+    build_index(keys, description, folder / description.file, lambda rows: None, remote)
+    return open_index(description, remote or keys, folder).to(device)
+
+
+def _time_search(index: Index, queries: torch.Tensor, k: int) -> float:
+    """Time one search, in seconds."""
+    start = time.perf_counter()
+    index.search(queries, k)
+    synchronise(queries.device)
+    return time.perf_counter() - start
+
+
+def random_directions(size: int, dimension: int, seed: int) -> np.ndarray:
+    """Draw vectors of length 1, fp16 [size, dimension], block by block; fewer are the first of more.
+
+    >>> bool((random_directions(2, 4, 1) == random_directions(3, 4, 1)[:2]).all())
+    True
+    """
+    rng = np.random.default_rng(seed)
+    vectors = np.empty((size, dimension), np.float16)
+    for start in range(0, size, BLOCK_ROWS):
+        block = rng.standard_normal((min(BLOCK_ROWS, size - start), dimension), np.float32)
+        vectors[start : start + BLOCK_ROWS] = block / np.linalg.norm(block, axis=1, keepdims=True)
+    return vectors
