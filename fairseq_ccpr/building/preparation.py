@@ -26,7 +26,7 @@ from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.text.decoder_subwords import loading_subwords
-from fairseq_ccpr.text.pairs import one_line, read_pairs, read_together, tell_skipped
+from fairseq_ccpr.text.pairs import one_line, read_pairs, read_together, reasons, tell_skipped
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,8 @@ def binarise(
             logger.warning("--%s %s: %s pairs are there again, and are kept", name, path, f"{repeated:,}")
         (text / "first.npy").unlink()
         if not counts[name]:
-            raise ConfigurationError(f"--{name} {path} has no pair: expected lines of source, tab, target")
+            found = f" ({reasons(skipped)})" if skipped else ""
+            raise ConfigurationError(f"--{name} {path} has no pair{found}: expected lines of source, tab, target")
         arguments += [f"--{name}pref", str(text / name)]
     with naming(output), redirect_stdout(io.StringIO()):
         preprocess.main(options.get_preprocessing_parser().parse_args(arguments))

@@ -129,11 +129,19 @@ def read_pairs(path: Path, empty_lines: bool = False, skipped: Counter[str] | No
         yield columns[0], columns[1]
 
 
+def reasons(skipped: Counter[str]) -> str:
+    """List what was left out, by reason.
+
+    >>> reasons(Counter(["a line is empty"]))
+    '1: a line is empty'
+    """
+    return "; ".join(f"{count:,}: {reason}" for reason, count in skipped.most_common())
+
+
 def tell_skipped(where: object, skipped: Counter[str]) -> None:
-    """Warn of what a text has besides pairs, by reason."""
+    """Warn of what a text has besides pairs."""
     if skipped:
-        reasons = "; ".join(f"{count:,}: {reason}" for reason, count in skipped.most_common())
-        logger.warning("%s: left out %s", where, reasons)
+        logger.warning("%s: left out %s", where, reasons(skipped))
 
 
 @dataclass(frozen=True)

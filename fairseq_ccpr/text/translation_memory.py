@@ -265,7 +265,7 @@ class _Reading:
         except expat.ExpatError as error:
             kind = f"bytes that are not {self.encoding}" if DAMAGED in part else expat.ErrorString(error.code)
             if expat.errors.codes[expat.errors.XML_ERROR_UNDEFINED_ENTITY] == error.code:
-                kind += f" {next(f'&{name};' for name, value in values if not value)}"
+                kind += f" {next((f'&{name};' for name, value in values if not value), '')}"
             first = f"is damaged: {kind}, as in line {line + error.lineno - 1:,} of {self.path.name}"
             self.skipped[self.damages.setdefault(kind, first)] += 1
             return None

@@ -20,8 +20,8 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     output = tmp_path / "phrases"
     (bad / "text.en").write_text("one\ntwo\n")
     refused(extract(bad, output, check=False), r"text\.de has 400 lines and .*text\.en has 2")
-    (bad / "text.en").write_bytes(b"one\n\xff\xfe\n")
-    refused(extract(bad, output, check=False), r"text\.en, line 2: the bytes are not UTF-8")
+    (bad / "text.en").write_bytes(b"\xff\xfe\n" + b"\n" * 399)
+    refused(extract(bad, output, check=False), "no sentence pair for 'train'.*1 a line is not UTF-8, 399 empty")
     (bad / "text.en").write_text("\n" * 400)
     refused(extract(bad, output, check=False), "no sentence pair for 'train'.*400 empty")
     refused(extract(text, output, "--valid", 400, check=False), "no sentence pair for 'train'.*held out: 400")
@@ -38,10 +38,13 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     refused(extract(tmp_path, output, check=False), r"there is no file .*text\.de")
     words = ["--source", bad, "--target", text / "text.en", "--output", output]
     refused(call("extract", *words, check=False), "bad is no regular file: .* not pipes")
-    (bad / "text.tsv").write_text("one\ttwo\nthree\n")
+    (bad / "text.tsv").write_text("\ttwo\nthree\n")
+    (bad / "links").write_text("\n0-0\n")
+    words = ["--pairs", bad / "text.tsv", "--output", output, "--quiet"]
+    refused(call("extract", *words, "--alignments", bad / "links", check=False), r"text\.tsv, line 2: 1 column,")
     refused(
-        call("extract", "--pairs", bad / "text.tsv", "--output", output, "--quiet", check=False),
-        r"text\.tsv, line 2: 1 column,",
+        call("extract", *words, check=False),
+        r"skipped: 1 a line has 1 columns, and a pair has 2, 1 empty|1 empty, 1 a line",
     )
     (bad / "text.tsv.xz").write_bytes(b"no archive")
     refused(

@@ -234,8 +234,8 @@ def test_every_encoding_of_the_codec_registry_is_read(tmp_path: Path, encoding: 
 
 
 DAMAGE = [
-    "&#x1F;", "\x1f", "\x00", "a & b", "a < b", "<b>", "</seg>", "</tu>", "<!-- ", "<![CDATA[ ", "<? ", "&foo;", '<ph x="1>',
-    "<ph x=1/>", "\ufffe", "</tu><tu>", "<ph", "]]>", "--><!-- -- -->",
+    "&#x1F;", "\x1f", "\x00", "a & b", "a < b", "<b>", "</seg>", "</tu>", "<!-- ", "<![CDATA[ ", "<? ", "&foo;", "&ü;",
+    '<ph x="1>', "<ph x=1/>", "\ufffe", "</tu><tu>", "<ph", "]]>", "--><!-- -- -->",
 ]  # fmt: skip
 
 

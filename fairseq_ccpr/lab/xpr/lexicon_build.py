@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Optional
 
@@ -19,7 +19,7 @@ from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.storage.equal_strings import digest
-from fairseq_ccpr.text.pairs import read_pairs, tell_skipped
+from fairseq_ccpr.text.pairs import read_pairs, reasons, tell_skipped
 from fairseq_ccpr.text.words import has_letters
 
 LONGER_BY = 10  # characters by which an example sentence is longer than its phrase
@@ -48,6 +48,7 @@ class LexiconCounts:
     near_copies: int = 0
     without_examples: int = 0  # on one side at least; left out unless kept by `keep_phrases_alone`
     not_drawn: int = 0  # beyond the limit
+    skipped: Counter[str] = field(default_factory=Counter)  # lines that are no pair, by reason
 
 
 @dataclass
@@ -116,8 +117,7 @@ def build_lexicon(
 def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
     """Read the usable pairs, each once, in the order of the file, and count the others in `counts`."""
     kept: dict[Pair, None] = {}
-    skipped = Counter[str]()
-    for source, target in read_pairs(path, True, skipped):
+    for source, target in read_pairs(path, True, counts.skipped):
         pair = source.strip(), target.strip()
         counts.read += 1
         if not all(map(has_letters, pair)):
@@ -128,7 +128,7 @@ def read_lexicon_pairs(path: Path, counts: LexiconCounts) -> list[Pair]:
             counts.near_copies += 1
         else:
             kept[pair] = None
-    tell_skipped(path, skipped)
+    tell_skipped(path, counts.skipped)
     return list(kept)
 
 
@@ -145,10 +145,12 @@ def draw(pairs: list[Pair], limit: int | None, counts: LexiconCounts) -> list[Pa
 
 
 def _nothing_left(path: Path, split: str, counts: LexiconCounts, chosen: int) -> str:
+    left_out = f", left out {reasons(counts.skipped)}" if counts.skipped else ""
     return (
         f"{path} leaves no phrase pair for '{split}': {counts.read:,} read, {counts.empty:,} without letters, "
         f"{counts.repeated:,} repeated, {counts.near_copies:,} near-copies, {counts.without_examples:,} without an example "
-        f"sentence on one side, {chosen:,} left to be split so that no string is in two splits; give more pairs or more text"
+        f"sentence on one side, {chosen:,} left to be split so that no string is in two splits{left_out}; "
+        "give more pairs or more text"
     )
 
 

@@ -138,7 +138,7 @@ def test_mined_pairs_become_a_data_bin(made: Path, tmp_path: Path, world: World)
     assert (tmp_path / "bin" / "train.de-en.en.bin").stat().st_size > 0
     write_lines(tmp_path / "three.tsv", "a\tb\tc")
     refused(call("prepare", *words[2:], "--train", tmp_path / "three.tsv", "--dict", world.data_bin / "dict.en.txt",
-                 "--output", tmp_path / "no", check=False), "line 1: 3 columns")  # fmt: skip
+                 "--output", tmp_path / "no", check=False), "has no pair .1: a line has 3 columns")  # fmt: skip
 
 
 def test_an_experiment_mines(tmp_path: Path) -> None:
