@@ -17,7 +17,8 @@ from tests.small_models import World
 
 
 def test_every_command_is_a_module_and_every_module_a_command() -> None:
-    modules = {path.stem for path in (ROOT / "fairseq_ccpr/cli").glob("*.py")}
+    folders = [ROOT / "fairseq_ccpr/cli", ROOT / "fairseq_ccpr/lab/commands"]
+    modules = {path.stem for folder in folders for path in folder.glob("*.py")}
     shared = {"__init__", "command", "completion", "phrase_prompt"}
     assert modules - shared == {name.replace(" ", "_") for name in COMMANDS}
     assert "fairseq-ccpr = fairseq_ccpr.cli:main" in (ROOT / "setup.py").read_text()
