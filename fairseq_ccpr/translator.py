@@ -6,12 +6,13 @@ import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from fairseq_ccpr.building.live_compact import LiveCompaction
 from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.decoding.learnt_memory import LearntMemory
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_sentences
@@ -42,17 +43,17 @@ def choose(device: str | torch.device | None) -> torch.device | None:
 class Translator(System):
     """Translate text with a trained model of fairseq, and with what a datastore knows.
 
-    >>> translator = Translator(model, datastore=datastore, beam=5)
-    >>> translations = list(translator.translate(["Und Gott sprach:", "Es werde Licht!"]))
-    >>> [(one.source, len(one.text) > 0, one.score < 0) for one in translations]
-    [('Und Gott sprach:', True, True), ('Es werde Licht!', True, True)]
-    >>> translator.explain("Es werde Licht!").save(folder / "page.html")
-    >>> number = translator.learn("Es werde Licht!", "Let there be light!")
-    >>> [one.target for one in translator.memory("licht")]
-    ['Let there be light!']
-    >>> translator.forget(number)
+    >>> with Translator(model, datastore=datastore, beam=5) as translator:
+    ...     translations = list(translator.translate(["Und Gott sprach:", "Es werde Licht!"]))
+    ...     translator.explain("Es werde Licht!").save(folder / "page.html")
+    ...     number = translator.learn("Es werde Licht!", "Let there be light!")
+    ...     found = [one.target for one in translator.memory("licht")]
+    ...     translator.forget(number)
+    >>> [(one.source, len(one.text) > 0, one.score < 0) for one in translations], found
+    ([('Und Gott sprach:', True, True), ('Es werde Licht!', True, True)], ['Let there be light!'])
 
-    Everything is loaded once. Several threads may translate with one translator at the same time.
+    Everything is loaded once. Several threads may translate with one translator at the same time. `close`, or the end of
+    `with`, lets others learn into the datastore; a translator that was closed does no more work.
 
     Args:
         path: the model's checkpoint; several of an ensemble are separated by colons. Left out, the one that the datastore was
@@ -98,6 +99,17 @@ class Translator(System):
         translator = cls.__new__(cls)
         System.__init__(translator, configure_system(words, data))
         return translator
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        """Name the model, the datastore where there is one, and the device."""
+        datastore = f", datastore={self.cfg.task.datastore!r}" if self.cfg.task.datastore else ""
+        return f"{type(self).__name__}({self.cfg.common_eval.path!r}{datastore}, device='{self.device}')"
 
     def learn(self, source: str, target: str) -> int:
         """Learn a sentence and its translation, such as a correction: it counts from the next sentence on.
@@ -183,11 +195,13 @@ class Translator(System):
         return self._compaction.run()
 
     def close(self) -> None:
-        """Let others learn into the datastore. This translator can still translate, and takes it back if it learns again."""
+        """Let others learn into the datastore, and end a compaction. From then on this translator refuses to work."""
+        self.closed = True
         if self._compaction is not None:
             self._compaction.cancel()
-        if self.ensemble is not None and self.ensemble.tokens is not None:
-            learnt_memory(self).store.close()
+        learnt = self.ensemble.tokens.learnt if self.ensemble is not None and self.ensemble.tokens is not None else None
+        if isinstance(learnt, LearntMemory):
+            learnt.store.close()
 
     @cached_property
     def _learner(self) -> Learner:

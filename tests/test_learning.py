@@ -86,7 +86,6 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
     for pair in pairs[1:6:2]:
         other.learn(*pair)
     assert outcome(one, sentences) == outcome(other, sentences) != plain and one.signature == other.signature
-    one.close()
     assert outcome(Translator(datastore=store, **SHORT), sentences) == outcome(other, sentences)
     one.forget(*numbers[1::2])
     assert outcome(one, sentences) == plain and one.signature == untouched.signature
@@ -150,6 +149,7 @@ def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, s
         second.learn("Es ist gut.", "It is good.")
     first.close()
     second.forget(number)
+    first = Translator(datastore=store, **SHORT)
     with pytest.raises(DatastoreError, match="is being written to by process"):
         first.learn("Es ist gut.", "It is good.")
     del second

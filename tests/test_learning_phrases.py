@@ -91,7 +91,6 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
     for pair in pairs[1:6:2]:
         other.learn(*pair)
     assert outcome(one, sentences) == outcome(other, sentences) != plain and one.signature == other.signature
-    one.close()
     assert outcome(Translator(datastore=store, **PHRASES_ALONE), sentences) == outcome(other, sentences)
     one.forget(*numbers[1::2])
     assert outcome(one, sentences) == plain and one.signature == untouched.signature

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -210,3 +211,32 @@ def test_a_closed_pipe_ends_it_quietly(world: World, sentences: list[str], tmp_p
     process.stdout.close()
     said = process.stderr.read().decode()
     assert process.wait() == 141 and "Traceback" not in said and "Broken" not in said
+
+
+def test_a_translator_that_was_closed_refuses_to_work(world: World, tmp_path: Path, sentences: list[str]) -> None:
+    store = Path(shutil.copytree(world.datastore, tmp_path / "store"))
+    with Translator(datastore=store, **SHORT) as translator:
+        assert repr(translator) == f"Translator('{world.model}', datastore='{store}', device='cpu')"
+        number = translator.learn("Es ist gut.", "It is good.")
+        begun = translator.translate(sentences, window=1)
+        next(begun)
+    translator.close()  # twice is once
+    for work in (
+        lambda: translator.translate(sentences),
+        lambda: next(begun),
+        lambda: translator.learn("Es ist gut.", "It is good."),
+        lambda: translator.learn_all([]),
+        lambda: translator.forget(number),
+        translator.memory,
+        translator.lock,
+        translator.compact,
+        lambda: translator.explain(sentences[0]),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"^Translator\(.*\) was closed, and does no more work: load another$"
+        ):
+            work()
+    with Translator(datastore=store, **SHORT) as other:
+        assert other.lock() and [one.id for one in other.memory()] == [number]
+    with Translator(world.model, data=world.data_bin, device="cpu") as alone:
+        assert repr(alone) == f"Translator('{world.model}', device='cpu')"

@@ -65,6 +65,7 @@ class Learner:
         Raises:
             DatastoreError: another process writes, or the journal cannot be written; nothing was learnt then.
         """
+        self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
         new = self._with_phrases([one for one in made if isinstance(one, NewPair)])
         ids = iter(self.memory.learn(new) if new else [])
@@ -144,8 +145,9 @@ def learnt_memory(system: System) -> LearntMemory:
     """Return the memory of pairs learnt alongside the token datastore of a system.
 
     Raises:
-        ConfigurationError: there is no token datastore.
+        ConfigurationError: there is no token datastore, or the system was closed.
     """
+    system.check_open()
     ensemble = system.ensemble
     tokens = ensemble.tokens if ensemble is not None else None
     if tokens is None and ensemble is not None and ensemble.phrases is not None:

@@ -6,7 +6,7 @@ import ast
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,13 @@ class System:
 
     Attributes:
         ensemble: the models with the memories of the datastore; None without a datastore and a glossary.
+        closed: whether it does no more work.
 
     Raises:
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
+
+    closed = False
 
     def __init__(self, cfg: Any, device: torch.device | None = None, precision: str = FP32) -> None:
         self.cfg = cfg
@@ -101,12 +104,13 @@ class System:
         """
         if isinstance(sentences, str):
             raise ConfigurationError("translate takes a list of sentences, not one string: put it in brackets")
+        self.check_open()
         self.check_encoding()
         waiting = iter(sentences)
-        while some := list(islice(waiting, window)):
-            yield from self._translate(some, done)
+        return chain.from_iterable(iter(lambda: self._translate(list(islice(waiting, window)), done), []))
 
     def _translate(self, sentences: list[str], done: Callable[[int], object]) -> list[Translation]:
+        self.check_open()
         tokens = [encode(sentence, self.task) for sentence in sentences]
         self._warn_of_unknown(tokens)
         most = length_limit(self.task, self.models)
@@ -124,6 +128,15 @@ class System:
                 translations[place] = Translation.of(sentences[place], found[: self.cfg.generation.nbest], self)
             done(len(places))
         return [one for one in translations if one is not None]
+
+    def check_open(self) -> None:
+        """Check that it was not closed.
+
+        Raises:
+            ConfigurationError: it was.
+        """
+        if self.closed:
+            raise ConfigurationError(f"{self!r} was closed, and does no more work: load another")
 
     def check_encoding(self) -> None:
         """Check that raw text can be split into the model's subwords.

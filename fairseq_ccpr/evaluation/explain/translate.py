@@ -67,6 +67,7 @@ def encode_sentences(system: System, sentences: list[str]) -> dict[int, Tensor]:
     Raises:
         ConfigurationError: a sentence is longer than the models take, or there is none.
     """
+    system.check_open()
     system.check_encoding()
     tokens = {number: ids for number, one in enumerate(sentences) if len(ids := encode(one, system.task)) > 1}
     if not tokens:
