@@ -26,6 +26,8 @@ setup(
     python_requires=">=3.11,<3.13",  # as wheels of fairseq exist; docs/models.md tells which were tried
     packages=find_packages(include=["fairseq_ccpr", "fairseq_ccpr.*"]),
     package_data={
+        "fairseq_ccpr": ["py.typed"],
+        "fairseq_ccpr.cli": ["*.json"],
         "fairseq_ccpr.evaluation": ["*.css"],
         "fairseq_ccpr.evaluation.explain": ["*.html", "*.css", "*.js"],
         "fairseq_ccpr.server": ["*.html", "*.css", "*.js"],

@@ -1,51 +1,27 @@
-"""fairseq-ccpr: retrieval-augmented machine translation as a fairseq plug-in (`--user-dir fairseq_ccpr`)."""
+"""fairseq-ccpr: retrieval-augmented machine translation as a fairseq plug-in (`--user-dir fairseq_ccpr`).
+
+Importing this loads neither torch nor fairseq, so that a command answers `--help` at once. What it gives is loaded, and
+registered with fairseq, as soon as anything needs it: a public name, a module of this package, or fairseq itself.
+"""
 
 import logging
 import os
-from argparse import Namespace
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from fairseq_ccpr.errors import ConfigurationError, install_report
+from fairseq_ccpr.errors import install_report
+from fairseq_ccpr.version import __version__
 
-install_report()  # before the imports, which take seconds and may be interrupted
+if TYPE_CHECKING:
+    from fairseq_ccpr.plug_in import *  # noqa: F403
 
-import torch  # noqa: E402
-
-from fairseq_ccpr.version import __version__  # noqa: E402
-
-# fairseq announces on import which packages it could use for speech; hydra and matplotlib, each step they take.
-for name in ("fairseq.tasks.text_to_speech", "hydra", "matplotlib"):
-    logging.getLogger(name).setLevel(logging.WARNING)
-
-# fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
-# weights_only on, so that nothing in a checkpoint can run.
-torch.serialization.add_safe_globals([Namespace])
-# fairseq's main branch passes weights_only=False to torch.load. This torch switch overrides callers, here and in child
-# processes. torch refuses it together with its opposite. That one allows what this package rules out, but is not dropped
-# silently: other code in the process may rely on it.
-if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
-    raise ConfigurationError(
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "
-        "fairseq-ccpr reads nothing but tensors and plain settings from them"
-    )
-os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-
-# Importing what is public also registers tasks, models and criterions with fairseq.
-from fairseq_ccpr import models, training  # noqa: E402
-from fairseq_ccpr.datastore.phrase import PhraseDatastore  # noqa: E402
-from fairseq_ccpr.datastore.token import TokenDatastore  # noqa: E402
-from fairseq_ccpr.decoding.language_tags import LanguageTags  # noqa: E402
-from fairseq_ccpr.decoding.memory import LearningRetriever, Memory, ModelView, Neighbours, Retriever  # noqa: E402
-from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, TranslationRetrievalConfig  # noqa: E402
-from fairseq_ccpr.decoding.retrieval_task import RetrievalTask  # noqa: E402
-from fairseq_ccpr.decoding.task import TranslationRetrievalTask  # noqa: E402
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever  # noqa: E402
-from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub  # noqa: E402
-from fairseq_ccpr.inference.sentences import Translation  # noqa: E402
-from fairseq_ccpr.translator import Translator  # noqa: E402
-
-refuse_retrieval_by_hub()
-
-__all__ = [
+__all__ = [  # noqa: F405
     "LanguageTags",
     "LearningRetriever",
     "Memory",
@@ -66,3 +42,79 @@ __all__ = [
     "models",
     "training",
 ]
+
+_PLUG_IN = f"{__name__}.plug_in"
+_LIGHT = ("__main__", "cli", "errors", "extras", "plug_in", "settings", "version")  # that need nothing registered
+
+# fairseq's main branch passes weights_only=False to torch.load. This torch switch overrides callers, here and in child
+# processes. It is set at once: a checkpoint is never loaded without it where this package was imported.
+os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Import what configures logging, warns, and announces which packages it lacks, and leave all as it was."""
+    root, of_fairseq, handler = logging.getLogger(), logging.getLogger("fairseq"), logging.NullHandler()
+    level = of_fairseq.level
+    root.addHandler(
+        handler
+    )  # logging.basicConfig does nothing where there is one; a module of fairseq sets DEBUG with it
+    of_fairseq.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        of_fairseq.setLevel(level)
+        root.removeHandler(handler)
+
+
+def _load() -> ModuleType:
+    """Return the module of everything that is public, which registers all with fairseq when it is imported."""
+    with _quietly():
+        return import_module(_PLUG_IN)
+
+
+class _Registration:
+    """Load and register everything before fairseq, or a module of this package that needs it, is first imported.
+
+    fairseq imports a `--user-dir` only where no module of its name was imported before: a program may have done so.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return a specification that loads the module by `create_module`, as long as nothing is registered."""
+        package, _, module = name.partition(".")
+        needed = name == "fairseq" or (package == __name__ and module.partition(".")[0] not in _LIGHT)
+        loader: Any = self  # by duck typing, as importlib.abc is slow to import
+        return ModuleSpec(name, loader) if needed and _PLUG_IN not in sys.modules else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module as it is imported otherwise."""
+        _load()
+        module = import_module(spec.name)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module, which was executed, its own specification back."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(_load(), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if "fairseq" in sys.modules:
+    if install_report():
+        for _noisy in ("hydra", "matplotlib"):  # they log each step they take, since fairseq sets DEBUG
+            logging.getLogger(_noisy).setLevel(logging.WARNING)
+    _load()
+else:
+    sys.meta_path.insert(0, _Registration())

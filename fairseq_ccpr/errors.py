@@ -95,24 +95,27 @@ def describe(error: BaseException) -> str | None:
     return None
 
 
-def install_report() -> None:
-    """Make uncaught `CcprError`s, refused checkpoints and missing files end any fairseq command with one sentence.
+def install_report() -> bool:
+    """Make uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
 
     fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
     where its errors can be told there without a traceback. Everything else goes to the hook that was installed before.
+    Another program has nothing installed: how it ends is its own affair.
+
+    Returns:
+        Whether this is a command of fairseq.
     """
+    program = Path(*sys.argv[:1])
+    if not program.name.startswith("fairseq-") and program.parent.name != "fairseq_cli":
+        return False
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        program = Path(sys.argv[0])
-        if isinstance(error, KeyboardInterrupt) and program.name == PROGRAM:  # while it was importing
-            print(f"{PROGRAM}: interrupted", file=sys.stderr)
-            return
-        of_fairseq = program.name.startswith("fairseq") or program.parent.name == "fairseq_cli"
-        sentence = describe(error) if of_fairseq or isinstance(error, CcprError) else None
+        sentence = describe(error)
         if sentence is None:
             previous(kind, error, trace)
         else:
-            print(f"fairseq-ccpr: error: {sentence}", file=sys.stderr)
+            print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
 
     sys.excepthook = hook
+    return True

@@ -18,8 +18,6 @@ from dataclasses import MISSING, Field, field, fields
 from enum import Enum
 from typing import Any, Optional, TypeVar, get_args, get_origin, get_type_hints
 
-from fairseq.dataclass import ChoiceEnum
-
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.version import __version__
 
@@ -117,6 +115,8 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
 
 def with_options(*kinds: type) -> Callable[[C], C]:
     """Return a decorator that gives a fairseq configuration the options of settings, and makes it a dataclass."""
+
+    from fairseq.dataclass import ChoiceEnum  # here, as the command needs this module before it needs fairseq
 
     def decorate(config: C) -> C:
         annotations = dict(vars(config).get("__annotations__", {}))

@@ -1,5 +1,7 @@
 """Writes docs/reference: commands from their parsers, options of decoding from their dataclasses, Python from docstrings.
 
+The options of all commands are written as data, too, for completion and for what is typed wrongly.
+
     python scripts/reference.py
 
 A test fails where what is written differs from what this would write.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 from dataclasses import MISSING, fields
 from importlib import import_module
@@ -16,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_ccpr
-from fairseq_ccpr.cli import DAILY, RESEARCH
-from fairseq_ccpr.cli.command import RETRIEVAL, Command, markdown_table
-from fairseq_ccpr.decoding.options import RetrievalConfig
+from fairseq_ccpr.cli import COMMANDS, DAILY, RESEARCH
+from fairseq_ccpr.cli.command import Command, HelpFormatter, markdown_table
+from fairseq_ccpr.decoding.options import RETRIEVAL, RetrievalConfig
 from fairseq_ccpr.settings import option_name
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+OPTIONS = "../../fairseq_ccpr/cli/options.json"
 CLASSES = (
     "Translator",
     "Translation",
@@ -40,7 +44,9 @@ OWN_OPTIONS = ("datastore", "untuned", "trust", "knn_log")  # of the task itself
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
-    return {"commands.md": commands(), "decoding-options.md": decoding_options(), "python.md": python()}
+    return {
+        "commands.md": commands(), "decoding-options.md": decoding_options(), "python.md": python(), OPTIONS: options()
+    }  # fmt: skip
 
 
 def commands() -> str:
@@ -49,6 +55,20 @@ def commands() -> str:
     for title, named in (("Daily work", DAILY), ("Research", RESEARCH)):
         parts += [f"## {title}", *(_command(name, what) for name, what in named.items())]
     return _page(parts)
+
+
+def options() -> str:
+    """Write the options of all commands as data, a line for each: for completion, and for what is typed wrongly."""
+    lines = []
+    for name in COMMANDS:
+        command = _main(name)
+        own = [
+            [action.option_strings or [action.dest], action.nargs, action.choices, action.metavar, _shown(action)]
+            for action in command.help_parser()._actions
+        ]
+        of_fairseq = sorted(command.passed_on()) if command.rest else []
+        lines.append(f"{json.dumps(name)}: {json.dumps({'own': own, 'of_fairseq': of_fairseq})}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def decoding_options() -> str:
@@ -81,7 +101,7 @@ def python() -> str:
 
 
 def _command(name: str, what: str) -> str:
-    command: Command = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main
+    command = _main(name)
     parts = [f"### {name}", f"{what[0].upper()}{what[1:]}.", _code(command.text)]
     rows = [["option", "default", "meaning"]]
     rows += [_own_option(action) for action in command.parser()._actions if action.dest != "help"]
@@ -91,6 +111,16 @@ def _command(name: str, what: str) -> str:
     elif command.rest:
         parts.append("It also accepts fairseq's options of tokenizers and subwords.")
     return "\n\n".join(parts)
+
+
+def _main(name: str) -> Command:
+    main: Command = import_module(f"fairseq_ccpr.cli.{name.replace(' ', '_')}").main
+    return main
+
+
+def _shown(action: argparse.Action) -> str:
+    """Write what `--help` says of an option, with its default."""
+    return HelpFormatter("")._expand_help(action)
 
 
 def _own_option(action: argparse.Action) -> list[str]:

@@ -31,6 +31,7 @@ from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import Vote
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +91,9 @@ def call(command: str, *arguments: object, check: bool = True) -> subprocess.Com
     # fairseq keeps the best score of a training in its process
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     code = 0
-    with patch.object(sys, "argv", words), redirect_stdout(out), redirect_stderr(err):
+    report = patch.object(sys, "excepthook", sys.excepthook)
+    with patch.object(sys, "argv", words), report, redirect_stdout(out), redirect_stderr(err):
+        install_report()
         try:
             main_of(command)()
         except SystemExit as end:

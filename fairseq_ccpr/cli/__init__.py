@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from fairseq_ccpr.errors import PROGRAM, did_you_mean
+from fairseq_ccpr.errors import PROGRAM, CcprError, did_you_mean, explain_usage
 from fairseq_ccpr.version import __version__
 
 DAILY = {
@@ -55,11 +59,16 @@ def main() -> None:
         command = COMPLETION
     if command is not None:
         sys.argv = [f"{PROGRAM} {command}", *words[len(command.split()) :]]
+        if command in COMMANDS:
+            refuse_misspelt(command, sys.argv[1:])
         try:
             import_module(f"{__name__}.{command.replace(' ', '_')}").main()
         except KeyboardInterrupt:  # before the command itself would notice
             print(f"{PROGRAM} {command}: interrupted", file=sys.stderr)
             sys.exit(130)
+        except CcprError as error:  # of what is imported
+            print(f"{PROGRAM} {command}: error: {error}", file=sys.stderr)
+            sys.exit(1)
     elif words[:1] == ["--version"]:
         print(f"{PROGRAM} {__version__}")
     elif not words or words[-1] in ("-h", "--help") or (len(words) == 1 and _group(words[0])):
@@ -69,6 +78,27 @@ def main() -> None:
     else:
         print(f"{PROGRAM}: error: there is no command '{_typed(words)}'{_meant(words)}", file=sys.stderr)
         sys.exit(2)
+
+
+@cache
+def declared() -> dict[str, Any]:
+    """Return the options of all commands, which scripts/reference.py wrote down: to read these loads no command.
+
+    Of each command, its own, as names, nargs, choices, metavar and help, and the names of those that fairseq has.
+    """
+    options: dict[str, Any] = json.loads(Path(__file__).with_name("options.json").read_text("utf-8"))
+    return options
+
+
+def refuse_misspelt(command: str, words: list[str]) -> None:
+    """Refuse an option that does not exist and looks like one that does, as the command's parser would seconds later."""
+    known = [name for names, *_ in declared()[command]["own"] for name in names] + declared()[command]["of_fairseq"]
+    names = [word.partition("=")[0] for word in words[: words.index("--") if "--" in words else None]]
+    for name in names if "--user-dir" not in names else ():  # whose tasks may have options of their own
+        if name.startswith("--") and " " not in name and name not in known and did_you_mean(name, known):
+            sentence = explain_usage(f"unrecognized arguments: {name}", known)
+            print(f"{PROGRAM} {command}: error: {sentence}", file=sys.stderr)
+            sys.exit(2)
 
 
 def overview(group: str = "") -> str:

@@ -15,19 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fairseq_ccpr.decoding.options import (
-    MixtureSettings,
-    PhraseSettings,
-    StoreSettings,
-    TokenRetrievalSettings,
-    TranslationRetrievalConfig,
-)
 from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean, explain_usage
-from fairseq_ccpr.inference.passed_on import Known, options_of_decoding, options_of_subwords, part
 from fairseq_ccpr.settings import add_options, check, read_options
 
 CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
-RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -92,6 +83,8 @@ class Command:
         """Return the parser with all options that the command takes: those of retrieval as well, and fairseq's by name."""
         parser = self.parser()
         if self.rest and self.retrieval:
+            from fairseq_ccpr.decoding.options import RETRIEVAL, TranslationRetrievalConfig
+
             group = parser.add_argument_group("retrieval")
             of_task = {one.name: one.metadata.get("help") for one in fields(TranslationRetrievalConfig)}
             group.add_argument("--datastore", metavar="DIR", help=of_task["datastore"])
@@ -100,13 +93,15 @@ class Command:
                 add_options(group, kind)
         if self.rest:
             listed = {name for action in parser._actions for name in action.option_strings}
-            names = " ".join(sorted(n for n in self._passed_on() if n.startswith("--") and n not in listed))
+            names = " ".join(sorted(n for n in self.passed_on() if n.startswith("--") and n not in listed))
             wrapped = textwrap.wrap(names, 110, break_on_hyphens=False, break_long_words=False)
             parser.epilog = "options of fairseq-generate, whose --help explains them:\n  " + "\n  ".join(wrapped)
         return parser
 
-    def _passed_on(self) -> Known:
+    def passed_on(self) -> dict[str, int | str | None]:
         """Return the options that are passed on to fairseq."""
+        from fairseq_ccpr.inference.passed_on import options_of_decoding, options_of_subwords
+
         return {**options_of_subwords(), **(options_of_decoding() if self.retrieval else {})}
 
     def parse(self, words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
@@ -115,7 +110,9 @@ class Command:
         parser.words = words
         if not self.rest:
             return parser.parse_args(words), []
-        parser.of_fairseq = self._passed_on()
+        from fairseq_ccpr.inference.passed_on import part
+
+        parser.of_fairseq = self.passed_on()
         own = [name for action in parser._actions for name in action.option_strings]
         mine, others = part(words, own, parser.of_fairseq)
         if "--user-dir" not in others:
@@ -221,6 +218,7 @@ def markdown_table(rows: list[list[Any]]) -> str:
 def run(name: str, command: Callable[[], int]) -> None:
     """Run a command and exit: 0 when all is well, 1 after one sentence on stderr, or as a shell tells an interruption."""
     warnings.simplefilter("ignore")  # of libraries beneath us, about their own future
+    logging.basicConfig()
     logging.getLogger().setLevel(logging.WARNING)
     try:
         code = command()

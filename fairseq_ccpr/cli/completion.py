@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from importlib import import_module
 
 import shtab
 
-from fairseq_ccpr.cli import COMMANDS, PROGRAM
+from fairseq_ccpr.cli import COMMANDS, PROGRAM, declared
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean
 from fairseq_ccpr.settings import option
@@ -45,9 +44,11 @@ def tree() -> argparse.ArgumentParser:
         group, _, last = name.partition(" ")
         if last and group not in groups:
             groups[group] = commands.add_parser(group, help=f"{group} ...").add_subparsers(dest=group)
-        module = import_module(f"{__package__}.{name.replace(' ', '_')}")
-        to = groups[group] if last else commands
-        to.add_parser(last or group, help=what, parents=[module.main.help_parser()], add_help=False)
+        parser = (groups[group] if last else commands).add_parser(last or group, help=what, add_help=False)
+        for names, nargs, choices, metavar, text in declared()[name]["own"]:
+            flag = {"action": "help" if "--help" in names else "store_true"}
+            named = flag if nargs == 0 else {"nargs": nargs, "choices": choices, "metavar": metavar}
+            parser.add_argument(*names, **named, help=text)
     return root
 
 

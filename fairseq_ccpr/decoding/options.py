@@ -195,7 +195,10 @@ class MixtureSettings:
         check(self)
 
 
-@with_options(TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
+RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSettings)
+
+
+@with_options(*RETRIEVAL)
 class RetrievalConfig(FairseqDataclass):
     """Retrieval options, in addition to those of a fairseq task."""
 

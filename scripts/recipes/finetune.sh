@@ -28,7 +28,7 @@ for rate in ${RATES:-1e-4 3e-4}; do
 done
 best=$(python -c '
 import sys, torch
-import fairseq_ccpr  # names what a fairseq checkpoint may hold
+from fairseq_ccpr import models  # names what a fairseq checkpoint may hold
 print(min(sys.argv[1:], key=lambda path: torch.load(path, map_location="cpu")["extra_state"]["best"]))
 ' "${trained[@]}")
 python "$scripts/recipes/halve_checkpoint.py" "$best" "$output/model.pt"

@@ -7,7 +7,7 @@ import pytest
 from scripts import reference
 
 
-@pytest.mark.parametrize("page", ["commands.md", "decoding-options.md", "python.md"])
+@pytest.mark.parametrize("page", ["commands.md", "decoding-options.md", "python.md", reference.OPTIONS])
 def test_the_reference_is_up_to_date(page: str) -> None:
     kept = (reference.FOLDER / page).read_text(encoding="utf-8")
     assert reference.pages()[page] == kept, f"docs/reference/{page} is out of date: run python scripts/reference.py"

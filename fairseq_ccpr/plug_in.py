@@ -1,0 +1,34 @@
+"""What this package gives: public names for programs, and for fairseq tasks, models and criterions, which it registers."""
+
+# ruff: noqa: F401 - the names are those of fairseq_ccpr/__init__.py
+
+import os
+from argparse import Namespace
+
+import torch
+
+from fairseq_ccpr import models, training
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.language_tags import LanguageTags
+from fairseq_ccpr.decoding.memory import LearningRetriever, Memory, ModelView, Neighbours, Retriever
+from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, TranslationRetrievalConfig
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
+from fairseq_ccpr.decoding.task import TranslationRetrievalTask
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub
+from fairseq_ccpr.inference.sentences import Translation
+from fairseq_ccpr.translator import Translator
+
+# torch refuses its switch that __init__.py sets together with this, its opposite. That one allows what this package rules
+# out, but is not dropped silently: other code in the process may rely on it.
+if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
+    raise ConfigurationError(
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "
+        "fairseq-ccpr reads nothing but tensors and plain settings from them"
+    )
+# fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
+# weights_only on, so that nothing in a checkpoint can run.
+torch.serialization.add_safe_globals([Namespace])
+refuse_retrieval_by_hub()

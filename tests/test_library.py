@@ -1,0 +1,113 @@
+"""The package inside other programs: what importing it changes, what it loads, and that fairseq finds all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fairseq_ccpr
+from fairseq_ccpr import plug_in
+from tests.helpers import ROOT, USER_DIR
+from tests.small_models import World
+
+HEAVY = {"fairseq", "torch", "numpy", "faiss", "matplotlib", "sklearn"}
+REGISTERED = {
+    "tasks": {
+        "phrase_contrast", "phrase_lexicon", "phrase_queries", "token_contrast", "translation_cpu_bf16",
+        "translation_retrieval", "translation_retrieval_bart", "translation_retrieval_multi",
+    },
+    "models": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_query_head", "token_adapter"},
+    "architectures": {"marian", "phrase_encoder", "phrase_encoder_xpr", "phrase_query_head", "token_adapter"},
+    "criterions": {"ccpr", "query_distillation", "supervised_contrastive", "xpco"},
+}  # fmt: skip
+
+
+def python(program: str, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a program in an interpreter of its own, without the words on warnings that tests have."""
+    line = [sys.executable, "-c", program, *map(str, words)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
+def test_importing_and_translating_leave_a_program_as_it_was(world: World, level: str) -> None:
+    program = f"""
+import logging, sys, warnings
+root = logging.getLogger()
+if "{level}" == "DEBUG":
+    logging.basicConfig(level="DEBUG", handlers=[logging.FileHandler("/dev/null")])
+def state():
+    return root.level, root.handlers[:], logging.getLogger("fairseq").level, sys.excepthook, warnings.filters[:]
+before = state()
+import fairseq_ccpr
+assert not {HEAVY} & set(sys.modules) and state() == before
+from fairseq_ccpr import Translator
+assert state() == before
+with Translator(sys.argv[1], datastore=sys.argv[2], device="cpu", max_len_b=5) as translator:
+    assert len(list(translator.translate(["Guten Morgen."]))) == 1
+assert state() == before
+"""
+    done = python(program, world.model, world.datastore)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import fairseq",
+        "import fairseq_ccpr",
+        "from fairseq_ccpr import Translator",
+        "import fairseq_ccpr.settings, fairseq_ccpr.storage.files",
+    ],
+)
+@pytest.mark.parametrize("by_option", [True, False])
+def test_fairseq_knows_all_tasks_models_and_criterions(first: str, by_option: bool) -> None:
+    """In whichever order they are imported, and, where this package was, without `--user-dir`, too."""
+    program = f"""
+import json, logging, sys
+{first}
+from fairseq import options, registry, tasks, models, utils
+if {by_option}:
+    words = ["DATA", "--user-dir", sys.argv[1], "--task", "translation_retrieval_multi", "--lang-pairs", "de-en"]
+    options.parse_args_and_arch(options.get_generation_parser(), [*words, "--path", "model.pt"])
+import fairseq_ccpr
+found = {{"tasks": tasks.TASK_REGISTRY, "models": models.MODEL_REGISTRY, "architectures": models.ARCH_MODEL_REGISTRY,
+         "criterions": registry.REGISTRIES["criterion"]["registry"]}}
+own = {{kind: [name for name, one in known.items() if one.__module__.startswith("fairseq_ccpr.")]
+       for kind, known in found.items()}}
+print(json.dumps(own))
+assert sys.excepthook is sys.__excepthook__
+assert all(sys.modules[name].__spec__.origin for name in ("fairseq", "fairseq_ccpr.settings", "fairseq_ccpr.storage"))
+"""
+    own = json.loads(python(program, USER_DIR).stdout)
+    assert {kind: set(names) for kind, names in own.items()} == REGISTERED
+
+
+@pytest.mark.parametrize(
+    "line", ["--version", "--help", "build", "tranlate", "tune DATA --outptu FILE", "completion bash", "completion zsh"]
+)
+def test_what_needs_no_model_loads_nothing_heavy(line: str) -> None:
+    program = f"""
+import sys
+from fairseq_ccpr.cli import main
+try:
+    main()
+finally:
+    assert not {HEAVY} & set(sys.modules), "heavy"
+"""
+    done = python(program, *line.split(), check=False)
+    assert done.stdout + done.stderr and "heavy" not in done.stderr
+
+
+def test_public_names_are_declared() -> None:
+    assert set(fairseq_ccpr.__all__) <= set(dir(fairseq_ccpr)) and "Translator" in fairseq_ccpr.__all__
+    assert all(
+        getattr(plug_in, name) is getattr(fairseq_ccpr, name) for name in fairseq_ccpr.__all__ if "_" not in name
+    )
+    with pytest.raises(AttributeError, match="has no attribute 'Translater'"):
+        _ = fairseq_ccpr.Translater
+    assert (USER_DIR / "py.typed").is_file() and '"py.typed"' in (ROOT / "setup.py").read_text()
