@@ -142,3 +142,4 @@ def install_report() -> None:
             print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
 
     sys.excepthook = hook
+    return True
