@@ -115,7 +115,9 @@ def __dir__() -> list[str]:
 
 
 if "fairseq" in sys.modules:
-    install_report()
+    if install_report():
+        for _noisy in ("hydra", "matplotlib"):  # they log each step they take, since fairseq sets DEBUG
+            logging.getLogger(_noisy).setLevel(logging.WARNING)
     _load()
 else:
     sys.meta_path.insert(0, _Registration())

@@ -122,16 +122,19 @@ def naming(path: Path | str) -> Iterator[None]:
         raise
 
 
-def install_report() -> None:
+def install_report() -> bool:
     """Make uncaught `CcprError`s, refused checkpoints and missing files end a fairseq command with one sentence.
 
     fairseq's own entry points know nothing of this package, so the interpreter's last resort is the one place
     where its errors can be told there without a traceback. Everything else goes to the hook that was installed before.
     Another program has nothing installed: how it ends is its own affair.
+
+    Returns:
+        Whether this is a command of fairseq.
     """
     program = Path(*sys.argv[:1])
     if not program.name.startswith("fairseq-") and program.parent.name != "fairseq_cli":
-        return
+        return False
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
