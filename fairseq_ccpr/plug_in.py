@@ -1,27 +1,36 @@
 """What this package gives: public names for programs, and for fairseq tasks, models and criterions, which it registers."""
 
-# ruff: noqa: F401 - the names are those of fairseq_ccpr/__init__.py
+# ruff: noqa: F401 - the names are those of fairseq_ccpr/__init__.py; written twice, strict type checkers take them as public
 
 import os
 from argparse import Namespace
 
 import torch
 
-from fairseq_ccpr import models, training
-from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.language_tags import LanguageTags
-from fairseq_ccpr.decoding.memory import LearningRetriever, Memory, ModelView, Neighbours, Retriever
-from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, TranslationRetrievalConfig
-from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
-from fairseq_ccpr.decoding.task import TranslationRetrievalTask
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.decoding.trust import Decision, Trust, TrustStep
+from fairseq_ccpr import models as models
+from fairseq_ccpr import training as training
+from fairseq_ccpr.datastore.phrase import PhraseDatastore as PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore as TokenDatastore
+from fairseq_ccpr.decoding.language_tags import LanguageTags as LanguageTags
+from fairseq_ccpr.decoding.memory import LearningRetriever as LearningRetriever
+from fairseq_ccpr.decoding.memory import Memory as Memory
+from fairseq_ccpr.decoding.memory import ModelView as ModelView
+from fairseq_ccpr.decoding.memory import Neighbours as Neighbours
+from fairseq_ccpr.decoding.memory import Retriever as Retriever
+from fairseq_ccpr.decoding.options import PhraseSettings as PhraseSettings
+from fairseq_ccpr.decoding.options import TokenRetrievalSettings as TokenRetrievalSettings
+from fairseq_ccpr.decoding.options import TranslationRetrievalConfig as TranslationRetrievalConfig
+from fairseq_ccpr.decoding.retrieval_task import RetrievalTask as RetrievalTask
+from fairseq_ccpr.decoding.task import TranslationRetrievalTask as TranslationRetrievalTask
+from fairseq_ccpr.decoding.token_retriever import TokenRetriever as TokenRetriever
+from fairseq_ccpr.decoding.trust import Decision as Decision
+from fairseq_ccpr.decoding.trust import Trust as Trust
+from fairseq_ccpr.decoding.trust import TrustStep as TrustStep
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub
-from fairseq_ccpr.inference.sentences import Translation
+from fairseq_ccpr.inference.sentences import Translation as Translation
 from fairseq_ccpr.lab import xpr
-from fairseq_ccpr.translator import Translator
+from fairseq_ccpr.translator import Translator as Translator
 
 # torch refuses its switch that __init__.py sets together with this, its opposite. That one allows what this package rules
 # out, but is not dropped silently: other code in the process may rely on it.

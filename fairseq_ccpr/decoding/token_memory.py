@@ -161,8 +161,9 @@ class TokenMemory:
             running_distance: fp32 [N], see `Course`.
         """
         if self.settings.guard and self.domain is not None and self._learnt is None:
-            far = self.domain.familiarity(running_distance) <= 0
-            return neighbours._replace(scores=neighbours.scores.masked_fill(far.unsqueeze(1), float("-inf")))
+            far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
+            ids, scores, values = neighbours
+            return Neighbours(ids.masked_fill(far, -1), scores.masked_fill(far, float("-inf")), values)
         return neighbours
 
     @property
