@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 NO_TRUST = NO_HEAD = "none"
 STOP, SKIP = "stop", "skip"
 NEAREST, PUBLISHED = "nearest", "published"
+OF_LAMBDA_STAR = {"lambda_max": 1.0, "min_similarity": 0.0, "lambda_star": NEAREST}  # where lambda* is off
 COSINE = "a cosine in [0, 1)"
 SHARE = "a weight between 0 and 1"
 
@@ -76,7 +77,7 @@ class TokenRetrievalSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, off in (("lambda_max", 1), ("min_similarity", 0), ("lambda_star", NEAREST)):
+        for name, off in OF_LAMBDA_STAR.items():
             if getattr(self, name) != off and not self.confidence:
                 raise ConfigurationError(
                     f"--knn-{name.replace('_', '-')} is for the lambda* of --knn-confidence, which is off: leave it out"
@@ -283,9 +284,9 @@ def token_settings(
         ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.
     """
     known = tuned or {}
-    suits = {**automatic_token_settings(datastore), **known}
+    suits = {"confidence": known.get("confidence", automatic_token_settings(datastore)["confidence"])}
     confidence = read_options(TokenRetrievalSettings, cfg, suits).confidence
-    suits = {**automatic_token_settings(datastore, confidence), **known}
+    suits = {**automatic_token_settings(datastore, confidence), **known, **({} if confidence else OF_LAMBDA_STAR)}
     settings = read_options(TokenRetrievalSettings, cfg, suits)
     unit = datastore.section.projection is not None
     if settings.confidence and not unit:

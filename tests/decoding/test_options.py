@@ -126,6 +126,18 @@ def test_what_is_left_out_suits_the_keys(unit: bool, words: str, wanted: dict[st
     assert set(written.split()) == set(words.split()) - ({"--knn-confidence"} if unit else set())
 
 
+def test_what_was_tuned_for_lambda_star_is_left_out_with_it() -> None:
+    parser = argparse.ArgumentParser()
+    gen_parser_from_dataclass(parser, TranslationRetrievalConfig())
+    datastore: Any = SimpleNamespace(
+        section=SimpleNamespace(projection="clknn", index=SimpleNamespace(metric="ip"), domain=True)
+    )
+    tuned = {"confidence": True, "lambda_max": 0.9, "lambda_star": "published"}
+    assert token_settings(parser.parse_args(["data"]), datastore, tuned).lambda_star == "published"
+    fixed = token_settings(parser.parse_args(["data", "--no-knn-confidence"]), datastore, tuned)
+    assert (fixed.confidence, fixed.lambda_max, fixed.lambda_star) == (False, 1, "nearest")
+
+
 def test_the_documentation_has_the_defaults_of_the_settings() -> None:
     rows = re.findall(
         r"^\| `(--[a-z0-9-]+)` \| ([0-9.]+|[a-z]+) \|", (ROOT / "docs/options.md").read_text(), flags=re.MULTILINE
