@@ -188,10 +188,10 @@ def test_stopped_build_resumes(
     place, name = STAGES[stage]
     real, calls = getattr(place, name), itertools.count()
 
-    def stop(*arguments: Any) -> Any:
+    def stop(*arguments: Any, **named: Any) -> Any:
         if stage != "find" or next(calls):  # one shard is done before
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **named)
 
     with patch.object(place, name, stop):
         assert build_phrases(ccpr, repeated_text, tmp_path / "s", *INDEX, check=False).returncode == 130
