@@ -230,9 +230,7 @@ def run(name: str, command: Callable[[], int]) -> None:
     warnings.simplefilter("ignore")  # of libraries beneath us, about their own future
     logging.basicConfig()
     logging.getLogger().setLevel(logging.WARNING)
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # text is UTF-8, whatever the environment says; names of files are any bytes
+    if isinstance(sys.stdout, io.TextIOWrapper):  # text is UTF-8 whatever the locale; names of files are any bytes
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = command()
@@ -241,8 +239,7 @@ def run(name: str, command: Callable[[], int]) -> None:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader stopped early, as `head` does; keep Python from complaining about it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader stopped early, as `head` does
         code = CLOSED_PIPE
     except Exception as error:
         sentence = describe(error)
@@ -252,6 +249,6 @@ def run(name: str, command: Callable[[], int]) -> None:
         code = 1
     try:
         sys.stdout.flush()
-    except OSError:  # it was told; Python would tell it again at exit
+    except OSError:  # which Python would tell again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
