@@ -22,7 +22,7 @@ trained=()
 hours=$(python -c 'import sys; print(float(sys.argv[1]) / 60)' "$minutes")
 for rate in ${RATES:-1e-4 3e-4}; do
   # shellcheck disable=SC2046 - a file of options
-  fairseq-train "$data" --user-dir "$package" $(cat "$package/experiments/fine_tuning.options") $device \
+  fairseq-train "$data" --user-dir "$package" $(cat "$package/lab/experiments/fine_tuning.options") $device \
     --finetune-from-model "$model" --stop-time-hours "$hours" --save-dir "$output/$rate" "$@" --lr "$rate"
   trained+=("$output/$rate/checkpoint_best.pt")
 done

@@ -44,7 +44,7 @@ else
   device="--cpu"
 fi
 # shellcheck disable=SC2046 - a file of options
-fairseq-train "$(IFS=:; echo "${folders[*]}")" --user-dir "$package" $(cat "$package/experiments/encoder_training.options") \
+fairseq-train "$(IFS=:; echo "${folders[*]}")" --user-dir "$package" $(cat "$package/lab/experiments/encoder_training.options") \
   $device --encoder "$encoder" --warmup-updates "$((updates / 10))" --total-num-update "$updates" --max-update "$updates" \
   --save-dir "$output/checkpoints" "$@"
 kept=$output/phrase-encoder

@@ -257,15 +257,6 @@ def test_trust_is_linear_where_text_is_small(tuned_alone: tuple[str, Path]) -> N
     assert SMALL in shown and hidden_units(Path(f"{options}.trust")) == 0
 
 
-def test_trust_is_as_wide_as_is_asked(wrong_domain: tuple[Path, Path], tmp_path: Path) -> None:
-    data, store = wrong_domain
-    words = ["--datastore", store, *COMMON]
-    shown = call("tune", data, *words, "--trust-hidden", 5, "--output", tmp_path / "options").stdout
-    assert SMALL not in shown and hidden_units(tmp_path / "options.trust") == 5
-    chosen = (tmp_path / "options").read_text().split()
-    assert "retrieval" in call("compare", data, *words, "--gen-subset", "valid", *chosen).stdout
-
-
 def test_the_held_out_text_is_no_text_of_another_domain(
     wrong_domain: tuple[Path, Path], tuned_alone: tuple[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
