@@ -98,7 +98,7 @@ def test_other_models_and_languages_are_refused(world: World, tmp_path: Path) ->
         ({"constraints": "ordered"}, "--constraints is for fairseq-generate alone"),
         ({"datastore": None, "path": "MODEL", "data": "DATA", "knn_k": 3}, "--knn-k has no effect without a datastore"),
         ({"bpe": "sentencepiece", "sentencepiece_model": "DAMAGED"}, "subwords cannot be loaded"),
-        ({"datastore": None, "path": "DAMAGED"}, "is no checkpoint of fairseq"),
+        ({"datastore": None, "path": "DAMAGED"}, "is truncated"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_sentence(world: World, tmp_path: Path, named: dict, sentence: str) -> None:

@@ -79,7 +79,7 @@ def test_base_model_decodes_alone_without_a_datastore(world: World, tmp_path: Pa
 
 def test_a_subset_that_is_missing_is_named(world: World) -> None:
     done = call("compare", *world.options("--no-progress-bar", "--gen-subset", "test1"), check=False)
-    refused(done, "has no subset 'test1': prepare the data with --test, or name another subset with --gen-subset")
+    refused(done, "has no subset 'test1', but test, train, valid: prepare the data with --test, or name another")
 
 
 def test_comparing_without_a_model_says_so(world: World, tmp_path: Path) -> None:
