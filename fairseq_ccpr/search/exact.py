@@ -90,12 +90,11 @@ class ExactIndex(Index):
         products = queries.new_empty(len(queries), 0)
         ids = products.long()
         for first, scores in self._products(queries):
-            best, rows = scores.topk(min(k + SPARE, scores.size(1)))
+            best, rows = _best(scores, min(k + SPARE, scores.size(1)))
             products, ids = torch.cat([products, best], dim=1), torch.cat([ids, rows + first], dim=1)
             if ids.size(1) > k + SPARE:
-                products, places = products.topk(k + SPARE)
+                products, places = _best(products, k + SPARE)
                 ids = ids.gather(1, places)
-        ids = ids.sort(dim=1).values
         scores = scores_of(self.keys, queries, ids, self.metric)
         scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
         return scores, ids.gather(1, places)
@@ -116,6 +115,22 @@ class ExactIndex(Index):
     def to(self, device: torch.device) -> ExactIndex:
         """Copy to `device`."""
         return self if self.keys.device == device else ExactIndex(self.keys.to(device), self.metric)
+
+
+def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Select the largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
+    best, columns = scores.topk(count, dim=1)
+    last = best[:, -1:]
+    equal = scores == last
+    # A GPU would wait for the answer.
+    if scores.is_cuda or bool((equal.sum(dim=1) > (best == last).sum(dim=1)).any()):
+        size = scores.size(1)
+        order = torch.where(
+            equal, torch.arange(size, 0, -1, device=scores.device), 0
+        )  # the first columns have the most
+        columns = order.masked_fill(scores > last, size + 1).topk(count, dim=1).indices
+    columns = columns.sort(dim=1).values
+    return scores.gather(1, columns), columns
 
 
 def half_norms(keys: Tensor) -> Tensor:

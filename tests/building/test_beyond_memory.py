@@ -66,7 +66,7 @@ def test_exact_search_in_blocks_equals_search_at_once(metric: str) -> None:
     queries = torch.from_numpy(np.concatenate([clustered(9, 16, seed=1), keys[[100, 4999]]])).float()
     whole = ExactIndex(keys, metric).search(queries, 70)
     for numbers, count in ((64, 4), (1000, 4096), (1000, 1)):
-        with patch.object(exact, "MAXIMA_NUMBERS", numbers), patch.object(exact, "QUERIES", count):
+        with patch.object(exact, "TILE_NUMBERS", numbers), patch.object(exact, "QUERIES", count):
             scores, ids = ExactIndex(keys, metric).search(queries, 70)
         torch.testing.assert_close(scores, whole[0])
         assert torch.equal(ids, whole[1])

@@ -86,7 +86,7 @@ class PhraseLexiconTask(PhraseTask):
     def begin_valid_epoch(self, epoch: int, model: XprEncoder) -> None:
         """Encode all phrases of the valid part, and determine which find a translation."""
         model.eval()
-        with cpu_autocast(model):
+        with torch.no_grad(), cpu_autocast(model):
             self.right = torch.cat([self._search(model, lexicon) for lexicon in self.dataset("valid").lexicons], dim=1)
 
     def _search(self, model: XprEncoder, lexicon: Lexicon) -> Tensor:

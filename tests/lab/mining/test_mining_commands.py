@@ -269,7 +269,7 @@ def test_bad_input(made: Path, tmp_path: Path) -> None:
         TunedSettings(RfrMethod(beta=beta), "x").write(tmp_path / "s.json")  # type: ignore[arg-type]
         refused(call(*words, check=False), "beta is ('75'|nan), and must be a float")
     refused(call(*words, "--method", "margin", check=False), "--method margin is for --tune")
-    refused(call(*words, "--output", tmp_path, check=False), "--output .*: give a file for plain text")
+    refused(call(*words, "--output", tmp_path, check=False), "--output .* is a folder: give a file")
     refused(call(*words, "--output", tmp_path / "m.tsv.gz", check=False), "m.tsv.gz: give a file for plain text")
     TunedSettings(RfrMethod(), "elsewhere").write(tmp_path / "s.json")
     refused(call(*words, check=False), "was tuned with the encoder elsewhere, and --encoder .*vectors is")
