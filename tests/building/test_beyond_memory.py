@@ -39,8 +39,8 @@ import fairseq_ccpr
 from fairseq_ccpr.cli import merge
 from fairseq_ccpr.search import ExactIndex, exact, faiss_build, faiss_library
 
-warm = faiss_library.make_index(32, "IVF16,SQ8", "l2")  # libraries take memory of their own when they first multiply
-rows = torch.rand(2000, 32)
+warm = faiss_library.make_index(32, "IVF64,SQ8", "l2")  # libraries take memory of their own when they first multiply
+rows = torch.rand(20_000, 32)
 warm.train(rows)
 warm.add(rows)
 warm.search(rows[:300], 3)
