@@ -21,6 +21,8 @@ def test_bad_text_is_refused(text: Path, tmp_path: Path) -> None:
     (bad / "text.en").write_text("one\ntwo\n")
     refused(extract(bad, output, check=False), r"text\.de has 400 lines and .*text\.en has 2")
     (bad / "text.en").write_bytes(b"\xff\xfe\n" + b"\n" * 399)
+    refused(extract(bad, output, check=False), r"text\.en is UTF-16: convert it with iconv")
+    (bad / "text.en").write_bytes(b"\xff\n" + b"\n" * 399)
     refused(extract(bad, output, check=False), "no sentence pair for 'train'.*1 a line is not UTF-8, 399 empty")
     (bad / "text.en").write_text("\n" * 400)
     refused(extract(bad, output, check=False), "no sentence pair for 'train'.*400 empty")
