@@ -14,12 +14,12 @@ def progress_bar(
     what: str, unit: str, items: Iterable[T] | None = None, *, total: int | None = None, done: int = 0,
     quiet: bool = False, delay: float = 0.0,
 ) -> tqdm[T]:  # fmt: skip
-    """Return a bar over items, or one that is told what is done by `update`.
+    """Return a bar over items, or one that advances by `update`.
 
     Args:
         what: is being done.
         unit: what is counted.
-        total: of what is told; large numbers, which are shown as 12.3k.
+        total: units until the end; large numbers are shown as 12.3k.
         done: how many of them an earlier run has done; they are not in the rate.
         quiet: without a bar.
         delay: seconds before it is shown.

@@ -26,7 +26,7 @@ def force_decode(
 
     Args:
         capture: of a fairseq model in evaluation mode.
-        done: is told after each batch how many more rows there are.
+        done: called after each batch with the number of new rows.
 
     Yields:
         The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).

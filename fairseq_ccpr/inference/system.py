@@ -105,7 +105,7 @@ class System:
         Args:
             sentences: raw text, each one sentence. An empty one has an empty translation; one that is longer than the models
                 take has an empty translation, too, and the reason as `Translation.fault`.
-            done: is told how many more sentences are translated, before they can be yielded in order.
+            done: called with the number of newly translated sentences, before they can be yielded in order.
             window: sentences that are read ahead and sorted by length.
             nbest: translations of each, at most as many as the beam is wide; left out, as `--nbest` has it.
         """

@@ -139,7 +139,7 @@ class PhraseFinder:
         """Find the phrases of texts.
 
         Args:
-            done: is told after each batch how many more texts were read; a long one counts with its first window.
+            done: called after each batch with the number of texts read; a long one counts with its first window.
             encoded: the texts as already encoded by the translation model, so that a query head need not encode them again.
         """
         limit, encode = self.encoder.context.max_positions, self.tokenizer.encode

@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 22
 
 
 def of_file(path: Path, done: Callable[[int], object] = lambda count: None) -> str:
-    """Digest a file's bytes, read in pieces, of each of which `done` is told the length."""
+    """Digest a file's bytes, read in pieces, calling `done` with the length of each."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):

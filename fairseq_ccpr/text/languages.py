@@ -70,7 +70,7 @@ def as_bcp47(name: str) -> str:
 
 
 def name_of(name: str) -> str:
-    """Return the English name of a language; what it is called where none is known here.
+    """Return the English name of a language, or the name given if it is unknown.
 
     >>> name_of("de_DE"), name_of("zho_Hant"), name_of("xx")
     ('German', 'Chinese (traditional)', 'xx')

@@ -96,7 +96,7 @@ def encode_distinct(
     """Encode texts, each distinct one once: fp16 [n, d], zeros for an empty one.
 
     Args:
-        done: is told how many more are encoded.
+        done: called with the number of newly encoded texts.
     """
     numbers: dict[str, int] = {}
     rows = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
