@@ -119,17 +119,15 @@ class ExactIndex(Index):
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Select the largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
-    best, columns = scores.topk(count, dim=1)
-    last = best[:, -1:]
-    equal = scores == last
-    # A GPU would wait for the answer.
-    if scores.is_cuda or bool((equal.sum(dim=1) > (best == last).sum(dim=1)).any()):
-        size = scores.size(1)
-        order = torch.where(
-            equal, torch.arange(size, 0, -1, device=scores.device), 0
-        )  # the first columns have the most
-        columns = order.masked_fill(scores > last, size + 1).topk(count, dim=1).indices
-    columns = columns.sort(dim=1).values
+    size = scores.size(1)
+    best, columns = scores.topk(min(count + 1, size), dim=1)
+    last = best[:, count - 1 : count]
+    # Which of equal scores topk takes is undefined. A CPU looks whether that matters; a GPU would have to be waited for.
+    if size > count and (scores.is_cuda or np.any(last.numpy() == best[:, count:].numpy())):
+        order = torch.arange(size, 0, -1, device=scores.device)  # the first columns have the most
+        order = torch.where(scores == last, order, 0).masked_fill(scores > last, size + 1)
+        columns = order.topk(count, dim=1).indices
+    columns = columns[:, :count].sort(dim=1).values
     return scores.gather(1, columns), columns
 
 
