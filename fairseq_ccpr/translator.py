@@ -13,6 +13,7 @@ import torch
 from fairseq_ccpr.building.live_compact import LiveCompaction
 from fairseq_ccpr.datastore.learnt_records import LearntPair
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_sentences
@@ -138,7 +139,7 @@ class Translator(System):
         Raises:
             DatastoreError: another process learns already.
         """
-        if self.ensemble is None or self.ensemble.tokens is None:
+        if self.find_memory(TokenMemory.name) is None:
             return False
         try:
             learnt_memory(self).lock()
@@ -189,8 +190,7 @@ class Translator(System):
             DatastoreError: it could not be done, as where the disk is full, and all is as it was.
         """
         memory = learnt_memory(self)
-        assert self.ensemble is not None and self.ensemble.tokens is not None
-        kind: Any = type(self.ensemble.tokens.retriever)
+        kind: Any = type(self.find_memory(TokenMemory.name).retriever)
         self._compaction = LiveCompaction(memory, lambda datastore: kind(datastore, memory.device))
         return self._compaction.run()
 
@@ -199,9 +199,9 @@ class Translator(System):
         self.closed = True
         if self._compaction is not None:
             self._compaction.cancel()
-        learnt = self.ensemble.tokens.learnt if self.ensemble is not None and self.ensemble.tokens is not None else None
-        if isinstance(learnt, LearntMemory):
-            learnt.store.close()
+        tokens = self.find_memory(TokenMemory.name)
+        if tokens is not None and isinstance(tokens.learnt, LearntMemory):
+            tokens.learnt.store.close()
 
     @cached_property
     def _learner(self) -> Learner:

@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,23 @@ from fairseq import checkpoint_utils, utils
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli import main
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
-from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.mixture import Distribution, Vote
+from fairseq_ccpr.decoding.phrase_memory import PHRASE_FEATURES
+from fairseq_ccpr.decoding.token_features import TOKEN_FEATURES
+from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.errors import install_report
+from fairseq_ccpr.evaluation.tuning.held_out import HeldOut, force_decode_text
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
 
 ROOT = Path(__file__).resolve().parent.parent
 USER_DIR = ROOT / "fairseq_ccpr"
 PROGRAM = [sys.executable, "-m", "fairseq_ccpr"]
+# The memories that trust weighs, with the names of their features.
+TOKENS: dict[str, Sequence[str]] = {"tokens": TOKEN_FEATURES}
+BOTH: dict[str, Sequence[str]] = TOKENS | {"phrases": PHRASE_FEATURES}
 DEMO = ROOT / "datastores" / "demo"
 
 
@@ -213,8 +221,7 @@ def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None
     """Assert that its first sentences, learnt alongside it, have its own values and, but for the company in a batch, keys."""
     translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
     numbers = translator.learn_all(rows)
-    assert translator.ensemble is not None and translator.ensemble.tokens is not None
-    learnt = translator.ensemble.tokens.learnt
+    learnt = translator.find_memory("tokens").learnt
     assert isinstance(learnt, LearntMemory)
     for sentence, number in enumerate(numbers):
         assert isinstance(number, int), number
@@ -227,5 +234,17 @@ def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None
 
 def vote(memory: TokenMemory, states: torch.Tensor, log_probs: torch.Tensor) -> Vote:
     """What a token memory says after given states, [N, d], of a model that says log_probs [N, V]."""
-    neighbours, retrieved = memory.retrieve(states)
-    return memory.vote(neighbours, retrieved, Distribution(log_probs).at(neighbours.values))
+    neighbours = neighbours_of(memory, states)
+    return memory.vote(neighbours, Distribution(log_probs).view(neighbours.values), None, False)
+
+
+def neighbours_of(memory: TokenMemory, states: torch.Tensor) -> Neighbours:
+    """What a token memory finds for given states, [N, d]."""
+    return TokenBatch(memory, memory.searched, 1).search(states, memory.settings.k)
+
+
+def held_out_text(ensemble: RetrievalEnsemble, samples: list[Any], k: int = 64) -> HeldOut:
+    """What tuning keeps of batches, with k neighbours of each token."""
+    tokens = ensemble.memory("tokens")
+    widest = ensemble.replacing(replace(tokens, settings=replace(tokens.settings, k=k)))
+    return force_decode_text("test", samples, widest)

@@ -63,8 +63,7 @@ def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
     rows = list(read_pairs(world.folder / "train.tsv"))
     for sentence in (0, 7):
         number = translator.learn(*rows[sentence])
-        assert translator.ensemble is not None and translator.ensemble.tokens is not None
-        learnt = translator.ensemble.tokens.learnt
+        learnt = translator.find_memory("tokens").learnt
         assert learnt is not None
         values, keys = learnt.store.entries[number]
         own = datastore.provenance[:, 0] == sentence

@@ -7,6 +7,7 @@
 they disagree. `translation_adaptive` has another kind of trust, which `tune` trains. Decoder, tuner and explanation use both.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from fairseq_ccpr import (
     Decision,
+    Memory,
     ModelView,
+    TokenMemory,
     TokenRetrievalSettings,
     TranslationRetrievalConfig,
     TranslationRetrievalTask,
@@ -23,6 +26,8 @@ from fairseq_ccpr import (
     TrustStep,
 )
 from fairseq_ccpr.errors import ConfigurationError
+
+from . import bigrams as bigrams
 
 
 def agreement_weight(scores: Tensor, values: Tensor, model: ModelView, settings: TokenRetrievalSettings) -> Tensor:
@@ -58,12 +63,8 @@ class AdaptiveTrust(Trust):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, tokens: bool, phrases: bool, neighbours: int, temperature: float, hidden: int = 32) -> None:
-        super().__init__(tokens, phrases)
-        if phrases or not tokens:
-            raise ConfigurationError(
-                "--task translation_adaptive is for a token datastore alone: leave out the phrases"
-            )
+    def __init__(self, memories: dict[str, list[str]], neighbours: int, temperature: float, hidden: int = 32) -> None:
+        super().__init__(memories)
         self.neighbours, self.temperature = neighbours, temperature
         self.ranks = [2**i for i in range(neighbours.bit_length()) if 2**i <= neighbours]
         self.register_buffer("mean", torch.zeros(2 * neighbours))
@@ -73,10 +74,14 @@ class AdaptiveTrust(Trust):
         )
 
     @classmethod
-    def untrained(cls, tokens: bool, phrases: bool, settings: TokenRetrievalSettings | None, small: bool) -> Trust:
+    def untrained(cls, memories: Sequence[Memory], small: bool) -> Trust:
         """Make one for the neighbours and the temperature of the settings."""
-        assert settings is not None  # there are tokens
-        return cls(tokens, phrases, settings.k, settings.temperature)
+        if [memory.name for memory in memories] != [TokenMemory.name]:
+            raise ConfigurationError(
+                "--task translation_adaptive is for a token datastore alone: leave out the phrases"
+            )
+        settings: TokenRetrievalSettings = memories[0].settings  # type: ignore[attr-defined]
+        return cls({TokenMemory.name: []}, settings.k, settings.temperature)
 
     def arguments(self) -> dict[str, Any]:
         """Return what makes another of the same shape."""
@@ -84,8 +89,7 @@ class AdaptiveTrust(Trust):
 
     def inputs(self, step: TrustStep) -> Tensor:
         """Scores, a missing neighbour having the lowest that was found, and counts, fp32 [N, 2k]; then which were found."""
-        assert step.tokens is not None
-        scores, values = step.tokens.scores.float(), step.tokens.values
+        scores, values = step.votes[0].evidence.scores.float(), step.votes[0].values  # type: ignore[union-attr]
         found = scores > float("-inf")
         lowest = scores.masked_fill(~found, float("inf")).amin(dim=1, keepdim=True).nan_to_num(posinf=0.0)
         earlier = (values.unsqueeze(2) == values.unsqueeze(1)) & found.unsqueeze(1)  # [N, k, k]

@@ -22,7 +22,7 @@ from fairseq_ccpr.datastore.learnt import LEARNT, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
-from fairseq_ccpr.decoding.memory import LearningRetriever
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.atomic import PARTIAL, scratch_directory, sync_directory
 from fairseq_ccpr.storage.journal import JournalReader, create_journal

@@ -88,7 +88,7 @@ def tune_command(options: Options, rest: list[str]) -> int:
         words = tuned.options
         if tuned.best.ensemble.trust is not None:
             file = Path(f"{options.output}.trust")
-            save_trust(tuned.best.ensemble.trust, tuned.description(system.task.parts), file)
+            save_tuned_trust(system, tuned, file)
             words += f" --trust {shlex.quote(str(file))}"
         write_text(path, words + "\n")
     else:
@@ -128,11 +128,19 @@ def _print_what_was_tried(tuned: Tuned, subset: str) -> None:
     )
 
 
+def save_tuned_trust(system: System, tuned: Tuned, path: Path) -> None:
+    """Write the trust of the best, and what was trained of its memories."""
+    ensemble = tuned.best.ensemble
+    assert ensemble.trust is not None  # or there is nothing to write
+    trained = {memory.name: memory.trained() for memory in ensemble.voting}
+    save_trust(ensemble.trust, trained, tuned.description(system.task.parts), path)
+
+
 def leave(system: System, tuned: Tuned) -> Path:
     """Store the settings with the datastore, and the preprocessing if it has none yet."""
     parts, trust = system.task.parts, tuned.best.ensemble.trust
     if trust is not None:
-        save_trust(trust, tuned.description(parts), trust_path(parts))
+        save_tuned_trust(system, tuned, trust_path(parts))
     path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
     known = remembered(path.parent)
     if known is None or not known.options:

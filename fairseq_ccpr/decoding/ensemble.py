@@ -1,4 +1,4 @@
-"""The model (or ensemble) that fairseq's sequence generator sees: its probabilities mixed with retrieval.
+"""The model (or ensemble) that fairseq's sequence generator sees: its probabilities, and what memories make of them.
 
 fairseq's generators ask an `EnsembleModel` for log p(y_t | x, y_<t) and do all else themselves: beam, sampling and
 diverse search, prefixes, length penalties, n-gram blocking. Mixing inside the ensemble leaves them as they are.
@@ -7,169 +7,109 @@ diverse search, prefixes, length penalties, n-gram blocking. Mixing inside the e
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from fairseq.sequence_generator import EnsembleModelWithAlignment
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
-from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
-from fairseq_ccpr.decoding.memory import Batch, Neighbours
+from fairseq_ccpr.decoding.forced import ForcedText, GivenText, Whole
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.mixture import Distribution, ModelEvidence, Vote, interpolate_, limit_weights, merge_equal
 from fairseq_ccpr.decoding.options import MixtureSettings
-from fairseq_ccpr.decoding.phrase_continuation import Proposals
-from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import Consent
-from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import Trust, TrustStep
-from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import DECODER, MERGE, phase
 
 
 class EncodedBatch(list[Any]):
-    """fairseq's encoder outputs, one a model, with what the memories retrieved for the batch.
+    """fairseq's encoder outputs, one a model, with what the memories know of the batch.
 
     It travels where fairseq passes encoder outputs, from step to step of one beam search: so generators and threads
     that share an ensemble share no mutable state.
 
     Args:
+        batches: of the memories.
         hypotheses: how many there are in the beams; None before there are any.
     """
 
-    def __init__(
-        self,
-        outputs: list[Any],
-        tokens: Batch | None,
-        phrases: PhraseBatch | None,
-        glossary: GlossaryBatch | None = None,
-        hypotheses: int | None = None,
-    ) -> None:
+    def __init__(self, outputs: list[Any], batches: list[MemoryBatch], hypotheses: int | None = None) -> None:
         super().__init__(outputs)
-        self.tokens, self.phrases, self.glossary, self.hypotheses = tokens, phrases, glossary, hypotheses
-
-
-@dataclass
-class Forced:
-    """What models and memories say at the N real tokens of given targets of B sentences."""
-
-    real: Tensor  # bool [B, T], see `RetrievalEnsemble.real_tokens`
-    log_probs: Tensor  # fp32 [B, T, V], log p_NMT
-    attention: Tensor | None  # [B, T, S], the models' mean
-    neighbours: Neighbours | None = None  # [N, k]
-    token_vote: Vote | None = None  # [N, k]
-    phrases: PhraseBatch | None = None
-    proposals: tuple[Proposals, Consent, Tensor] | None = None  # [N, A] each, and the sentence of each token
-    phrase_vote: Vote | None = None  # [N, A]
-    votes: list[Vote] = field(
-        default_factory=list
-    )  # of the memories that there are, with the weights they have in the end
-
-
-def step_of(model: ModelEvidence, token_vote: Vote | None, phrase_vote: Vote | None, votes: list[Vote]) -> TrustStep:
-    """Collect what trust decides by: the evidence of model and memories, and the weights of their votes."""
-    of_tokens = token_vote.evidence if token_vote is not None else None
-    of_phrases = phrase_vote.evidence if phrase_vote is not None else None
-    weights = torch.stack([vote.weight for vote in votes], dim=1)
-    return TrustStep(model, cast("TokenEvidence | None", of_tokens), cast("PhraseEvidence | None", of_phrases), weights)
+        self.batches, self.hypotheses = batches, hypotheses
 
 
 class RetrievalEnsemble(EnsembleModelWithAlignment):
-    """An ensemble whose distribution is interpolated with those of a token and a phrase memory, or of one of them.
+    """An ensemble whose distribution is interpolated with those of memories.
 
-    p = (1 - Lambda) p_NMT + lambda_tok p_tok + lambda_phr p_phr, with Lambda the sum of both weights.
+    p = (1 - sum of lambda_m) p_NMT + sum of lambda_m p_m over the memories m that vote.
 
     Args:
         models: fairseq models; their mean is p_NMT.
-        tokens: the token memory, where there is one.
-        phrases: the phrase memory, where there is one.
+        memories: in the order in which they act; see `Memory.acts_on`.
         pad: id of the padding token.
         settings: Lambda_max, see `limit_weights`.
-        trust: decides over the weights, where something was learned.
+        trust: decides over the weights, where some was trained.
     """
 
     def __init__(
         self,
         models: list[Any],
-        tokens: TokenMemory | None,
-        phrases: PhraseMemory | None,
+        memories: Sequence[Memory],
         pad: int,
         settings: MixtureSettings,
         trust: Trust | None = None,
     ) -> None:
         super().__init__(models)
-        self.pad, self.settings, self.trust = pad, settings, trust
+        self.memories, self.pad, self.settings, self.trust = tuple(memories), pad, settings, trust
+        self.voting = tuple(memory for memory in memories if memory.acts_on == "vote")
         self.temperature = 1.0  # of beam search, for what is force-decoded after it
-        self.glossary: GlossaryMemory | None = None  # mixed with all else: its terms are wanted whatever is retrieved
         self.forced = 0  # target tokens at the beginning that are language tags; nothing is retrieved for them
         self.end: int | None = None  # the token that target sentences end with; </s> where None
-        self.tokens = replace(tokens, trusted=trust is not None) if tokens is not None else None
-        self.phrases = replace(phrases, trusted=trust is not None) if phrases is not None else None
 
-    def with_memories(
-        self, tokens: TokenMemory | None, phrases: PhraseMemory | None, trust: Trust | None
-    ) -> RetrievalEnsemble:
+    def memory(self, name: str) -> Any:
+        """Look up a memory; None if it is not among them."""
+        return next((memory for memory in self.memories if memory.name == name), None)
+
+    def with_memories(self, memories: Sequence[Memory], trust: Trust | None) -> RetrievalEnsemble:
         """Return the same models with other memories, and trust in them."""
-        other = RetrievalEnsemble(list(self.models), tokens, phrases, self.pad, self.settings, trust)
+        other = RetrievalEnsemble(list(self.models), memories, self.pad, self.settings, trust)
         other.temperature, other.forced, other.end = self.temperature, self.forced, self.end
-        other.glossary = self.glossary
         return other
+
+    def replacing(self, *memories: Memory, trust: Trust | None = None) -> RetrievalEnsemble:
+        """Return the same models and memories, but these in the places of those with their names, and trust in them."""
+        others = {memory.name: memory for memory in memories}
+        return self.with_memories([others.get(memory.name, memory) for memory in self.memories], trust)
+
+    def on(self, device: torch.device) -> RetrievalEnsemble:
+        """Return the same with memories that compute votes of records on another device."""
+        return self.with_memories([memory.on(device) for memory in self.memories], self.trust)
 
     def now(self) -> RetrievalEnsemble:
         """Return a snapshot with the memories as they are now, unaffected by later learning."""
-        return self.with_memories(*self._memories_now(), self.trust)
+        return self.with_memories(self._snapshots(), self.trust)
 
-    def _memories_now(self) -> tuple[TokenMemory | None, PhraseMemory | None]:
-        """Return the memories as they are at one moment, so that both know the same pairs."""
-        if self.tokens is None or self.tokens.learnt is None:
-            return self.tokens, self.phrases
-        entries = self.tokens.learnt.entries
-        return self.tokens.now(entries), self.phrases.now(entries) if self.phrases is not None else None
+    def _snapshots(self) -> list[Memory]:
+        """Return the memories as they are at one moment, so that all know the same pairs."""
+        moment: dict[int, Any] = {}
+        return [memory.now(moment) for memory in self.memories]
 
     def forward_encoder(self, net_input: dict[str, Tensor]) -> EncodedBatch:
-        """Encode the sources, and retrieve the phrases of their sentences.
-
-        Remote searches start before encoding; local ones run while a GPU encodes. A query head waits for the encoder, whose
-        states it reads.
-        """
-        sources = net_input["src_tokens"]
-        if self.phrases is not None or self.glossary is not None:
-            sources = sources.cpu()  # before the GPU has anything else to do, which a copy would wait for
-        tokens, phrases = self._memories_now()
-        neighbours = tokens.start(sources) if tokens is not None else None
-        reader = phrases.reads if phrases is not None else None
-        candidates = phrases.start(sources) if phrases is not None and reader is None else None
-        terms = self.glossary.start(sources) if self.glossary is not None else None
-        outputs, states = self._encode(net_input, reader)
-        if phrases is not None and reader is not None:
-            candidates = phrases.start(
-                sources, EncodedSources(sources, states, self.pad) if states is not None else None
-            )
-        return EncodedBatch(
-            outputs,
-            neighbours() if neighbours is not None else None,
-            candidates() if candidates is not None else None,
-            terms() if terms is not None else None,
-        )
-
-    def _encode(
-        self, net_input: dict[str, Tensor], reader: TranslationStates | None
-    ) -> tuple[list[Any], Tensor | None]:
-        """Encode the sources with each model; returns the outputs, and the states that a query head reads of one of them."""
-        own = next((at for at, model in enumerate(self.models) if reader is not None and reader.is_of(model)), None)
-        if own is None or reader is None:
-            return super().forward_encoder(net_input), None
-        told = [{**net_input, "return_all_hiddens": True} if at == own else net_input for at in range(len(self.models))]
-        outputs = [model.encoder.forward_torchscript(each) for model, each in zip(self.models, told)]
-        states = reader.join(outputs[own])
-        outputs[own]["encoder_states"] = []  # or fairseq would reorder them with the beam
-        return outputs, states
+        """Encode the sources; memories begin before, and finish while a GPU encodes."""
+        batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
+        read = [any(memory.reads(model) for memory in self.memories) for model in self.models]
+        outputs: list[Any] = super().forward_encoder(net_input) if not any(read) else [
+            model.encoder.forward_torchscript({**net_input, "return_all_hiddens": True} if one else net_input)
+            for model, one in zip(self.models, read)
+        ]  # fmt: skip
+        for batch in batches:
+            batch.encoded(list(self.models), outputs)
+        for output in (output for output, one in zip(outputs, read) if one):
+            output["encoder_states"] = []  # or fairseq would reorder them with the beam
+        return EncodedBatch(outputs, batches)
 
     def reorder_encoder_out(self, encoder_outs: EncodedBatch, new_order: Tensor) -> EncodedBatch:
         """Follow the beam, and the batch as its sentences end.
@@ -178,14 +118,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         """
         same = len(new_order) == encoder_outs.hypotheses
         outputs = list(encoder_outs) if same else super().reorder_encoder_out(encoder_outs, new_order)
-        tokens, phrases, terms = encoder_outs.tokens, encoder_outs.phrases, encoder_outs.glossary
-        return EncodedBatch(
-            outputs,
-            tokens.reorder(new_order) if tokens is not None else None,
-            phrases.reorder(new_order) if phrases is not None else None,
-            terms.reorder(new_order) if terms is not None else None,
-            len(new_order),
-        )
+        return EncodedBatch(outputs, [batch.reorder(new_order) for batch in encoder_outs.batches], len(new_order))
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: EncodedBatch, incremental_states: Any, temperature: float = 1.0
@@ -194,83 +127,69 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
         1. p_NMT from the models, as without retrieval; memories listen, and the token memory searches as soon as the model
            of its datastore knows the queries: a GPU searches while the models project to the vocabulary;
-        2. each memory votes;
-        3. interpolate, and then with what the glossary wants.
+        2. memories that act on the model's distribution change it, the others vote;
+        3. interpolate, and let those that act on the mixture change it.
         """
-        batches = encoder_outs.tokens, encoder_outs.phrases
-        if tokens.size(1) <= self.forced:
-            log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
-            return log_probs.float(), attention
+        batches = encoder_outs.batches if tokens.size(1) > self.forced else []
         with ExitStack() as listening:
             for batch in batches:
-                if batch is not None:
-                    listening.enter_context(batch.listening())
+                listening.enter_context(batch.listening())
             with phase(DECODER):
                 log_probs, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
-        log_probs = log_probs.float()
-        written = tokens[:, self.forced :]
-        model = Distribution(log_probs)
-        votes = [batch.vote(written, model) if batch is not None else None for batch in batches]
-        log_probs = self.mix(log_probs, self.decided(model, *votes))
-        if encoder_outs.glossary is not None:
-            log_probs = encoder_outs.glossary.apply(written, log_probs)
-        return log_probs, attention
+        step = Step(tokens[:, self.forced :], Distribution(log_probs.float()), self.trust is not None)
+        for batch in self._acting(batches, "model"):
+            step.model = Distribution(batch.rescore(step))
+        votes = [batch.vote(step) for batch in self._acting(batches, "vote")]
+        step.model = Distribution(self.mix(step.model.log_probs, self.decided(step.model, votes)))
+        for batch in self._acting(batches, "mixture"):
+            step.model = Distribution(batch.rescore(step))
+        return step.model.log_probs, attention
 
     @phase(MERGE)
     def mix(self, log_probs: Tensor, votes: list[Vote]) -> Tensor:
-        """Interpolate log p_NMT [H, V] in place with the memories' votes, as `decided`."""
-        return interpolate_(log_probs, *votes) if votes else log_probs
+        """Interpolate log p_NMT [H, V] in place with votes, as `decided`."""
+        return interpolate_(log_probs, votes)
 
     @phase(MERGE)
-    def decided(self, model: Distribution, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
-        """Return the votes of the memories that there are, with the weights that they have in the end."""
-        votes = self.limited(token_vote, phrase_vote)
+    def decided(self, model: Distribution | ForcedText, votes: list[Vote]) -> list[Vote]:
+        """Return the votes with the weights that they have in the end."""
+        votes = self.limited(votes)
         if self.trust is None or not votes:
             return votes
-        decision = self.trust(step_of(model.likeliest, token_vote, phrase_vote, votes))
+        decision = self.trust(trust_step(model.likeliest, votes))
         votes = [vote._replace(weight=weight) for vote, weight in zip(votes, decision.weights.unbind(dim=1))]
         if decision.spread is not None:
             votes[0] = votes[0]._replace(log_probs=merge_equal(decision.spread, votes[0].values).log())
         return votes
 
-    def limited(self, token_vote: Vote | None, phrase_vote: Vote | None) -> list[Vote]:
-        """Return the votes of the memories that there are, with the weights that the settings give."""
-        if phrase_vote is None:
-            return [] if token_vote is None else [token_vote]
-        alone = token_vote.weight if token_vote is not None else torch.zeros_like(phrase_vote.weight)
-        token_weight, weight = limit_weights(alone, phrase_vote.weight, self.settings.lambda_max)
-        limited = [token_vote._replace(weight=token_weight)] if token_vote is not None else []
-        return [*limited, phrase_vote._replace(weight=weight)]
+    def limited(self, votes: list[Vote]) -> list[Vote]:
+        """Return the votes with the weights that the settings give."""
+        bounded = [memory.bounded for memory in self.voting]
+        weights = limit_weights([vote.weight for vote in votes], bounded, self.settings.lambda_max) if votes else []
+        return [vote._replace(weight=weight) for vote, weight in zip(votes, weights)]
 
-    def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> Forced:
+    def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> ForcedText:
         """Collect what models and memories say of every token of given targets, as in beam search after the same prefix.
 
         Args:
             temperature: of the models' distributions; None: that of beam search.
 
         Raises:
-            ConfigurationError: there is a glossary.
+            ConfigurationError: a memory works in beam search alone.
         """
-        if self.glossary is not None:
-            raise ConfigurationError(
-                "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
-            )
-        log_probs, queries, attention = self.force_decode_models(sample, temperature)
-        real = self.real_tokens(sample["target"])
-        model = Distribution(log_probs[real])
-        forced, (tokens, phrases) = Forced(real, log_probs, attention), self._memories_now()
-        if tokens is not None:
-            forced.neighbours, course = tokens.force_search(queries[real], tokens.settings.k, model, real)
-            _, retrieved = tokens.weighed(forced.neighbours)
-            forced.token_vote = tokens.vote(forced.neighbours, retrieved, model.at(forced.neighbours.values), course)
-        if phrases is not None:
-            forced.phrases = phrases.start(sample["net_input"]["src_tokens"])()
-            proposals, sentences = self.force_proposals(forced.phrases, sample)
-            view = model.at(proposals.values)
-            forced.proposals = proposals, Consent.of(view), sentences
-            forced.phrase_vote = forced.phrases.weigh(*forced.proposals, view)
-        forced.votes = self.decided(model, forced.token_vote, forced.phrase_vote)
-        return forced
+        net_input, target = sample["net_input"], sample["target"]
+        batches = [memory.begin(net_input["src_tokens"]) for memory in self._snapshots()]
+        for batch in batches:
+            batch.encoded([], [])
+        log_probs, attention = self._force_models(sample, temperature)
+        real = self.real_tokens(target)
+        previous, after = net_input["prev_output_tokens"][:, self.forced :], log_probs[:, self.forced :]
+        for batch in self._acting(batches, "model"):
+            for place in range(previous.size(1)):
+                after[:, place] = batch.rescore(Step(previous[:, : place + 1], Distribution(after[:, place])))
+        text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
+        records = {m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on != "model"}
+        return ForcedText.collect(text, target[real], records, Whole(real, log_probs, attention))
 
     def real_tokens(self, targets: Tensor) -> Tensor:
         """Mark the tokens of targets [B, T] that memories may influence, bool [B, T]: neither padding nor forced tags."""
@@ -278,20 +197,12 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         real[:, : self.forced] = False
         return real
 
-    def force_proposals(self, phrases: PhraseBatch, sample: dict[str, Any]) -> tuple[Proposals, Tensor]:
-        """Collect what phrases propose at the real tokens of given targets; see `PhraseBatch.force_proposals`."""
-        after = slice(self.forced, None)
-        return phrases.force_proposals(
-            sample["net_input"]["prev_output_tokens"][:, after], self.real_tokens(sample["target"])[:, after]
-        )
+    def _acting(self, batches: Sequence[MemoryBatch], place: str) -> list[MemoryBatch]:
+        """Return the batches of memories that act on one thing, see `Memory.acts_on`."""
+        return [batch for memory, batch in zip(self.memories, batches) if memory.acts_on == place]
 
-    def force_decode_models(
-        self, sample: dict[str, Any], temperature: float | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Force-decode without retrieval: log p_NMT fp32 [B, T, V], queries [B, T, d], mean attention [B, T, S].
-
-        Without a token memory d is 0.
-        """
+    def _force_models(self, sample: dict[str, Any], temperature: float | None) -> tuple[Tensor, Tensor | None]:
+        """Force-decode without retrieval: log p_NMT fp32 [B, T, V], mean attention [B, T, S]."""
         outputs = [model(**sample["net_input"]) for model in self.models]
         heat = self.temperature if temperature is None else temperature
         if heat != 1:
@@ -299,17 +210,27 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         each = [m.get_normalized_probs(o, log_probs=True, sample=sample) for m, o in zip(self.models, outputs)]
         log_probs = torch.stack(each).float().logsumexp(dim=0) - math.log(len(each))
         attention = [o[1]["attn"][0] for o in outputs if o[1]["attn"][0] is not None]
-        queries = self.tokens.capture.read() if self.tokens is not None else log_probs[:, :, :0]
-        return log_probs, queries, torch.stack(attention).mean(dim=0) if attention else None
+        return log_probs, torch.stack(attention).mean(dim=0) if attention else None
+
+    def votes(self, text: ForcedText) -> list[Vote]:
+        """Vote at the tokens of given targets, as each memory's settings weigh it, with evidence where there is trust."""
+        return [text.records[memory.name].vote(memory, self.trust is not None) for memory in self.voting]
 
     def signature(self) -> str:
-        """Return everything that decides what retrieval does to a translation, in one line."""
-        parts = [self.tokens.signature()] if self.tokens is not None else []
-        if self.phrases is not None:
-            parts += [self.phrases.signature(), *(f"{name}:{value}" for name, value in signed(self.settings).items())]
-        parts += [self.trust.signature()] if self.trust is not None else []
-        parts += [self.glossary.signature()] if self.glossary is not None else []
-        return " ".join(parts)
+        """Return everything that decides what memories do to a translation, in one line."""
+        parts = {
+            place: [m.signature() for m in self.memories if m.acts_on == place]
+            for place in ("model", "vote", "mixture")
+        }
+        if any(memory.bounded for memory in self.voting):
+            parts["vote"] += [f"{name}:{value}" for name, value in signed(self.settings).items()]
+        trust = [self.trust.signature()] if self.trust is not None else []
+        return " ".join([*parts["model"], *parts["vote"], *trust, *parts["mixture"]])
+
+
+def trust_step(model: ModelEvidence, votes: list[Vote]) -> TrustStep:
+    """Collect what trust decides by: votes with evidence, and the weights that the settings give them."""
+    return TrustStep(model, votes, torch.stack([vote.weight for vote in votes], dim=1))
 
 
 class _ScoredModel:
@@ -322,10 +243,12 @@ class _ScoredModel:
         self.ensemble.eval()
 
     def __call__(self, **net_input: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        forced = self.ensemble.force_decode(self.sample, temperature=1.0)  # fairseq's scorer has none
-        log_probs, real = forced.log_probs, forced.real
-        log_probs[real] = self.ensemble.mix(log_probs[real], forced.votes)
-        return log_probs, {"attn": [forced.attention]} if forced.attention is not None else {}
+        text = self.ensemble.force_decode(self.sample, temperature=1.0)  # fairseq's scorer has none
+        whole = text.whole
+        assert whole is not None  # nothing has been dropped
+        decided = self.ensemble.decided(text, self.ensemble.votes(text))
+        whole.log_probs[whole.real] = self.ensemble.mix(whole.log_probs[whole.real], decided)
+        return whole.log_probs, {"attn": [whole.attention]} if whole.attention is not None else {}
 
     def get_normalized_probs(self, output: tuple[Tensor, Any], log_probs: bool, sample: dict[str, Any]) -> Tensor:
         return output[0]

@@ -8,24 +8,27 @@ while terms are open, and of growing a word that ended a term.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.forced import GivenText, Record
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_file, short
@@ -103,6 +106,15 @@ class GlossaryCandidates(PhraseCandidates):
         self.checked = True  # a sentence without a term is nothing to warn of
         self._ids: dict[str, list[int]] = {}
 
+    @property
+    def reads(self) -> None:
+        """Nothing of the translation model's encoder."""
+
+    @property
+    def remote(self) -> bool:
+        """No."""
+        return False
+
     def start(
         self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
@@ -140,58 +152,84 @@ class GlossaryCandidates(PhraseCandidates):
         return self._ids[term]
 
 
-@dataclass
-class GlossaryBatch(PhraseBatch):
-    """The terms of a batch of sentences, and how far its hypotheses are in them."""
-
-    terms: Tensor  # fp32 [B], how many each sentence has
-    costs: GlossaryCosts
-
-    def apply(self, tokens: Tensor, log_probs: Tensor) -> Tensor:
-        """Mix what is wanted into log p, fp32 [H, V], in place, and take the costs.
-
-        Args:
-            tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
-        """
-        mixed = interpolate_(log_probs, self.vote(tokens, Distribution(log_probs)))
-        open_terms = self.terms.index_select(0, self.state.rows) - self.state.covered.sum(dim=1)
-        self.costs.take(mixed, open_terms, self.state.ended().float())
-        return mixed
-
-
 @dataclass(frozen=True)
-class GlossaryMemory(PhraseMemory):
-    """A glossary alongside the decoder; it needs neither datastore nor encoder."""
+class GlossaryMemory(Memory):
+    """A glossary alongside the decoder; it needs neither datastore nor encoder.
 
-    end_token: int = field(kw_only=True)
+    It acts on the mixture of all else: its terms are meant to be written whatever is retrieved.
+
+    Args:
+        phrases: its terms, followed as phrases are.
+        end_token: id of what ends target sentences.
+    """
+
+    name = "glossary"
+    acts_on = "mixture"
+
+    phrases: PhraseMemory
+    end_token: int
 
     @classmethod
-    def of(cls, candidates: GlossaryCandidates, end_token: int, device: torch.device) -> GlossaryMemory:
-        """Make the memory of a glossary's terms.
+    def build(cls, candidates: GlossaryCandidates, end_token: int, device: torch.device) -> GlossaryMemory:
+        """Build the memory of a glossary's terms.
 
         Args:
             end_token: id of what ends target sentences.
             device: of the translation model.
         """
         votes = GlossaryVotes().requires_grad_(False).to(device)
-        return cls(candidates, PhraseSettings(), votes, device, end_token=end_token)
+        return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token)
 
     @cached_property
     def costs(self) -> GlossaryCosts:
         """The costs, for which the model's subwords must be known: fairseq-generate makes them after the ensemble."""
-        growing = torch.tensor(self.candidates.subwords.growing(), dtype=torch.float32, device=self.device)
-        return GlossaryCosts(self.end_token, growing)
+        growing = self.phrases.candidates.subwords.growing()
+        return GlossaryCosts(self.end_token, torch.tensor(growing, dtype=torch.float32, device=self.phrases.device))
 
-    def start(self, sources: Tensor, encoded: EncodedSources | None = None) -> Callable[[], GlossaryBatch]:
-        """Find the terms of a batch, int64 [B, S]; returns a function that lays them out."""
-        return lambda: self._terms(self._batch(self.candidates.start(sources)))
-
-    def _terms(self, batch: PhraseBatch) -> GlossaryBatch:
-        counts = [len(set(sentence.candidates.queries.tolist())) for sentence in batch.phrases]
-        return GlossaryBatch(**vars(batch), terms=batch.similarity.new_tensor(counts), costs=self.costs)
+    def begin(self, sources: Tensor) -> GlossaryBatch:
+        """Find the terms of a batch, int64 [B, S]."""
+        return GlossaryBatch(self, self.phrases.begin(sources))
 
     def signature(self) -> str:
         """Name the glossary and how it counts."""
-        assert isinstance(self.candidates, GlossaryCandidates)
-        counting = {"votes": self.votes.digest(), "end": GlossaryCosts.END, "growth": GlossaryCosts.GROWTH}
-        return signature({"glossary": short(of_file(self.candidates.glossary.path)), **counting})
+        assert isinstance(self.phrases.candidates, GlossaryCandidates)
+        counting = {"votes": self.phrases.votes.digest(), "end": GlossaryCosts.END, "growth": GlossaryCosts.GROWTH}
+        return signature({"glossary": short(of_file(self.phrases.candidates.glossary.path)), **counting})
+
+
+@dataclass
+class GlossaryBatch(MemoryBatch):
+    """The terms of a batch of sentences, and how far its hypotheses are in them."""
+
+    memory: GlossaryMemory
+    phrases: PhraseBatch
+    terms: Tensor = field(init=False)  # fp32 [B], how many each sentence has
+
+    def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Lay out the terms."""
+        self.phrases.encoded(models, outputs)
+        counts = [len(set(sentence.candidates.queries.tolist())) for sentence in self.phrases.phrases]
+        self.terms = self.phrases.similarity.new_tensor(counts)
+
+    def rescore(self, step: Step) -> Tensor:
+        """Mix what is to be written into log p, fp32 [H, V], in place, and take the costs."""
+        mixed, state = interpolate_(step.model.log_probs, [self.phrases.vote(step)]), self.phrases.state
+        open_terms = self.terms.index_select(0, state.rows) - state.covered.sum(dim=1)
+        self.memory.costs.take(mixed, open_terms, state.ended().float())
+        return mixed
+
+    def reorder(self, order: Tensor) -> Self:
+        """Follow the beam."""
+        other = copy.copy(self)
+        other.phrases = self.phrases.reorder(order)
+        return other
+
+    def force(self, text: GivenText) -> Record:
+        """Refuse.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
+        )

@@ -28,7 +28,7 @@ from fairseq_ccpr.search.segment import Segment
 from fairseq_ccpr.storage.fingerprint import of_strings, short
 
 if TYPE_CHECKING:
-    from fairseq_ccpr.decoding.memory import LearningRetriever
+    from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 
 FIRST_ROWS = 4096  # that there is room for; then twice as many each time
 # Rows that are compared with one by one: of a segment without lists, and after those that are in lists. More of them cost

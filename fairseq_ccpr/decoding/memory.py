@@ -1,118 +1,119 @@
-"""What a retriever and a memory must offer: the two interfaces that decoding is written against.
+"""The interface that decoding is written against: a memory alongside the decoder, asked for its vote at each step.
 
-A retriever searches a token datastore. A memory turns what was retrieved for a batch into votes, step by step.
-Letters: B sentences, H hypotheses, N tokens, S source subwords, d decoder width, k neighbours, V target vocabulary.
+Letters: B sentences, S source subwords, H hypotheses, T target positions, N tokens, C tokens that a memory names, V target
+vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import Vote
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries
+from fairseq_ccpr.decoding.forced import GivenText, Record, VoteRecord
+from fairseq_ccpr.decoding.mixture import Distribution, Vote
 
 
-class Neighbours(NamedTuple):
-    """The nearest entries of N queries, best first; missing ones may stand between them.
+@dataclass
+class Step:
+    """One step of beam search at H hypotheses."""
 
-    Args:
-        ids: int64 [N, k], entries; -1 where one is missing.
-        scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
-        values: int64 [N, k], their tokens; any token where one is missing.
+    tokens: Tensor  # int64 [H, t], the hypotheses so far, with the end of the sentence in front
+    model: Distribution  # what the model says, and what memories before have made of it
+    trusted: bool = False  # whether trust decides the weights, and so needs evidence
+
+
+class MemoryBatch:
+    """A memory during one batch, while its hypotheses grow. A memory of your own defines `vote` or `rescore`.
+
+    It begins with one hypothesis a sentence; `reorder` makes more of them. Nothing of it outlives the batch.
     """
 
-    ids: Tensor
-    scores: Tensor
-    values: Tensor
-
-
-class Retriever(Protocol):
-    """Searches a token datastore. `TranslationRetrievalTask.retriever_class` names the class.
-
-    It is called with an opened datastore and the model's device, and must keep no state from one search to the next:
-    several generators, or threads, may share it.
-    """
-
-    datastore: TokenDatastore
-
-    def search(self, queries: Tensor, k: int) -> Neighbours:
-        """Find the k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
-        ...
-
-    def describe(self) -> dict[str, object]:
-        """Name all that decides what is retrieved, by name: the retrieval signature prints it."""
-        ...
-
-
-@runtime_checkable
-class LearningRetriever(Retriever, Protocol):
-    """A retriever that also searches what was learnt alongside its datastore."""
-
-    def project(self, states: Tensor) -> Tensor:
-        """Make keys of the decoder's states, [N, d] in any float dtype."""
-        ...
-
-    def with_learnt(self, entries: LearntEntries) -> LearningRetriever:
-        """Return the same retriever with what was learnt up to a moment, whose entries are numbered after its own."""
-        ...
-
-
-class ModelView(Protocol):
-    """What the model says at N tokens, as far as an interpolation weight may need it; looked up on demand."""
-
-    @property
-    def neighbours(self) -> Tensor:
-        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
-        ...
-
-    @property
-    def best(self) -> Tensor:
-        """log p_NMT of the likeliest token, fp32 [N]."""
-        ...
-
-    @property
-    def favourite(self) -> Tensor:
-        """The likeliest token, int64 [N]."""
-        ...
-
-
-class Batch(Protocol):
-    """What a memory knows of one batch while its hypotheses grow. Nothing of it outlives the batch."""
+    def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Finish beginning, now that the models have encoded the sources, or a GPU does so."""
 
     def listening(self) -> AbstractContextManager[None]:
         """Open a context in which the models compute a step: what their layers say may be read meanwhile."""
-        ...
+        return nullcontext()
 
-    def vote(self, tokens: Tensor, model: Distribution) -> Vote:
-        """Vote for the next token, once per step.
+    def rescore(self, step: Step) -> Tensor:
+        """Change the distribution of a step, in place or not: log p, fp32 [H, V]. For memories that act on it."""
+        return step.model.log_probs
 
-        Args:
-            tokens: int64 [H, t], the hypotheses so far, with the end of the sentence in front.
-            model: what it says at them.
-        """
-        ...
+    def vote(self, step: Step) -> Vote:
+        """Vote for the next token, once a step. For memories that vote."""
+        raise NotImplementedError(f"{type(self).__name__} has no vote")
 
-    def reorder(self, order: Tensor) -> Batch:
+    def reorder(self, order: Tensor) -> Self:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was, int64 [H']."""
-        ...
+        return self
+
+    def force(self, text: GivenText) -> Record:
+        """Vote at each token of given targets, position by position."""
+        steps: list[tuple[Tensor, ...]] = []
+        for position in range(text.previous.size(1)):
+            model = Distribution(text.log_probs[:, position])
+            vote = self.vote(Step(text.previous[:, : position + 1], model, trusted=True))
+            features = (
+                vote.evidence.features(model.likeliest) if vote.evidence is not None else vote.weight[:, None][:, :0]
+            )
+            steps.append((vote.values, vote.log_probs, vote.weight, features))
+        most = max(values.size(1) for values, *_ in steps)
+        columns = zip(
+            *(
+                (pad(v, (0, most - v.size(1))), pad(p, (0, most - p.size(1)), value=float("-inf")), *others)
+                for v, p, *others in steps
+            )
+        )
+        return VoteRecord(*(torch.stack(column, dim=1)[text.real] for column in columns))
 
 
-class Memory(Protocol):
-    """A datastore alongside the decoder, with the settings that decide how it counts. Immutable."""
+class Memory(ABC):
+    """What stands alongside the decoder, with the settings that decide how it counts. Immutable.
 
-    def start(self, sources: Tensor) -> Callable[[], Batch]:
-        """Start retrieval for the sentences of a batch, int64 [B, S]; returns a function that waits for the result.
+    Attributes:
+        name: one word, for trust, tables and explanations.
+        acts_on: what its batches change: the `model`'s distribution before any memory votes, the mixture by a `vote`, or
+            the `mixture` after all have voted.
+        bounded: whether --lambda-max bounds its weight, see `limit_weights`.
+        features: the names of what its evidence shows trust.
+    """
 
-        The batch begins with one hypothesis a sentence; `Batch.reorder` makes more of them.
-        """
-        ...
+    name: ClassVar[str]
+    acts_on: ClassVar[Literal["model", "vote", "mixture"]] = "vote"
+    bounded: ClassVar[bool] = True
+    features: ClassVar[tuple[str, ...]] = ()
 
+    @abstractmethod
+    def begin(self, sources: Tensor) -> MemoryBatch:
+        """Begin a batch of sentences, int64 [B, S]."""
+
+    @abstractmethod
     def signature(self) -> str:
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
-        ...
+
+    def reads(self, model: Any) -> bool:
+        """Tell whether `MemoryBatch.encoded` needs the states of all layers of a model's encoder."""
+        return False
+
+    def now(self, moment: dict[int, Any]) -> Memory:
+        """Return a snapshot, unaffected by later learning.
+
+        Args:
+            moment: what counts now of what several memories share, by its `id`.
+        """
+        return self
+
+    def on(self, device: torch.device) -> Memory:
+        """Return a memory that computes votes of records on another device."""
+        return self
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return what tuning trained of it besides trust, which is kept in trust's file."""
+        return {}

@@ -16,7 +16,7 @@ from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, FlatPhrases, Phr
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens, merged
 from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
-from fairseq_ccpr.models.translation_states import EncodedSources
+from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, after_sign
 
@@ -85,6 +85,16 @@ class PhraseCandidates:
         self.reach = reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
         self._of_learnt: tuple[LearntPhrases, Tokenise] | None = None  # of what was learnt when it last changed
+
+    @property
+    def reads(self) -> TranslationStates | None:
+        """The translation model's encoder, where a query head reads its states."""
+        return self.retriever.finder.reads
+
+    @property
+    def remote(self) -> bool:
+        """Whether another machine searches, while this one goes on."""
+        return self.retriever.index.remote
 
     @cached_property
     def subwords(self) -> DecoderSubwords:
@@ -217,7 +227,7 @@ class RememberedCandidates(PhraseCandidates):
         given = candidates
         super().__init__(given.retriever, lambda: given.subwords, given.source_dictionary, given.reach)
         self._given = given
-        self._known: dict[bytes, list[SentencePhrases]] = {}
+        self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
 
     @cached_property
     def _tokenise_own(self) -> Tokenise:
@@ -227,7 +237,7 @@ class RememberedCandidates(PhraseCandidates):
         self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""
-        key = src_tokens.cpu().numpy().tobytes()
+        key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
             self._known[key] = super().start(src_tokens, learnt, encoded)()
         return lambda: self._known[key]

@@ -5,35 +5,57 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.forced import GivenText
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
 from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
-from fairseq_ccpr.decoding.memory import ModelView
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vote
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals, may_ask
 from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
-from fairseq_ccpr.decoding.trust_features import PhraseEvidence
-from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
+from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
 
 logger = logging.getLogger(__name__)
 
+PHRASE_FEATURES = (
+    "mass", "going", "highest p_phr", "model of phrases' favourite", "phrases' agreement", "best similarity",
+)  # fmt: skip
+
+
+class PhraseEvidence(NamedTuple):
+    """What the phrase memory saw at N tokens."""
+
+    values: Tensor  # int64 [N, A]
+    log_probs: Tensor  # fp32 [N, A], log p_phr
+    model: Tensor  # fp32 [N, A], log p_NMT of `values`
+    mass: Tensor  # fp32 [N], Z
+    going: Tensor  # fp32 [N], the part of Z of phrases that have begun
+    similarity: Tensor  # fp32 [N], the highest of the sentence
+
+    def features(self, model: ModelEvidence) -> Tensor:
+        """Compute `PHRASE_FEATURES`, fp32 [N, F]."""
+        highest, place = self.log_probs.max(dim=1, keepdim=True)
+        some = self.mass.unsqueeze(1) > 0
+        distrust = (model.best.unsqueeze(1) - self.model.gather(1, place)) * some
+        agreement = (self.values.gather(1, place) == model.favourite.unsqueeze(1)) & some
+        columns = torch.stack([self.mass, self.going], dim=1)
+        return torch.cat([columns, highest.exp() * some, distrust, agreement, self.similarity.unsqueeze(1)], dim=1)
+
 
 @dataclass(frozen=True)
-class PhraseMemory:
+class PhraseMemory(Memory):
     """A phrase datastore alongside the decoder.
 
     Args:
@@ -41,24 +63,23 @@ class PhraseMemory:
         settings: how they are retrieved, and the most that they may weigh.
         votes: how much each counts.
         device: of the translation model.
-        trusted: whether learned trust decides the weight, and so needs evidence.
         learnt: what is learnt alongside the datastore, live or as a snapshot; None: nothing.
     """
+
+    name = "phrases"
+    features = PHRASE_FEATURES
 
     candidates: PhraseCandidates
     settings: PhraseSettings
     votes: PhraseVotes
     device: torch.device
-    trusted: bool = False
     learnt: LearntMemory | LearntEntries | None = None
 
-    def now(self, entries: LearntEntries | None = None) -> PhraseMemory:
-        """Return a snapshot of the memory, unaffected by later learning and forgetting.
-
-        Args:
-            entries: what counts now, where another memory has looked before; both are then of the same moment.
-        """
-        return self if self.learnt is None else replace(self, learnt=entries or self.learnt.entries)
+    def now(self, moment: dict[int, Any]) -> PhraseMemory:
+        """Return a snapshot of the memory, unaffected by later learning and forgetting."""
+        if self.learnt is None:
+            return self
+        return replace(self, learnt=moment.setdefault(id(self.learnt), self.learnt.entries))
 
     @property
     def _learnt(self) -> LearntPhrases | None:
@@ -66,40 +87,26 @@ class PhraseMemory:
         phrases = self.learnt.entries.phrases if self.learnt is not None else None
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
-    @phase(FINDING, whole=True)
-    def start(self, sources: Tensor, encoded: EncodedSources | None = None) -> Callable[[], PhraseBatch]:
-        """Start retrieval for the sentences of a batch, int64 [B, S]; returns a function that waits for the result.
+    def reads(self, model: Any) -> bool:
+        """Tell whether a query head reads the states of a model's encoder."""
+        reader = self.candidates.reads
+        return reader is not None and reader.is_of(model)
 
-        A remote index searches meanwhile; a local one works when it is waited for, while a GPU encodes. What is learnt
-        meanwhile counts for the next batch.
-
-        Args:
-            encoded: the sentences as the translation model has encoded them, for a query head.
-        """
-        begin = partial(self.candidates.start, sources, self._learnt, encoded)
-        wait = begin() if self.candidates.retriever.index.remote else lambda: begin()()
-        return lambda: self._batch(wait)
-
-    @phase(FINDING, whole=True)
-    def _batch(self, answer: Callable[[], list[SentencePhrases]]) -> PhraseBatch:
-        with _without_collections():
-            phrases = answer()
-            table = self.candidates.table(phrases)
-        _warn_of_nothing(self.candidates, phrases)
-        return PhraseBatch.of(phrases, table.to(self.device), self)
-
-    @property
-    def reads(self) -> TranslationStates | None:
-        """The translation model's encoder, where a query head reads its states."""
-        return self.candidates.retriever.finder.reads
+    def begin(self, sources: Tensor) -> PhraseBatch:
+        """Begin a batch of sentences, int64 [B, S]. What is learnt meanwhile counts for the next one."""
+        return PhraseBatch(self, Retrieval(self.candidates, sources, self._learnt))
 
     def remembering(self) -> PhraseMemory:
         """Return the memory as it is now, which never retrieves twice for the same batch."""
-        return replace(self.now(), candidates=RememberedCandidates(self.candidates))
+        return replace(self.now({}), candidates=RememberedCandidates(self.candidates))
 
     def on(self, device: torch.device) -> PhraseMemory:
         """Return a memory that computes votes on another device."""
         return replace(self, votes=copy.deepcopy(self.votes).to(device), device=device)
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return the weights of the votes."""
+        return dict(self.votes.state_dict())
 
     def signature(self) -> str:
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
@@ -107,29 +114,64 @@ class PhraseMemory:
         return self.candidates.retriever.signature(counting, self._learnt)
 
 
+class Retrieval:
+    """What is being retrieved for a batch: remote indexes search while the sources are encoded.
+
+    A local index works when it is waited for, while a GPU encodes; a query head waits for the encoder, whose states it reads.
+    """
+
+    @phase(FINDING, whole=True)
+    def __init__(self, candidates: PhraseCandidates, sources: Tensor, learnt: LearntPhrases | None) -> None:
+        self.candidates, self.learnt = candidates, learnt
+        self.sources = sources.cpu()  # before a GPU has anything else to do, which a copy would wait for
+        self._answer = self._start(None) if candidates.remote and candidates.reads is None else None
+
+    def _start(self, encoded: EncodedSources | None) -> Callable[[], list[SentencePhrases]]:
+        return self.candidates.start(self.sources, self.learnt, encoded)
+
+    @phase(FINDING, whole=True)
+    def wait(self, models: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[SentencePhrases], PhraseTable]:
+        """Return the phrases of the sentences, as their encoder outputs have it, and their table on the CPU."""
+        encoded, reader = None, self.candidates.reads
+        read = next((out for model, out in zip(models, outputs) if reader is not None and reader.is_of(model)), None)
+        if reader is not None and read is not None:
+            encoded = EncodedSources(self.sources, reader.join(read), self.candidates.source_dictionary.pad())
+        with _without_collections():
+            phrases = (self._answer or self._start(encoded))()
+            table = self.candidates.table(phrases)
+        _warn_of_nothing(self.candidates, phrases)
+        return phrases, table
+
+
 @dataclass
-class PhraseBatch:
-    """The phrases of a batch of sentences, and how far its hypotheses are in them."""
+class PhraseBatch(MemoryBatch):
+    """The phrases of a batch of sentences, and how far its hypotheses are in them.
 
-    phrases: list[SentencePhrases]
-    table: PhraseTable
-    of_phrases: Tensor  # fp32 [B, A], see `PhraseVotes.of_phrases`
-    similarity: Tensor  # fp32 [B], the highest of each sentence
+    Args:
+        retrieval: that `encoded` waits for.
+    """
+
     memory: PhraseMemory
-    state: PhraseState
+    retrieval: Retrieval
+    phrases: list[SentencePhrases] = field(init=False)
+    table: PhraseTable = field(init=False)
+    state: PhraseState = field(init=False)
+    of_phrases: Tensor = field(init=False)  # fp32 [B, A], see `PhraseVotes.of_phrases`
+    similarity: Tensor = field(init=False)  # fp32 [B], the highest of each sentence
     # Of the hypotheses, with the `rows` of the state that they were made for.
-    openings: tuple[Tensor, Openings] | None = field(default=None, kw_only=True)
+    openings: tuple[Tensor, Openings] | None = None
 
-    @classmethod
-    def of(cls, phrases: list[SentencePhrases], table: PhraseTable, memory: PhraseMemory) -> PhraseBatch:
-        """Begin a batch: one empty hypothesis a sentence."""
-        rows = torch.arange(len(table.lengths), device=table.lengths.device)
-        similarity = (table.scores * (table.lengths > 0)).amax(dim=1)
-        return cls(phrases, table, memory.votes.of_phrases(table), similarity, memory, PhraseState(table, rows))
+    def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Wait for the phrases: one empty hypothesis a sentence."""
+        phrases, table = self.retrieval.wait(models, outputs)
+        self.lay_out(phrases, table.to(self.memory.device))
 
-    def listening(self) -> AbstractContextManager[None]:
-        """Need nothing of the model's layers."""
-        return nullcontext()
+    def lay_out(self, phrases: list[SentencePhrases], table: PhraseTable) -> None:
+        """Begin with these phrases, a table on the memory's device: one empty hypothesis a sentence."""
+        self.phrases, self.table, self.openings = phrases, table, None
+        self.state = PhraseState(table, torch.arange(len(table.lengths), device=table.lengths.device))
+        self.of_phrases = self.memory.votes.of_phrases(table)
+        self.similarity = (table.scores * (table.lengths > 0)).amax(dim=1)
 
     @phase(PHRASES, whole=True)
     def reorder(self, order: Tensor) -> Self:
@@ -137,18 +179,19 @@ class PhraseBatch:
 
         Hypotheses change places within their sentence only, unless sentences have ended.
         """
-        same = len(order) == len(self.state.rows)
-        return replace(self, state=self.state.reorder(order, same))
+        other = copy.copy(self)
+        other.state = self.state.reorder(order, len(order) == len(self.state.rows))
+        return other
 
     @phase(PHRASES, whole=True)
-    def vote(self, tokens: Tensor, model: Distribution) -> Vote:
+    def vote(self, step: Step) -> Vote:
         """Vote for the next token of each hypothesis."""
-        if tokens.size(1) > 1:
-            self.state.advance(tokens[:, -1])
+        if step.tokens.size(1) > 1:
+            self.state.advance(step.tokens[:, -1])
         proposals, of_phrases = self._proposals()
-        view = model.at(proposals.values)
+        view = step.model.view(proposals.values)
         votes = self.memory.votes(proposals, Consent.of(view), of_phrases)
-        return self._vote(proposals, votes, self.state.rows, view)
+        return self.merged(proposals, votes, self.state.rows, view, step.trusted)
 
     def _proposals(self) -> tuple[Proposals, Tensor]:
         """Collect proposals, and the part of their scores that no state changes: on a CPU few, on a GPU in few operations."""
@@ -159,50 +202,78 @@ class PhraseBatch:
             self.openings = rows, Openings.of(self.table, self.of_phrases).of_rows(rows)
         return merged_proposals(self.state, self.openings[1], self.of_phrases, self.memory.votes.of_covered)
 
-    def force_proposals(self, previous: Tensor, real: Tensor) -> tuple[Proposals, Tensor]:
-        """Collect the proposals at N tokens of given targets, and the sentences int64 [N] they are of.
-
-        Args:
-            previous: int64 [B, T], the decoder's input: y_<t, with the end of the sentence in front.
-            real: bool [B, T], which positions are wanted.
-        """
-        state = PhraseState(self.table, torch.arange(len(previous), device=previous.device))
-        steps = []
-        for position in range(previous.size(1)):
-            if position:
-                state.advance(previous[:, position])
-            steps.append(state.proposals())
-        return Proposals(*(torch.stack(parts, dim=1)[real] for parts in zip(*steps))), real.nonzero()[:, 0]
-
-    def weigh(self, proposals: Proposals, consent: Consent, sentences: Tensor, model: ModelView) -> Vote:
-        """Vote at N tokens.
+    def merged(
+        self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool
+    ) -> Vote:  # fmt: skip
+        """Merge the votes of phrases at N tokens, fp32 [N, A], to one of the memory.
 
         Args:
             sentences: int64 [N], which one of the batch each is of.
             model: what it says of the proposals' tokens.
         """
-        return self._vote(proposals, self.votes(proposals, consent, sentences), sentences, model)
-
-    def _vote(self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView) -> Vote:
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
-        if self.memory.trusted:
+        if trusted:
             similarity = self.similarity.index_select(0, sentences)
             evidence = PhraseEvidence(values, log_probs, model.neighbours, mass, going, similarity)
         return Vote(values, log_probs, self.memory.settings.lambda_ * mass, evidence)
 
-    def to(self, device: torch.device) -> PhraseBatch:
-        """Begin the batch again on another device."""
-        return PhraseBatch.of(self.phrases, self.table.to(device), self.memory.on(device))
+    def force(self, text: GivenText) -> PhraseRecord:
+        """Collect the proposals at the tokens of given targets."""
+        state = PhraseState(self.table, torch.arange(len(text.previous), device=text.previous.device))
+        steps = []
+        for position in range(text.previous.size(1)):
+            if position:
+                state.advance(text.previous[:, position])
+            steps.append(state.proposals())
+        proposals = Proposals(*(torch.stack(parts, dim=1)[text.real] for parts in zip(*steps)))
+        view = text.model.view(proposals.values)
+        looked_up = LookedUp(view.neighbours, view.best, view.favourite)
+        return PhraseRecord(self, proposals, text.real.nonzero()[:, 0], looked_up)
 
-    def of_memory(self, memory: PhraseMemory) -> PhraseBatch:
-        """Return the same phrases as another memory weighs them."""
-        return replace(self, of_phrases=memory.votes.of_phrases(self.table), memory=memory, openings=None)
+    def weighed_by(self, memory: PhraseMemory) -> PhraseBatch:
+        """Return the same phrases as another memory weighs them, on its device."""
+        other, same = copy.copy(self), memory.device == self.table.lengths.device
+        other.memory = memory
+        other.lay_out(self.phrases, self.table if same else self.table.to(memory.device))
+        return other
 
-    def votes(self, proposals: Proposals, consent: Consent, sentences: Tensor) -> Tensor:
-        """Compute what each candidate phrase gave to the token it proposed, fp32 [N, A]."""
-        votes: Tensor = self.memory.votes(proposals, consent, self.of_phrases.index_select(0, sentences))
+
+class PhraseRecord(NamedTuple):
+    """What phrases proposed at N tokens of given targets; the A candidates are those of the token's sentence."""
+
+    batch: PhraseBatch
+    proposals: Proposals  # [N, A]
+    sentences: Tensor  # int64 [N], of each token in the batch
+    model: LookedUp  # what the model says of the proposals
+
+    def vote(self, memory: PhraseMemory, trusted: bool) -> Vote:
+        """Vote as the decoder does with this memory."""
+        batch = self.batch.weighed_by(memory)
+        return batch.merged(self.proposals, self._votes(batch), self.sentences, self.model, trusted)
+
+    def votes(self, memory: PhraseMemory) -> Tensor:
+        """Compute what each candidate phrase gives to the token it proposes, fp32 [N, A]."""
+        return self._votes(self.batch.weighed_by(memory))
+
+    def _votes(self, batch: PhraseBatch) -> Tensor:
+        of_phrases = batch.of_phrases.index_select(0, self.sentences)
+        votes: Tensor = batch.memory.votes(self.proposals, Consent.of(self.model), of_phrases)
         return votes
+
+    def select(self, rows: Tensor) -> PhraseRecord:
+        """Select some of the tokens."""
+        return self._apply(lambda part: part[rows])
+
+    def cpu(self) -> PhraseRecord:
+        """Move to the CPU."""
+        cpu = torch.device("cpu")
+        batch = self.batch.weighed_by(self.batch.memory.on(cpu))
+        return self._replace(batch=batch)._apply(lambda part: part.cpu())
+
+    def _apply(self, change: Callable[[Tensor], Tensor]) -> PhraseRecord:
+        proposals, model = Proposals(*map(change, self.proposals)), LookedUp(*map(change, self.model))
+        return PhraseRecord(self.batch, proposals, change(self.sentences), model)
 
 
 def _warn_of_nothing(candidates: PhraseCandidates, phrases: list[SentencePhrases]) -> None:

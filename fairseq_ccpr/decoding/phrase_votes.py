@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_ccpr.decoding.memory import ModelView
+from fairseq_ccpr.decoding.mixture import ModelView
 from fairseq_ccpr.decoding.phrase_continuation import STATES, PhraseTable, Proposals
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
 

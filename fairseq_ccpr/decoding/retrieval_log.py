@@ -6,11 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.breakdown import Breakdown, break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError
+
+# What the log calls p_r and the weight of a memory; of any other, its name and with `_lambda`.
+LOGGED = {TokenMemory.name: ("retrieval", "lambda"), PhraseMemory.name: ("phrases", "phrase_lambda")}
 
 
 class RetrievalLog:
@@ -49,11 +55,15 @@ class RetrievalLog:
         # fairseq-interactive gives its sentences no numbers.
         numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))
         self.sentences += len(hypotheses)
-        columns = {
-            "position": breakdown.positions, "token": breakdown.tokens, "lambda": breakdown.token_weight,
-            "model": breakdown.model, "retrieval": breakdown.token_memory, "phrase_lambda": breakdown.phrase_weight,
-            "phrases": breakdown.phrase_memory, "mixed": breakdown.mixed,
-        }  # fmt: skip
+        text, votes = breakdown.text, dict(zip(breakdown.memories, breakdown.votes))
+        columns = {"position": text.positions, "token": text.targets, "model": text.log_probs, "mixed": breakdown.mixed}
+        for name in {**LOGGED, **dict.fromkeys(votes)}:
+            said, weight = LOGGED.get(name, (name, f"{name}_lambda"))
+            vote = votes.get(name)
+            columns[weight] = vote.weight if vote is not None else torch.zeros_like(text.log_probs)
+            columns[said] = (
+                vote.log_prob(text.targets) if vote is not None else torch.full_like(text.log_probs, float("-inf"))
+            )
         neighbours = self._neighbours(breakdown)
         for row, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
             line = {name: None if value == float("-inf") else value for name, value in zip(columns, values)}
@@ -61,14 +71,15 @@ class RetrievalLog:
                 "token": self.dictionary.symbols[line["token"]],
                 "neighbours": neighbours[row] if neighbours else [],
             }
-            sentence = {"sentence": numbers[int(breakdown.sentences[row])]}
+            sentence = {"sentence": numbers[int(text.sentences[row])]}
             self.stream.write(json.dumps(sentence | line, ensure_ascii=False) + "\n")
         self.stream.flush()
 
     def _neighbours(self, breakdown: Breakdown) -> list[list[dict[str, Any]]]:
-        found = breakdown.neighbours
-        if found is None:
+        record = breakdown.text.records.get(TokenMemory.name)
+        if record is None:
             return []
+        found = record.neighbours
         return [
             [
                 {"entry": entry, "token": self.dictionary.symbols[value], "score": score}

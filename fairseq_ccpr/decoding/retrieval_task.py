@@ -28,7 +28,7 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.language_tags import LanguageTags
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
-from fairseq_ccpr.decoding.memory import LearningRetriever, Retriever
+from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.options import (
     NO_TRUST,
     MixtureSettings,
@@ -45,9 +45,9 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoder
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
-from fairseq_ccpr.decoding.trust_file import TrustDescription, load_trust
+from fairseq_ccpr.decoding.trust_file import Trained, TrustDescription, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.paths import literal, split_paths
@@ -89,7 +89,7 @@ class RetrievalTask(FairseqTask):
         folders = find_parts(cfg.datastore, self.tags.languages)
         self.token_datastore = TokenDatastore(folders["token"]) if "token" in folders else None
         self.phrase_datastore = PhraseDatastore(folders["phrase"]) if "phrase" in folders else None
-        tuned, self.trust = self._read_tuned(cfg)
+        tuned, self.trust, self.trained = self._read_tuned(cfg)
         self.mixture_settings = read_options(MixtureSettings, cfg, tuned.get(MixtureSettings.PREFIX))
         if self.token_datastore is not None:
             self.token_datastore.check_fingerprint(
@@ -98,7 +98,11 @@ class RetrievalTask(FairseqTask):
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
             self.phrase_settings = phrase_settings(cfg, tuned.get(PhraseSettings.PREFIX))
-            if self.trust is not None and not self.trust.phrases and self.phrase_settings.lambda_ > 0:
+            if (
+                self.trust is not None
+                and PhraseMemory.name not in self.trust.memories
+                and self.phrase_settings.lambda_ > 0
+            ):
                 raise ConfigurationError(
                     f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
                     "the tokens alone: give --trust none, or tune again"
@@ -108,12 +112,12 @@ class RetrievalTask(FairseqTask):
         self.bpe = self.tokenizer = None
         self.splitting: dict[str, str | None] = {name: digest_options(None) for name in ("tokenizer", "bpe")}  # digests
 
-    def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None]:
-        """Read what was tuned for the datastore: settings by the prefix of their options, and trust."""
+    def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None, Trained]:
+        """Read what was tuned: settings by the prefix of their options, trust, and what else was trained."""
         if cfg.trust is not None and cfg.trust != NO_TRUST:
-            trust, described = load_trust(Path(cfg.trust), self.parts, self.trust_class)
+            trust, trained, described = load_trust(Path(cfg.trust), self.parts, self.trust_class)
             self._check_weight(cfg.trust, described)
-            return described.settings, trust
+            return described.settings, trust, trained
         tuned = {} if cfg.untuned else read_tuned(self.parts)
         unknown = _unknown_settings(tuned)
         if unknown:
@@ -122,21 +126,21 @@ class RetrievalTask(FairseqTask):
                 "not used; tune again", ", ".join(unknown),
             )  # fmt: skip
         if unknown or not tuned:
-            return {}, None
+            return {}, None, {}
         logger.info("settings that are not given are those that tuning left with the datastore (--untuned: defaults)")
         path = tuned_trust(self.parts) if cfg.trust is None else None
         if path is None:
-            return tuned, None
-        trust, described = load_trust(path, self.parts, self.trust_class)
+            return tuned, None, {}
+        trust, trained, described = load_trust(path, self.parts, self.trust_class)
         self._check_weight(path, described)
-        return tuned, trust
+        return tuned, trust, trained
 
     def _check_weight(self, path: str | Path, described: TrustDescription) -> None:
-        """Warn if trust was learned on top of a different token weight than the task's."""
+        """Warn if trust was trained on top of a different token weight than the task's."""
         here = name_of(self._policy)
         if described.weight not in ("", here):
             logger.warning(
-                "%s was learned with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
+                "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
                 path, described.weight, here,
             )  # fmt: skip
 
@@ -284,24 +288,47 @@ class RetrievalTask(FairseqTask):
             ConfigurationError: there is no datastore.
             DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
         """
-        if self.token_datastore is None and self.phrase_datastore is None and self.glossary is None:
+        memories = self.build_memories(models)
+        if not memories:
             raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
-        tokens, phrases = self._token_memory(models), self._phrase_memory(models)
-        if tokens is not None and phrases is not None and self._learning_phrases is not None:
-            phrases = replace(phrases, learnt=tokens.learnt)
-        trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
+        return self.join(models, memories)
+
+    def join(self, models: list[Any], memories: list[Memory]) -> RetrievalEnsemble:
+        """Join models and memories in one ensemble, with the trust that was trained in them.
+
+        Raises:
+            ConfigurationError: trust was trained in other memories.
+        """
         dictionary = self.target_dictionary
-        ensemble = RetrievalEnsemble(models, tokens, phrases, dictionary.pad(), self.mixture_settings, trust)
+        trust = self.trust.to(next(models[0].parameters()).device) if self.trust is not None else None
+        ensemble = RetrievalEnsemble(models, memories, dictionary.pad(), self.mixture_settings, trust)
+        voting = [memory.name for memory in ensemble.voting]
+        if trust is not None and list(trust.memories) != voting:
+            raise ConfigurationError(
+                f"trust was trained in {' and '.join(trust.memories)}, and --task {self.name} has {' and '.join(voting)}: "
+                "tune again with this --task, or give --trust none"
+            )
         ensemble.forced, ensemble.end = self.tags.forced, self.tags.end_of(dictionary)
-        if self.glossary is not None:
-            candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
-            ensemble.glossary = GlossaryMemory.of(candidates, ensemble.end, next(models[0].parameters()).device)
         return ensemble
 
-    def _token_memory(self, models: list[Any]) -> TokenMemory | None:
+    def build_memories(self, models: list[Any]) -> list[Memory]:
+        """Build the memories of the options, in the order in which they act; a task of your own may add some."""
+        tokens, phrases = self._token_memory(models), self._phrase_memory(models)
+        if tokens and phrases and self._learning_phrases is not None:
+            phrases = [replace(phrases[0], learnt=tokens[0].learnt)]
+        return [*tokens, *phrases, *self._glossary_memory(models)]
+
+    def _glossary_memory(self, models: list[Any]) -> list[GlossaryMemory]:
+        if self.glossary is None:
+            return []
+        candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
+        end, device = self.tags.end_of(self.target_dictionary), next(models[0].parameters()).device
+        return [GlossaryMemory.build(candidates, end, device)]
+
+    def _token_memory(self, models: list[Any]) -> list[TokenMemory]:
         datastore = self.token_datastore
         if datastore is None:
-            return None
+            return []
         prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
         expected = datastore.section.fingerprints["model"]
         if expected not in prints:
@@ -323,10 +350,11 @@ class RetrievalTask(FairseqTask):
                 "of fairseq_ccpr.LearningRetriever, project and with_learnt"
             )
         domain = datastore.open_domain()
-        return TokenMemory(
+        memory = TokenMemory(
             capture, retriever, self.token_settings, self.target_dictionary.unk(), self._policy,
-            domain.to(device) if domain is not None else None, learnt=learnt,
+            domain.to(device) if domain is not None else None, learnt,
         )  # fmt: skip
+        return [memory]
 
     @property
     def _policy(self) -> WeightPolicy:
@@ -339,7 +367,7 @@ class RetrievalTask(FairseqTask):
     def without_phrases(self) -> bool:
         """Whether phrases are not retrieved: their weight is 0, as tuning leaves it where tokens alone are better."""
         both = self.token_datastore is not None and self.phrase_datastore is not None
-        weighed = self.trust is not None and self.trust.phrases
+        weighed = self.trust is not None and PhraseMemory.name in self.trust.memories
         return both and not weighed and self.phrase_settings.lambda_ == 0
 
     @property
@@ -350,10 +378,10 @@ class RetrievalTask(FairseqTask):
             return None
         return phrases
 
-    def _phrase_memory(self, models: list[Any]) -> PhraseMemory | None:
+    def _phrase_memory(self, models: list[Any]) -> list[PhraseMemory]:
         datastore = self.phrase_datastore
         if datastore is None or self.without_phrases:
-            return None
+            return []
         device, settings = next(models[0].parameters()).device, self.phrase_settings
         encoder, queries = load_encoders(datastore, settings, models)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
@@ -362,9 +390,9 @@ class RetrievalTask(FairseqTask):
             datastore, encoder, segmentation, settings.k, settings.min_similarity, device, waiting, queries
         )
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
-        learned = self.trust.votes if isinstance(self.trust, LearnedTrust) else None
-        votes = (learned or PhraseVotes()).requires_grad_(False).to(device)
-        return PhraseMemory(candidates, settings, votes, device)
+        votes = PhraseVotes()
+        votes.load_state_dict(self.trained.get(PhraseMemory.name, votes.state_dict()))
+        return [PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)]
 
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""

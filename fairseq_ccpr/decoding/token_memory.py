@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import (
+from fairseq_ccpr.decoding.forced import GivenText
+from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
+from fairseq_ccpr.decoding.mixture import (
     ALMOST_ALL,
+    LookedUp,
+    ModelView,
     Vote,
     neighbour_log_probabilities,
     neighbour_shares,
     retrieval_confidence,
+    target_log_probabilities,
 )
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
-from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
-from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.decoding.token_features import TOKEN_FEATURES, Course, TokenEvidence, along_sentences, observed
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, Retriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.settings import signature, signed
@@ -70,19 +75,8 @@ def token_weight(
     return weight.clamp(0, ALMOST_ALL).masked_fill(scores.amax(dim=1) == float("-inf"), 0.0)
 
 
-def guards(familiarity: Tensor, ids: Tensor, first_learnt: int) -> Tensor:
-    """Compute the fraction of each neighbour that the guard keeps, fp32 [N, k]: of the datastore's own text as far as a
-    hypothesis is like that text; all of what was learnt, which is there for texts unlike it.
-
-    Args:
-        familiarity: fp32 [N].
-        ids: int64 [N, k], entries; those from `first_learnt` on were learnt.
-    """
-    return torch.where(ids >= first_learnt, torch.ones_like(familiarity).unsqueeze(1), familiarity.unsqueeze(1))
-
-
 @dataclass(frozen=True)
-class TokenMemory:
+class TokenMemory(Memory):
     """A token datastore alongside the decoder.
 
     Args:
@@ -92,9 +86,12 @@ class TokenMemory:
         unknown: the unknown token, which nothing that is retrieved proposes.
         policy: how much the neighbours weigh.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
-        trusted: whether learned trust decides the weight, and so needs evidence.
         learnt: what is learnt alongside the datastore, live or as a snapshot; None: nothing.
     """
+
+    name = "tokens"
+    bounded = False  # --knn-lambda-max is its bound
+    features = TOKEN_FEATURES
 
     capture: KeyCapture
     retriever: Retriever
@@ -102,22 +99,22 @@ class TokenMemory:
     unknown: int
     policy: WeightPolicy = confidence_weight
     domain: Domain | None = None
-    trusted: bool = False
     learnt: LearntMemory | LearntEntries | None = None
 
-    def now(self, entries: LearntEntries | None = None) -> TokenMemory:
-        """Return a snapshot of the memory, unaffected by later learning and forgetting.
-
-        Args:
-            entries: what counts now, where that was looked at before.
-        """
+    def now(self, moment: dict[int, Any]) -> TokenMemory:
+        """Return a snapshot of the memory, unaffected by later learning and forgetting."""
         if self.learnt is None:
             return self
-        entries = entries or self.learnt.entries
+        entries = moment.setdefault(id(self.learnt), self.learnt.entries)
         return replace(self, learnt=entries, retriever=entries.retriever or self.retriever)
 
+    def begin(self, sources: Tensor) -> TokenBatch:
+        """Begin a batch: only the decoder has queries. What is learnt meanwhile counts for the next batch."""
+        now = self.now({})
+        return TokenBatch(now, now.searched, len(sources))
+
     @property
-    def _retriever(self) -> Retriever:
+    def searched(self) -> Retriever:
         """The retriever, with what was learnt up to now."""
         if self.learnt is None:
             return self.retriever
@@ -128,31 +125,11 @@ class TokenMemory:
         assert isinstance(retriever, LearningRetriever)  # no other kind has pairs learnt alongside its datastore
         return retriever.with_learnt(entries)
 
-    def start(self, sources: Tensor) -> Callable[[], TokenBatch]:
-        """Wait for the first step: only the decoder has queries. What is learnt meanwhile counts for the next batch."""
-        now = self.now()
-        return lambda: TokenBatch(now, len(sources))
-
-    def search(self, queries: Tensor, k: int) -> Neighbours:
-        """Find the k nearest entries of queries [N, d]; those of the unknown token count as missing, in their places."""
-        ids, scores, values = self._retriever.search(queries, k)
-        unknown = values == self.unknown
-        return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
-
-    @phase(MERGE)
-    def retrieve(self, queries: Tensor) -> tuple[Neighbours, Tensor]:
-        """Search for queries [N, d]: the neighbours, and log p_r of their values, fp32 [N, k]."""
-        return self.weighed(self.search(queries, self.settings.k))
-
-    def weighed(self, neighbours: Neighbours) -> tuple[Neighbours, Tensor]:
-        """Return neighbours, and log p_r of their values, fp32 [N, k]."""
-        return neighbours, neighbour_log_probabilities(neighbours.scores, neighbours.values, self.settings.temperature)
-
     @property
-    def _learnt(self) -> LearntEntries | None:
-        """What was learnt up to now, where something was; the guard is not for it."""
+    def first_learnt(self) -> int | None:
+        """The first entry that was learnt, where some were. The guard is not for those: they are for texts unlike it."""
         entries = self.learnt.entries if self.learnt is not None else None
-        return entries if entries is not None and (entries.pairs or entries.moved) else None
+        return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
     def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
         """Return the neighbours; all are missing where the guard gives them no weight.
@@ -160,16 +137,11 @@ class TokenMemory:
         Args:
             running_distance: fp32 [N], see `Course`.
         """
-        if self.settings.guard and self.domain is not None and self._learnt is None:
-            far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
-            ids, scores, values = neighbours
-            return Neighbours(ids.masked_fill(far, -1), scores.masked_fill(far, float("-inf")), values)
-        return neighbours
-
-    @property
-    def observes(self) -> bool:
-        """Whether hypotheses are followed: what the guard and learned trust look at."""
-        return self.trusted or self.settings.guard
+        if self.domain is None or not self.settings.guard or self.first_learnt is not None:
+            return neighbours
+        far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
+        ids, scores, values = neighbours
+        return Neighbours(ids.masked_fill(far, -1), scores.masked_fill(far, float("-inf")), values)
 
     def observe(self, queries: Tensor) -> Tensor:
         """Compare queries [N, d] with the datastore's own text: `OF_STATE`, fp32 [N, 3]; what is not known is 0."""
@@ -179,73 +151,83 @@ class TokenMemory:
             return torch.stack([torch.zeros_like(norms), torch.zeros_like(norms), norms.log()], dim=1)
         return torch.stack([self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1)
 
-    def force_search(self, queries: Tensor, k: int, model: Distribution, real: Tensor) -> tuple[Neighbours, Course]:
-        """Search and follow given targets as beam search does.
+    def kept(self, neighbours: Neighbours, course: Course | None) -> Tensor | None:
+        """Compute the fraction of each neighbour that the guard keeps, fp32 [N, k], or [N, 1] where all are alike.
 
         Args:
-            queries: [N, d], of the N real tokens.
-            model: what it says at them.
-            real: bool [B, T], where they are.
+            course: of the hypotheses; without one, and without a guard, all is kept, which None says.
         """
-        state, favourite = self.observe(queries), model.likeliest.favourite
-        positions = (real.long().cumsum(dim=1) - 1)[real]
-        distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
-        neighbours = self.unguarded(self.search(queries, k), distance)
-        seen = observed(neighbours.scores, neighbours.values, state, favourite)
-        return neighbours, Course.of(state, along_sentences(seen, positions), positions + 1)
+        if self.domain is None or not self.settings.guard or course is None:
+            return None
+        familiarity = self.domain.familiarity(course.running_distance).unsqueeze(1)
+        if self.first_learnt is None:
+            return familiarity
+        return familiarity.expand_as(neighbours.scores).masked_fill(neighbours.ids >= self.first_learnt, 1.0)
 
-    def weight(self, neighbours: Neighbours, model: ModelView, course: Course | None) -> Tensor:
+    def weight(self, neighbours: Neighbours, model: ModelView, kept: Tensor | None) -> Tensor:
         """Compute the interpolation weight of N tokens, fp32 [N], by policy and guard."""
         weight = token_weight(self.policy, neighbours, model, self.settings)
-        if not self.settings.guard or self.domain is None or course is None:
+        if kept is None:
             return weight
-        familiarity = self.domain.familiarity(course.running_distance)
-        if (learnt := self._learnt) is None:
-            return weight * familiarity
-        shares = neighbour_shares(neighbours.scores, self.settings.temperature)
-        return weight * (shares * guards(familiarity, neighbours.ids, learnt.first)).sum(dim=1)
+        if kept.size(1) == 1:
+            return weight * kept[:, 0]
+        return weight * (neighbour_shares(neighbours.scores, self.settings.temperature) * kept).sum(dim=1)
 
-    def _guarded(self, neighbours: Neighbours, retrieved: Tensor, course: Course | None) -> Tensor:
-        """Return log p_r, fp32 [N, k], of what the guard leaves of each neighbour: of what was learnt all."""
-        learnt = self._learnt
-        if learnt is None or not self.settings.guard or self.domain is None or course is None:
-            return retrieved
-        left = guards(self.domain.familiarity(course.running_distance), neighbours.ids, learnt.first)
-        scores = neighbours.scores + self.settings.temperature * left.log()
-        return neighbour_log_probabilities(scores, neighbours.values, self.settings.temperature)
-
-    def vote(self, neighbours: Neighbours, retrieved: Tensor, model: ModelView, course: Course | None = None) -> Vote:
-        """Weigh what `retrieve` gave for N tokens against the model.
+    def vote(
+        self,
+        neighbours: Neighbours,
+        model: ModelView,
+        course: Course | None,
+        trusted: bool,
+        retrieved: Tensor | None = None,
+    ) -> Vote:
+        """Weigh neighbours at N tokens against the model.
 
         Args:
-            course: of the hypotheses, where the memory `observes`.
+            course: of the hypotheses; None where neither guard nor trust looks at it.
+            retrieved: log p_r of the neighbours' values, fp32 [N, k], if it was computed before.
         """
-        retrieved = self._guarded(neighbours, retrieved, course)
+        scores, values, temperature = neighbours.scores, neighbours.values, self.settings.temperature
+        kept = self.kept(neighbours, course)
+        weight = self.weight(neighbours, model, kept)
+        if kept is not None and self.first_learnt is not None:
+            retrieved = neighbour_log_probabilities(scores + temperature * kept.log(), values, temperature)
+        elif retrieved is None:
+            retrieved = neighbour_log_probabilities(scores, values, temperature)
         evidence = None
-        if self.trusted and course is not None:
-            evidence = TokenEvidence(neighbours.scores, neighbours.values, retrieved, model.neighbours, course)
-        return Vote(neighbours.values, retrieved, self.weight(neighbours, model, course), evidence=evidence)
+        if trusted and course is not None:
+            evidence = TokenEvidence(scores, values, retrieved, model.neighbours, course)
+        return Vote(values, retrieved, weight, evidence)
+
+    def on(self, device: torch.device) -> TokenMemory:
+        """Return a memory that computes votes of records on another device."""
+        return replace(self, domain=self.domain.to(device) if self.domain is not None else None)
 
     def signature(self) -> str:
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
-        return signature({**self._retriever.describe(), **signed(self.settings), "weight": name_of(self.policy)})
+        return signature({**self.searched.describe(), **signed(self.settings), "weight": name_of(self.policy)})
 
 
 @dataclass
-class TokenBatch:
+class TokenBatch(MemoryBatch):
     """The token memory during one batch: a search each step, started while the models still compute.
 
     On a GPU the search runs on a second CUDA stream, in parallel with the projection to the vocabulary.
+
+    Args:
+        memory: a snapshot.
+        retriever: what it searches.
+        sentences: B.
     """
 
     memory: TokenMemory
-    sentences: int  # B
+    retriever: Retriever
+    sentences: int
     _stream: torch.cuda.Stream | None = None
     _first: bool = True
-    _queries: list[Tensor] = field(default_factory=list)  # [H, d], of this step
-    _retrieved: list[tuple[Neighbours, Tensor]] = field(default_factory=list)
+    # Of this step: queries [H, d], their neighbours, and log p_r of these, fp32 [H, k].
+    _found: list[tuple[Tensor, Neighbours, Tensor]] = field(default_factory=list)
     _sums: Tensor | None = None  # fp32 [H, 4], see `Course.of`
-    _copies: int = 1  # of each hypothesis at this step
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -255,19 +237,26 @@ class TokenBatch:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
+    @phase(MERGE)
     def _search(self) -> None:
         queries = self.memory.capture.read()[:, -1]  # [H, T, d] -> [H, d]
         # All hypotheses of a sentence are alike at the first step: one search serves them.
-        self._copies, self._first = len(queries) // self.sentences if self._first else 1, False
-        self._queries.append(queries)
+        copies, self._first = len(queries) // self.sentences if self._first else 1, False
         with self._on_second_stream(queries):
-            self._retrieved.append(self._copied(*self.memory.retrieve(queries[:: self._copies])))
+            neighbours = self.search(queries[::copies], self.memory.settings.k)
+            retrieved = neighbour_log_probabilities(
+                neighbours.scores, neighbours.values, self.memory.settings.temperature
+            )
+            if copies > 1:
+                *parts, retrieved = (one.repeat_interleave(copies, dim=0) for one in (*neighbours, retrieved))
+                neighbours = Neighbours(*parts)
+        self._found.append((queries, neighbours, retrieved))
 
-    def _copied(self, neighbours: Neighbours, retrieved: Tensor) -> tuple[Neighbours, Tensor]:
-        if self._copies == 1:
-            return neighbours, retrieved
-        copied = Neighbours(*(part.repeat_interleave(self._copies, dim=0) for part in neighbours))
-        return copied, retrieved.repeat_interleave(self._copies, dim=0)
+    def search(self, queries: Tensor, k: int) -> Neighbours:
+        """Find the k nearest entries of queries [N, d]; those of the unknown token count as missing, in their places."""
+        ids, scores, values = self.retriever.search(queries, k)
+        unknown = values == self.memory.unknown
+        return Neighbours(ids.masked_fill(unknown, -1), scores.masked_fill(unknown, float("-inf")), values)
 
     @contextmanager
     def _on_second_stream(self, queries: Tensor) -> Iterator[None]:
@@ -282,20 +271,83 @@ class TokenBatch:
             yield
 
     @phase(MERGE)
-    def vote(self, tokens: Tensor, model: Distribution) -> Vote:
+    def vote(self, step: Step) -> Vote:
         """Vote for the next token of each hypothesis."""
-        queries, (neighbours, retrieved) = self._queries.pop(), self._retrieved.pop()
-        if not self.memory.observes:
-            return self.memory.vote(neighbours, retrieved, model.at(neighbours.values))
-        state, favourite = self.memory.observe(queries), model.likeliest.favourite
-        distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / tokens.size(1)
-        if (left := self.memory.unguarded(neighbours, distance)) is not neighbours:
-            neighbours, retrieved = self.memory.weighed(left)
+        queries, neighbours, retrieved = self._found.pop()
+        memory, model = self.memory, step.model
+        if not step.trusted and not memory.settings.guard:
+            return memory.vote(neighbours, model.view(neighbours.values), None, False, retrieved)
+        length = step.tokens.size(1)
+        state, favourite = memory.observe(queries), model.likeliest.favourite
+        distance = state[:, 0] if self._sums is None else (self._sums[:, 1] + state[:, 0]) / length
+        if (left := memory.unguarded(neighbours, distance)) is not neighbours:
+            neighbours = left
+            retrieved = neighbour_log_probabilities(left.scores, left.values, memory.settings.temperature)
         seen = observed(neighbours.scores, neighbours.values, state, favourite)
         self._sums = seen if self._sums is None else self._sums + seen
-        course = Course.of(state, self._sums, tokens.size(1))
-        return self.memory.vote(neighbours, retrieved, model.at(neighbours.values), course)
+        course = Course.of(state, self._sums, length)
+        return memory.vote(neighbours, model.view(neighbours.values), course, step.trusted, retrieved)
 
-    def reorder(self, order: Tensor) -> TokenBatch:
+    def reorder(self, order: Tensor) -> Self:
         """Follow the beam: hypothesis i continues what hypothesis order[i] was."""
         return self if self._sums is None else replace(self, _sums=self._sums.index_select(0, order))
+
+    def force(self, text: GivenText) -> TokenRecord:
+        """Search, and follow given targets as beam search does, for all tokens at once."""
+        queries, model, real = self.memory.capture.read()[text.real], text.model, text.real
+        state, favourite = self.memory.observe(queries), model.likeliest.favourite
+        positions = (real.long().cumsum(dim=1) - 1)[real]
+        distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
+        neighbours = self.memory.unguarded(self.search(queries, self.memory.settings.k), distance)
+        seen = observed(neighbours.scores, neighbours.values, state, favourite)
+        view = model.view(neighbours.values)
+        return TokenRecord(
+            neighbours, LookedUp(view.neighbours, view.best, view.favourite),
+            Course.of(state, along_sentences(seen, positions), positions + 1),
+        )  # fmt: skip
+
+
+@dataclass
+class TokenRecord:
+    """What the token memory found at N tokens of given targets."""
+
+    neighbours: Neighbours  # [N, k], nearest first
+    model: LookedUp  # what the model says of them
+    course: Course
+
+    def vote(self, memory: TokenMemory, trusted: bool) -> Vote:
+        """Vote as the decoder does, with the nearest `memory.settings.k`."""
+        nearest = self.nearest(memory.settings.k)
+        return memory.vote(nearest.neighbours, nearest.model, self.course, trusted)
+
+    def nearest(self, k: int) -> TokenRecord:
+        """Keep the k nearest neighbours only."""
+        if k >= self.neighbours.ids.size(1):
+            return self
+        neighbours = Neighbours(*(part[:, :k] for part in self.neighbours))
+        return TokenRecord(neighbours, self.model._replace(neighbours=self.model.neighbours[:, :k]), self.course)
+
+    def retrieved(self, targets: Tensor, temperature: float) -> Tensor:
+        """Compute log p_tok of given tokens, int64 [N] -> fp32 [N]."""
+        ids, scores, values = self.neighbours
+        return target_log_probabilities(scores, (values == targets.unsqueeze(1)) & (ids >= 0), temperature)
+
+    def select(self, rows: Tensor) -> TokenRecord:
+        """Select some of the tokens."""
+        return self._apply([self], lambda parts: parts[0][rows])
+
+    def cpu(self) -> TokenRecord:
+        """Move to the CPU."""
+        return self._apply([self], lambda parts: parts[0].cpu())
+
+    @classmethod
+    def joined(cls, records: Sequence[TokenRecord]) -> TokenRecord:
+        """Join the records of several texts."""
+        return cls._apply(records, torch.cat)
+
+    @classmethod
+    def _apply(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
+        """Change corresponding tensors of records into one."""
+        parts = [[*one.neighbours, *one.model, *one.course] for one in records]
+        changed = [change(list(column)) for column in zip(*parts)]
+        return cls(Neighbours(*changed[:3]), LookedUp(*changed[3:6]), Course(*changed[6:]))

@@ -1,20 +1,68 @@
-"""Search in a token datastore with the decoder's states."""
+"""Search in a token datastore with the decoder's states: the interface of a retriever, and that of CLKNN and kNN-MT.
+
+Letters: N queries, d decoder width, k neighbours.
+"""
 
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries
-from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.search import EXACT, Index
 from fairseq_ccpr.search.exact import largest
 from fairseq_ccpr.search.without import search_without
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
+
+
+class Neighbours(NamedTuple):
+    """The nearest entries of N queries, best first; missing ones may stand between them.
+
+    Args:
+        ids: int64 [N, k], entries; -1 where one is missing.
+        scores: fp32 [N, k], inner products or minus squared distances; -inf where one is missing.
+        values: int64 [N, k], their tokens; any token where one is missing.
+    """
+
+    ids: Tensor
+    scores: Tensor
+    values: Tensor
+
+
+class Retriever(Protocol):
+    """Searches a token datastore. `TranslationRetrievalTask.retriever_class` names the class.
+
+    It is called with an opened datastore and the model's device, and must keep no state from one search to the next:
+    several generators, or threads, may share it.
+    """
+
+    datastore: TokenDatastore
+
+    def search(self, queries: Tensor, k: int) -> Neighbours:
+        """Find the k nearest entries of the decoder's states, [N, d] in any float dtype, on its device."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """Name all that decides what is retrieved, by name: the retrieval signature prints it."""
+        ...
+
+
+@runtime_checkable
+class LearningRetriever(Retriever, Protocol):
+    """A retriever that also searches what was learnt alongside its datastore."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """Make keys of the decoder's states, [N, d] in any float dtype."""
+        ...
+
+    def with_learnt(self, entries: LearntEntries) -> LearningRetriever:
+        """Return the same retriever with what was learnt up to a moment, whose entries are numbered after its own."""
+        ...
 
 
 class TokenRetriever:

@@ -1,89 +1,86 @@
-"""Learned trust: how much the model, the token memory and the phrase memory are each worth, token by token.
+"""Trust: how much the model and each memory are worth, token by token.
 
-A small network looks at features of the step (`trust_features`) and moves the interpolation weights that the settings give:
+A small network looks at features of the step and moves the interpolation weights that the settings give:
 
     w_m = f_m exp(a_m) / (1 + sum of f_m (exp(a_m) - 1)),    a = clamp(W2 tanh(W1 z + b1) + b2, -6, 6)
 
 with f_m the weight of memory m by its settings, z the features, normalised. With W2 = b2 = 0 the weights are f to the bit,
-and a memory with nothing to say (f_m = 0) gets nothing. Letters: N tokens, M memories, F features, k neighbours.
+and a memory with nothing to say (f_m = 0) gets nothing. The features are the model's, each memory's own (`Memory.features`),
+and of each two memories whether they agree. Letters: N tokens, M memories, F features, C tokens that a memory names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
-from fairseq_ccpr.decoding.trust_features import (
-    ModelEvidence,
-    PhraseEvidence,
-    TokenEvidence,
-    feature_names,
-    trust_features,
-)
+from fairseq_ccpr.decoding.memory import Memory
+from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
 
+VERSION = 2  # of the features: trust that was trained on others is refused
 HIDDEN = 32
 MOST = 6.0  # of a, either way: a factor of 400
 FARTHEST = 4.0  # of a feature from its mean, in standard deviations
+
+Features = Mapping[str, Sequence[str]]  # names of the features of each memory
 
 
 class TrustStep(NamedTuple):
     """What is known at N tokens when the interpolation weights are decided."""
 
     model: ModelEvidence
-    tokens: TokenEvidence | None
-    phrases: PhraseEvidence | None
-    weights: Tensor  # fp32 [N, M], f: of the token memory, of the phrase memory
+    votes: list[Vote]  # of each memory, with evidence
+    weights: Tensor  # fp32 [N, M], f
 
 
 class Decision(NamedTuple):
     """What trust makes of N tokens."""
 
     weights: Tensor  # fp32 [N, M]
-    spread: Tensor | None = None  # fp32 [N, k], of p_tok over the neighbours; None: as the temperature has it
+    spread: Tensor | None = None  # fp32 [N, C], p over what the first memory names; None: as its vote has it
 
 
 class Trust(nn.Module):
-    """A way to decide interpolation weights that is learned from held-out sentences.
+    """A way to decide interpolation weights that is trained on held-out sentences.
 
     Decoding calls `decide(inputs(step), step.weights)`; training computes the inputs once. A task names its kind as
     `trust_class`; `user_dir/` has one of its own.
 
     Args:
-        tokens, phrases: the memories it weighs, at least one.
+        memories: the names of the features of each memory that it weighs, at least one.
     """
 
     KIND: ClassVar[str]
-    SPREADS: ClassVar[bool] = False  # whether it decides over the distribution of the neighbours as well
+    SPREADS: ClassVar[bool] = False  # whether it decides over the distribution of the first memory as well
 
-    def __init__(self, tokens: bool, phrases: bool) -> None:
+    def __init__(self, memories: Features) -> None:
         super().__init__()
-        self.tokens, self.phrases = tokens, phrases
+        self.memories = {name: list(features) for name, features in memories.items()}
 
     @classmethod
-    def untrained(cls, tokens: bool, phrases: bool, settings: TokenRetrievalSettings | None, small: bool) -> Trust:
-        """Make one to be trained.
+    def untrained(cls, memories: Sequence[Memory], small: bool) -> Trust:
+        """Make one to be trained on top of the settings of memories.
 
         Args:
-            settings: of the token memory, on top of which it is trained.
             small: whether the text has too few tokens for a hidden layer.
         """
-        return cls(tokens, phrases)
+        return cls({memory.name: memory.features for memory in memories})
 
     def arguments(self) -> dict[str, Any]:
         """Return what makes another of the same shape."""
-        return {"tokens": self.tokens, "phrases": self.phrases}
+        return {"memories": self.memories}
 
     def inputs(self, step: TrustStep) -> Tensor:
-        """Collect all that the decision looks at, fp32 [N, I]; nothing that is learned is part of it."""
+        """Collect all that the decision looks at, fp32 [N, I]; nothing that is trained is part of it."""
         raise NotImplementedError
 
     def prepare(self, inputs: Tensor) -> None:
-        """Fit what is computed rather than learned to the inputs [N, I] of the training texts."""
+        """Fit what is computed rather than trained to the inputs [N, I] of the training texts."""
 
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
         """Decide for N tokens, by their inputs and the weights f that the settings give, fp32 [N, M]."""
@@ -109,23 +106,20 @@ class LearnedTrust(Trust):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, tokens: bool, phrases: bool, hidden: int = HIDDEN) -> None:
-        super().__init__(tokens, phrases)
-        self.names = feature_names(tokens, phrases)
+    def __init__(self, memories: Features, hidden: int = HIDDEN) -> None:
+        super().__init__(memories)
+        self.names = feature_names(memories)
         self.register_buffer("mean", torch.zeros(len(self.names)))
         self.register_buffer("scale", torch.ones(len(self.names)))
         self.hidden = nn.Linear(len(self.names), hidden) if hidden else None
-        self.output = nn.Linear(hidden or len(self.names), tokens + phrases)
-        self.votes = PhraseVotes() if phrases else None  # learned before the network, which sees what they say
+        self.output = nn.Linear(hidden or len(self.names), len(memories))
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
 
     @classmethod
-    def untrained(
-        cls, tokens: bool, phrases: bool, settings: TokenRetrievalSettings | None, small: bool
-    ) -> LearnedTrust:
+    def untrained(cls, memories: Sequence[Memory], small: bool) -> LearnedTrust:
         """Make one that leaves the weights as they are."""
-        return cls(tokens, phrases, 0 if small else HIDDEN)
+        return cls({memory.name: memory.features for memory in memories}, 0 if small else HIDDEN)
 
     def arguments(self) -> dict[str, Any]:
         """Return what makes another of the same shape."""
@@ -133,7 +127,7 @@ class LearnedTrust(Trust):
 
     def inputs(self, step: TrustStep) -> Tensor:
         """Compute the features, fp32 [N, F]."""
-        return trust_features(step.model, step.tokens, step.phrases)
+        return trust_features(step.model, step.votes)
 
     def prepare(self, inputs: Tensor) -> None:
         """Take mean and standard deviation of the features."""
@@ -150,7 +144,7 @@ class LearnedTrust(Trust):
 
     @torch.enable_grad()
     def attributions(self, features: Tensor) -> Tensor:
-        """Tell how far each feature moves each memory's a at N tokens, fp32 [N, M, F]: feature times gradient."""
+        """Compute how far each feature moves each memory's a at N tokens, fp32 [N, M, F]: feature times gradient."""
         z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).requires_grad_()
         a = self.output(self.hidden(z).tanh() if self.hidden is not None else z)
         gradients = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in a.unbind(dim=1)]
@@ -159,6 +153,34 @@ class LearnedTrust(Trust):
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
         """Move the weights of N tokens."""
         return Decision(reweigh(weights, self.log_odds(inputs)))
+
+
+def feature_names(memories: Features) -> tuple[str, ...]:
+    """Name the features of memories, in the order of `trust_features`."""
+    return (
+        "highest p_NMT",
+        *(name for names in memories.values() for name in names),
+        *(
+            name
+            for one, other in combinations(memories, 2)
+            for name in (f"{one} and {other} agree", f"{one} say favourite of {other}")
+        ),
+    )
+
+
+def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
+    """Compute the features of N tokens, fp32 [N, F]: the model's, each memory's, and those of each two memories."""
+    columns = [model.best.unsqueeze(1)]
+    columns += [vote.evidence.features(model) for vote in votes if vote.evidence is not None]
+    if len(votes) > 1:
+        highest = [vote.log_probs.max(dim=1, keepdim=True) for vote in votes]
+        favourites = [vote.values.gather(1, most.indices) for vote, most in zip(votes, highest)]
+        for one, other in combinations(range(len(votes)), 2):
+            both = (highest[one].values > float("-inf")) & (highest[other].values > float("-inf"))
+            named = votes[one].log_probs.masked_fill(votes[one].values != favourites[other], float("-inf"))
+            agree = (favourites[one] == favourites[other]) & both
+            columns += [agree.float(), named.amax(dim=1, keepdim=True).exp() * both]
+    return torch.cat(columns, dim=1)
 
 
 def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:

@@ -22,7 +22,9 @@ from fairseq_ccpr.datastore.learnt_records import NewPair
 from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.learnt_memory import LearntMemory
-from fairseq_ccpr.decoding.memory import LearningRetriever
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.learning_phrases import PhraseLearner
 from fairseq_ccpr.inference.sentences import batches_of, encode, encode_with
@@ -45,15 +47,16 @@ class Learner:
         self.system = system
         system.check_encoding()
         self.memory = learnt_memory(system)
-        assert system.ensemble is not None and system.ensemble.tokens is not None
+        assert system.ensemble is not None  # it has the memory above
         self.ensemble: RetrievalEnsemble = system.ensemble
-        retriever = system.ensemble.tokens.retriever
+        tokens: TokenMemory = system.ensemble.memory(TokenMemory.name)
+        retriever = tokens.retriever
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search what is learnt: give it the methods of "
                 "fairseq_ccpr.LearningRetriever, project and with_learnt"
             )
-        self.retriever, self.capture = retriever, system.ensemble.tokens.capture
+        self.retriever, self.capture = retriever, tokens.capture
         self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
@@ -111,7 +114,7 @@ class Learner:
 
     @cached_property
     def _phrases(self) -> PhraseLearner | None:
-        memory = self.ensemble.phrases
+        memory = self.ensemble.memory(PhraseMemory.name)
         if memory is None:
             if self.system.task.without_phrases:
                 logger.warning("the phrases of what is learnt do not count: their weight is 0, and they are not loaded")
@@ -148,11 +151,10 @@ def learnt_memory(system: System) -> LearntMemory:
         ConfigurationError: there is no token datastore, or the system was closed.
     """
     system.check_open()
-    ensemble = system.ensemble
-    tokens = ensemble.tokens if ensemble is not None else None
-    if tokens is None and ensemble is not None and ensemble.phrases is not None:
+    tokens, phrases = system.find_memory(TokenMemory.name), system.find_memory(PhraseMemory.name)
+    if tokens is None and phrases is not None:
         raise ConfigurationError(
-            f"{ensemble.phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
+            f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
             "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
         )
     if tokens is None or not isinstance(tokens.learnt, LearntMemory):

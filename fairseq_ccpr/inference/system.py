@@ -58,9 +58,9 @@ class System:
         self.device = device or choose_device(cfg.common.cpu)
         precision = FP16 if cfg.common.fp16 else BF16 if cfg.common.bf16 else precision
         self.task, self.models = load(cfg, self.device, precision)
-        mixes = cfg.task.datastore or cfg.task.glossary
-        self.ensemble: RetrievalEnsemble | None = self.task.build_ensemble(self.models) if mixes else None
-        if self.ensemble is not None:
+        self.ensemble: RetrievalEnsemble | None = None
+        if memories := self.task.build_memories(self.models):
+            self.ensemble = self.task.join(self.models, memories)
             self.ensemble.temperature = cfg.generation.temperature
         if precision == BF16:  # now that the models were told by their parameters, which bf16 cuts short
             for model in self.models:
@@ -82,6 +82,10 @@ class System:
         if retrieve and self.ensemble is not None:
             made.model = self.ensemble
         return made
+
+    def find_memory(self, name: str) -> Any:
+        """Look up a memory; None without one."""
+        return self.ensemble.memory(name) if self.ensemble is not None else None
 
     @property
     def preprocessing(self) -> Preprocessing:

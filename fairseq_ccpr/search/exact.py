@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -89,18 +88,6 @@ class ExactIndex(Index):
         """Find the k nearest keys of a block of queries in fp32, k being N at most."""
         products = queries.new_empty(len(queries), 0)
         ids = products.long()
-        for first, scores in self._products(queries):
-            best, rows = _best(scores, min(k + SPARE, scores.size(1)))
-            products, ids = torch.cat([products, best], dim=1), torch.cat([ids, rows + first], dim=1)
-            if ids.size(1) > k + SPARE:
-                products, places = _best(products, k + SPARE)
-                ids = ids.gather(1, places)
-        scores = scores_of(self.keys, queries, ids, self.metric)
-        scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
-        return scores, ids.gather(1, places)
-
-    def _products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Score keys tile by tile: the first row of each, and fp32 [H, rows] that rank as the metric does."""
         whole = self.keys.is_cuda or self._single.dtype == torch.float32  # no tile is converted in a CPU's cache
         rows = max(1, (TILE_NUMBERS if whole else CACHE_NUMBERS) // max(self.dimension, len(queries)))
         for first in range(0, self.size, rows):
@@ -110,7 +97,14 @@ class ExactIndex(Index):
                 # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
                 kept = self.keys.is_cuda or self.size <= KEPT_NORMS
                 scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
-            yield first, scores
+            best, places = _best(scores, min(k + SPARE, scores.size(1)))
+            products, ids = torch.cat([products, best], dim=1), torch.cat([ids, places + first], dim=1)
+            if ids.size(1) > k + SPARE:
+                products, places = _best(products, k + SPARE)
+                ids = ids.gather(1, places)
+        scores = scores_of(self.keys, queries, ids, self.metric)
+        scores, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        return scores, ids.gather(1, places)
 
     def to(self, device: torch.device) -> ExactIndex:
         """Copy to `device`."""
@@ -175,11 +169,7 @@ def largest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     # One number carries both: the score in its upper half, in an order that integers keep, and the id below.
     bits = (scores.nan_to_num(float("-inf"), float("inf"), float("-inf")) + 0.0).view(torch.int32)  # + 0.0: -0 is 0
-    both = (_ordered(bits).long() << 32) | (_LAST_ID - ids)
+    both = ((bits ^ ((bits >> 31) & _MAGNITUDE)).long() << 32) | (_LAST_ID - ids)
     best = both.topk(k, dim=1).values
-    return _ordered((best >> 32).int()).view(torch.float32), _LAST_ID - (best & _LAST_ID)
-
-
-def _ordered(bits: Tensor) -> Tensor:
-    """Map the bits of floats to integers of the same order, and back."""
-    return bits ^ ((bits >> 31) & _MAGNITUDE)
+    high = (best >> 32).int()
+    return (high ^ ((high >> 31) & _MAGNITUDE)).view(torch.float32), _LAST_ID - (best & _LAST_ID)

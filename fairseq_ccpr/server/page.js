@@ -164,7 +164,7 @@ function start() {
   byId("key-label").hidden = !data.key;
   byId("key").value = sessionStorage.getItem(KEY) || "";
   byId("memory").hidden = !data.learns;
-  byId("legend").append(...there.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name)));
+  byId("legend").append(...ALL.map((part) => make("li", {}, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name)));
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     attempt(async () => {

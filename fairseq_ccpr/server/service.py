@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.explain.explanation import Explanation, unexplained
 from fairseq_ccpr.evaluation.explain.translate import encode_sentences
 from fairseq_ccpr.inference.sentences import Translation, encode
@@ -37,10 +38,10 @@ class Service:
         self.work, self.limits = Work(translator), limits
         task = translator.cfg.task
         self.source, self.target = task.source_lang, task.target_lang
-        ensemble = translator.ensemble
-        self.tokens = ensemble is not None and ensemble.tokens is not None
-        self.phrases = ensemble is not None and ensemble.phrases is not None
-        self.explains = (self.tokens or self.phrases) and ensemble.glossary is None  # type: ignore[union-attr]
+        memories = translator.ensemble.memories if translator.ensemble is not None else ()
+        self.memories = [memory.name for memory in memories if memory.acts_on == "vote"]
+        self.learns = TokenMemory.name in self.memories
+        self.explains = bool(self.memories) and all(memory.acts_on != "mixture" for memory in memories)
 
     def of_page(self) -> dict[str, Any]:
         """Return what the page wants to know of this server."""
@@ -48,10 +49,9 @@ class Service:
             "source_language": language_code(self.source),
             "target_language": language_code(self.target),
             "names": {"source": name_of(self.source), "target": name_of(self.target)},
-            "token_memory": self.tokens,
-            "phrase_memory": self.phrases,
+            "memories": self.memories,
             "explains": self.explains,
-            "learns": self.tokens,
+            "learns": self.learns,
             "key": self.limits.key is not None,
             "score_name": "",
             "texts": [],
@@ -101,7 +101,7 @@ class Service:
             "apiKeys": self.limits.key is not None,
             "charLimit": self.limits.most_characters,
             "keyRequired": self.limits.key is not None,
-            "suggestions": self.tokens,
+            "suggestions": self.learns,
             "supportedFilesFormat": [],
             "language": {
                 "source": {"code": language_code(self.source), "name": name_of(self.source)},

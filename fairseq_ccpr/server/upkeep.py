@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from threading import Thread
 
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError
 from fairseq_ccpr.inference.learning import learnt_memory
 from fairseq_ccpr.translator import Translator
@@ -31,7 +32,7 @@ class Upkeep:
         """Begin, where it is time to."""
         if self._failed or (self._thread is not None and self._thread.is_alive()):
             return
-        if self.translator.ensemble is None or self.translator.ensemble.tokens is None:
+        if self.translator.find_memory(TokenMemory.name) is None:
             return
         memory = learnt_memory(self.translator)
         if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):

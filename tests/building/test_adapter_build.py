@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,20 +25,18 @@ from fairseq_ccpr.building import adapter_build, adapter_training, part, token_p
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.datastore.projection import fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
+from fairseq_ccpr.evaluation.tuning.grids import score_grid
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.settings import as_options
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import PROGRAM, ROOT, USER_DIR, call, equal, refused, run, run_two_processes
+from tests.helpers import PROGRAM, ROOT, USER_DIR, call, equal, held_out_text, refused, run, run_two_processes, vote
 from tests.small_models import World, build, build_options
 
 TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
@@ -144,11 +143,10 @@ def test_mixture_sums_to_one(world: World, clknn: Path) -> None:
     capture: Any = None
     retriever = TokenRetriever(TokenDatastore(clknn), torch.device("cpu"))
     memory = TokenMemory(capture, retriever, TokenRetrievalSettings(16, 0.9, 0.05, confidence=True), 3)
-    neighbours, retrieved = memory.retrieve(states)
-    log_probs = torch.randn(len(states), int(neighbours.values.max()) + 9).log_softmax(1)
-    vote = memory.vote(neighbours, retrieved, Distribution(log_probs).at(neighbours.values))
-    assert vote.weight.min() < vote.weight.max() <= 0.9
-    mixed = interpolate_(log_probs, vote)
+    log_probs = torch.randn(len(states), int(retriever.values.max()) + 9).log_softmax(1)
+    given = vote(memory, states, log_probs)
+    assert given.weight.min() < given.weight.max() <= 0.9
+    mixed = interpolate_(log_probs, [given])
     torch.testing.assert_close(mixed.double().exp().sum(1), torch.ones(len(states)).double(), rtol=0, atol=1e-5)
 
 
@@ -202,11 +200,11 @@ def test_tuner_scores_equal_a_direct_computation(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*store, "--no-progress-bar"))
     task, models = load(cfg)
-    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
-    assert text.tokens is not None
+    ensemble = task.build_ensemble(models)
+    text = held_out_text(ensemble, list(batches(cfg, task, models)))
     settings = TokenRetrievalSettings(16, 0.7, 0.07, guard=True, **kind)
-    given = TokenRetrievalSettings(guard=True, **kind)
-    grid = score_grid(text.tokens, text.log_probs, (16,), (0.07,), (kind["confidence"],), given)
+    memory = replace(ensemble.memory("tokens"), settings=TokenRetrievalSettings(guard=True, **kind))
+    grid = score_grid(memory, text, (16,), (0.07,), (kind["confidence"],))
     assert grid[settings] == pytest.approx(wanted.item(), abs=1e-4)
 
 

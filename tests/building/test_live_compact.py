@@ -65,7 +65,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert translator.learn_all(rows[:6]) == [1, 2, 3, 4, 5, 6]
     translator.forget(2)
     sentences = [source for source, _ in rows[:10]]
-    begun = translator.ensemble.now().tokens  # type: ignore[union-attr]
+    begun = translator.ensemble.now().memory("tokens")  # type: ignore[union-attr]
     assert begun is not None
     states = torch.randn(3, 32)
     found = begun.search(states, 8)

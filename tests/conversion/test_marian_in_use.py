@@ -93,8 +93,8 @@ def test_phrases_are_split_by_the_target_language(trained: Path, tmp_path: Path)
     system = Translator(
         trained / "model/model.pt", datastore=tmp_path / "phrases", device="cpu", max_len_b=20, phrase_min_similarity=0
     )
-    assert system.ensemble is not None and system.ensemble.phrases is not None
-    subwords = system.ensemble.phrases.candidates.subwords
+    assert system.ensemble is not None and system.ensemble.memory("phrases") is not None
+    subwords = system.ensemble.memory("phrases").candidates.subwords
     text = "Jesus therefore said to them, and they went out."
     target = system.task.bpe.target
     known = system.task.target_dictionary.indices

@@ -28,8 +28,10 @@ def load_ensemble(world: World, words: list[object]) -> tuple[Any, Any, list[Any
 
 def mixed_and_phrase_vote(ensemble: RetrievalEnsemble, sample: dict[str, Any]) -> tuple[torch.Tensor, Any]:
     """Compute log p at the real tokens of the references, and the vote of the phrase memory there."""
-    forced = ensemble.force_decode(sample)
-    return ensemble.mix(forced.log_probs[forced.real], forced.votes), forced.phrase_vote
+    text = ensemble.force_decode(sample)
+    assert text.whole is not None
+    votes = ensemble.decided(text, ensemble.votes(text))
+    return ensemble.mix(text.whole.log_probs[text.whole.real], votes), votes[-1]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fairseq_ccpr.decoding.distribution import Distribution
+from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.phrase_continuation import FlatPhrases, PhraseState, PhraseTable
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
 from fairseq_ccpr.text.decoder_subwords import WordBorders
@@ -46,7 +46,7 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
 def judge(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> Tensor:
     """What each phrase gives to the token it proposes, where a model says log p_NMT, fp32 [H, V]."""
     proposals = state.proposals()
-    consent = Consent.of(Distribution(log_probs).at(proposals.values))
+    consent = Consent.of(Distribution(log_probs).view(proposals.values))
     given: Tensor = votes(proposals, consent, votes.of_phrases(table)[state.rows])
     return given
 

@@ -37,7 +37,7 @@ def test_it_selects_what_fairseq_selects(
 
 def test_an_encoding_is_copied_only_where_sentences_have_ended(world: World) -> None:
     model = load_model(str(world.model), load_task(world.data_bin, "de", "en"), torch.device("cpu"), fp16=False)
-    ensemble = RetrievalEnsemble([model], None, None, model.decoder.padding_idx, MixtureSettings())
+    ensemble = RetrievalEnsemble([model], [], model.decoder.padding_idx, MixtureSettings())
     outputs = ensemble.forward_encoder(
         {"src_tokens": torch.tensor([[5, 6, 2], [7, 8, 2]]), "src_lengths": torch.tensor([3, 3])}
     )

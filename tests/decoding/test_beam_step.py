@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import interpolate_
+from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
@@ -31,7 +31,7 @@ from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.search import ExactIndex
 from tests.decoding.phrase_tables import Found, make_table
-from tests.helpers import adaptive_trust, vote
+from tests.helpers import BOTH, adaptive_trust, vote
 from tests.torch_operations import NoRoundTrip, Operations, no_synchronisation
 
 CPU = torch.device("cpu")
@@ -72,17 +72,17 @@ def make_ensemble(
     sentences = [sentence if not number % 2 else [] for number in range(batch)]
     candidates: Any = SimpleNamespace(
         start=lambda sources, *_: lambda: [None] * batch, table=lambda found: make_table(sentences),
-        retriever=SimpleNamespace(index=SimpleNamespace(remote=False), finder=SimpleNamespace(reads=None)), checked=True,
+        remote=False, reads=None, checked=True,
     )  # fmt: skip
     phrases = PhraseMemory(candidates, PhraseSettings(), PhraseVotes().requires_grad_(False), device)
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
     tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings, dictionary.unk())
     trust = None
     if trusting:
-        trust = LearnedTrust(tokens=True, phrases=True)
+        trust = LearnedTrust(BOTH)
         torch.nn.init.normal_(trust.output.weight)
         trust.requires_grad_(False).to(device)
-    return RetrievalEnsemble([model], tokens, phrases, dictionary.pad(), MixtureSettings(), trust)
+    return RetrievalEnsemble([model], [tokens, phrases], dictionary.pad(), MixtureSettings(), trust)
 
 
 @torch.no_grad()
@@ -159,12 +159,13 @@ def test_step_makes_no_round_trip(metric: str, trusting: bool) -> None:
 @pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
 def test_trust_in_tokens_makes_no_round_trip(kind: type[Trust]) -> None:
     ensemble = make_ensemble("ip", CPU)
-    trust = kind.untrained(True, False, TokenRetrievalSettings(8, temperature=0.1), small=False)
+    tokens = [ensemble.memory("tokens")]
+    trust = kind.untrained(tokens, small=False)
     with watching(NoRoundTrip):
-        list(two_steps(ensemble.with_memories(ensemble.tokens, None, trust), CPU))
+        list(two_steps(ensemble.with_memories(tokens, trust), CPU))
 
 
-@pytest.mark.parametrize("place", [(TokenMemory, "retrieve"), (PhraseState, "advance"), (PhraseState, "reorder")])
+@pytest.mark.parametrize("place", [(TokenBatch, "search"), (PhraseState, "advance"), (PhraseState, "reorder")])
 def test_round_trip_of_a_memory_is_seen(place: tuple[type, str]) -> None:
     real = getattr(*place)
 
@@ -190,7 +191,7 @@ def operations(phrases: bool = True, trusting: bool = False, **sizes: int) -> in
     beam = sizes.pop("beam", 3)
     ensemble, counted = make_ensemble("ip", CPU, trusting=trusting, **sizes), Operations()
     if not phrases:
-        ensemble = ensemble.with_memories(ensemble.tokens, None, None)
+        ensemble = ensemble.with_memories([ensemble.memory("tokens")], None)
     steps = two_steps(ensemble, CPU, sizes.get("batch", 2), beam)
     next(steps)
     with watching(lambda: counted, search=False):
@@ -228,7 +229,7 @@ def test_a_store_smaller_than_k_is_looked_up() -> None:
     wanted[:, 5] += 0.4 * (weights[:, 0] + weights[:, 2])
     wanted[:, 6] += 0.4 * weights[:, 1]
     torch.testing.assert_close(
-        interpolate_(log_probs, vote(memory, states, log_probs)).exp(), wanted, rtol=1e-4, atol=1e-6
+        interpolate_(log_probs, [vote(memory, states, log_probs)]).exp(), wanted, rtol=1e-4, atol=1e-6
     )
 
 
@@ -306,7 +307,7 @@ def test_search_begins_before_the_projection_to_the_vocabulary(
 def test_second_stream_waits_for_its_input_and_is_waited_for() -> None:
     capture: Any = SimpleNamespace(telling=lambda search: nullcontext())
     memory: Any = SimpleNamespace(capture=capture)
-    batch = TokenBatch(memory, 1)
+    batch = TokenBatch(memory, memory, 1)
     for number in range(1, 20):
         given = torch.full((1 << 24,), float(number), device="cuda")
         with batch.listening(), batch._on_second_stream(given):

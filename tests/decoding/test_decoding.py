@@ -15,8 +15,7 @@ import torch
 
 from fairseq_ccpr.building.loading import load_model, load_task
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.memory import Neighbours
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.search.faiss_library import automatic_factory

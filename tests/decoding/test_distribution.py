@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_ccpr.decoding.distribution import RUN, Distribution, likeliest
+from fairseq_ccpr.decoding.mixture import RUN, Distribution, likeliest
 
 
 @pytest.mark.parametrize("words", [1, RUN - 1, 2 * RUN - 1, 2 * RUN, 2 * RUN + 1, 3 * RUN - 1, 1000, 4099])
@@ -28,12 +28,11 @@ def test_all_who_look_at_a_step_share_its_likeliest_tokens(monkeypatch) -> None:
     """Guard, votes of phrases and trust look through the vocabulary once."""
     asked: list[torch.Tensor] = []
     monkeypatch.setattr(
-        "fairseq_ccpr.decoding.distribution.likeliest",
-        lambda log_probs: asked.append(log_probs) or log_probs.max(dim=1),
+        "fairseq_ccpr.decoding.mixture.likeliest", lambda log_probs: asked.append(log_probs) or log_probs.max(dim=1)
     )
     log_probs = torch.randn(4, 300, generator=torch.Generator().manual_seed(7)).log_softmax(dim=1)
     model, values = Distribution(log_probs), torch.tensor([[3, 3, 299]] * 4)
-    views = [model.at(values), model.at(values[:, :1])]
+    views = [model.view(values), model.view(values[:, :1])]
     assert all(torch.equal(view.best, log_probs.amax(dim=1)) for view in views)
     assert torch.equal(views[0].favourite, model.likeliest.favourite)
     assert torch.equal(views[0].neighbours, log_probs[:, [3, 3, 299]])

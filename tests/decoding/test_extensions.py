@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr import Translator
+from fairseq_ccpr import Step, Translator
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
+from fairseq_ccpr.evaluation.tuning.grids import score_grid
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import ROOT, call, equal, output_of, refused, run, write_lines
+from tests.helpers import ROOT, call, equal, held_out_text, output_of, refused, run, write_lines
 from tests.small_models import World, subword_options
 
 OF_THE_EXAMPLE = ["--user-dir", ROOT / "user_dir", "--task", "translation_agreement"]
@@ -33,13 +36,73 @@ def reference_log_probs(decode: Callable, *words: object) -> float:
 def test_a_policy_of_ones_own_is_tuned_as_it_decodes(world: World, decode: Callable) -> None:
     cfg = parse_generation([*world.options("--no-progress-bar"), *map(str, OF_THE_EXAMPLE)])
     task, models = load(cfg)
-    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
-    assert text.tokens is not None
-    grid = score_grid(text.tokens, text.log_probs, (8,), (5.0,), (False,), task.token_settings)
+    ensemble = task.build_ensemble(models)
+    text = held_out_text(ensemble, list(batches(cfg, task, models)))
+    grid = score_grid(ensemble.memory("tokens"), text, (8,), (5.0,), (False,))
     settings = TokenRetrievalSettings(8, 0.6, 5.0)
     words = ["--knn-k", 8, "--knn-lambda", 0.6, "--knn-temperature", 5]
     assert grid[settings] == pytest.approx(reference_log_probs(decode, *words, *OF_THE_EXAMPLE), abs=1e-4)
     assert abs(grid[settings] - reference_log_probs(decode, *words)) > 1e-2  # of lambda as it is
+
+
+@pytest.fixture(scope="module")
+def bigrams(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    """Options of decoding with the example's memory of the training text, beside the tokens."""
+    path = tmp_path_factory.mktemp("bigrams") / "text"
+    symbols = TokenDatastore(world.datastore).read_symbols()
+    values, provenance = TokenDatastore(world.datastore).values, TokenDatastore(world.datastore).provenance
+    ends = np.flatnonzero(np.diff(provenance[:, 0])) + 1
+    lines = [" ".join(symbols[token] for token in one[:-1]) for one in np.split(np.array(values), ends)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return ["--user-dir", ROOT / "user_dir", "--task", "translation_bigrams", "--bigram-text", path]
+
+
+def test_a_memory_of_ones_own_decodes_and_scores(
+    world: World, decode: Callable, bigrams: list[object], check_rescoring: Callable
+) -> None:
+    silent = decode(*bigrams, "--beam", 2, "--bigram-lambda", 0)
+    assert equal(silent, decode("--beam", 2)) and not equal(decode(*bigrams, "--beam", 2), silent)
+    together = decode(*bigrams, "--beam", 2, "--bigram-lambda", 0.4)
+    assert equal(decode(*bigrams, "--beam", 2, "--bigram-lambda", 0.4, "--batch-size", 3), together, tolerance=3e-3)
+    check_rescoring(*bigrams, "--bigram-lambda", 0.4)  # position by position, as beam search does
+
+
+def test_its_votes_are_relative_frequencies(world: World, bigrams: list[object]) -> None:
+    cfg = parse_generation([*world.options("--no-progress-bar"), *map(str, bigrams)])
+    task, models = load(cfg)
+    memory = task.build_ensemble(models).memory("bigrams")
+    followers: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    for line in Path(bigrams[-1]).read_text(encoding="utf-8").splitlines():  # type: ignore[arg-type]
+        ids = [2, 2, *task.target_dictionary.encode_line(line, add_if_not_exist=False).tolist()]
+        for one, two, three in zip(ids, ids[1:], ids[2:]):
+            followers[one, two][three] += 1
+    contexts = [*followers][:200]
+    tokens = torch.tensor([[5, *context] for context in contexts])
+    vote = memory.vote(Step(tokens, Distribution(torch.zeros(len(tokens), 9))))
+    for row, context in enumerate(contexts):
+        found = {int(v): float(p.exp()) for v, p in zip(vote.values[row], vote.log_probs[row]) if p > float("-inf")}
+        total = sum(followers[context][token] for token in found)
+        assert len(found) == min(16, len(followers[context]))
+        assert (
+            min(followers[context][token] for token in found)
+            >= (sorted(followers[context].values())[::-1] + 16 * [0])[16]
+        )
+        assert all(p == pytest.approx(followers[context][token] / total, abs=1e-6) for token, p in found.items())
+
+
+def test_it_is_trusted_and_explained(world: World, bigrams: list[object], tmp_path: Path) -> None:
+    words = [*world.options("--no-progress-bar"), *map(str, bigrams)]
+    shown = call("tune", *words, "--output", tmp_path / "options").stdout
+    assert re.search(r"gain +harm +tokens +bigrams$", shown, re.MULTILINE), shown
+    trust = ["--trust", tmp_path / "options.trust"]
+    page = tmp_path / "page.html"
+    call("explain", *words, *trust, "--output", page, "--sentences", 3)
+    html = page.read_text(encoding="utf-8")
+    assert re.search(r'"memories":\s*\["tokens",\s*"bigrams"\]', html) and "highest p_bigrams" in html
+    refused(
+        call("compare", *world.options("--no-progress-bar"), *trust, check=False),
+        "trust was trained in tokens and bigrams, and --task translation_retrieval has tokens: tune again",
+    )
 
 
 def plug_in(folder: Path, task: str) -> list[object]:

@@ -13,8 +13,11 @@ import torch
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryCosts, GlossaryMemory, GlossaryVotes
+from fairseq_ccpr.decoding.memory import Step
+from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_continuation import PhraseState
+from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
@@ -108,18 +111,19 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     queries = [0, 0, 1, 2, 2]
     table = make_table([[Found(term, query, 1.0, []) for query, term in zip(queries, of)] for of in terms])
     votes, rows = GlossaryVotes(), torch.tensor(rng.integers(0, sentences, hypotheses))
-    memory = GlossaryMemory(None, PhraseSettings(), votes, torch.device("cpu"), end_token=2)  # type: ignore[arg-type]
+    phrases = PhraseMemory(None, PhraseSettings(), votes, torch.device("cpu"))  # type: ignore[arg-type]
+    memory = GlossaryMemory(phrases, end_token=2)
     growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))
-    batch = GlossaryBatch(
-        [], table, votes.of_phrases(table), torch.ones(sentences), memory, PhraseState(table, rows),
-        torch.full((sentences,), 3.0), GlossaryCosts(2, growing),
-    )  # fmt: skip
+    memory.__dict__["costs"] = GlossaryCosts(2, growing)
+    batch = GlossaryBatch(memory, PhraseBatch(phrases, None))  # type: ignore[arg-type]
+    batch.phrases.lay_out([], table)
+    batch.phrases.state, batch.terms = PhraseState(table, rows), torch.full((sentences,), 3.0)
     written = torch.tensor(rng.integers(4, words, (hypotheses, length)))
     ended_ones = covered_ones = 0
     for step in range(length + 1):
         log_probs = torch.randn(hypotheses, words).log_softmax(dim=1)
         so_far = torch.cat([torch.full((hypotheses, 1), 2), written[:, :step]], dim=1)
-        found = batch.apply(so_far, log_probs.clone())
+        found = batch.rescore(Step(so_far, Distribution(log_probs.clone())))
         for row, history in enumerate(written[:, :step].tolist()):
             own = [[int(token) for token in term] for term in terms[int(rows[row])]]
             ends = [history[-len(term) :] == term for term in own]

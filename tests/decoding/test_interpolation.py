@@ -8,17 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.decoding import interpolation
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import (
+from fairseq_ccpr.decoding import mixture
+from fairseq_ccpr.decoding.mixture import (
+    Distribution,
     Vote,
     interpolate_,
     neighbour_log_probabilities,
     target_log_probabilities,
 )
-from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.settings import signed
 
 
@@ -41,13 +41,13 @@ def dense_reference(log_probs, scores, ids, values, share, temperature):
 def mix(log_probs, scores, ids, values, share, temperature):
     retrieved = neighbour_log_probabilities(scores.masked_fill(ids < 0, float("-inf")), values, temperature)
     share = share.masked_fill((ids < 0).all(dim=1), 0.0)
-    return interpolate_(log_probs.float().clone(), Vote(values, retrieved, share))
+    return interpolate_(log_probs.float().clone(), [Vote(values, retrieved, share)])
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     rows=st.integers(1, 6),
-    k=st.sampled_from([1, 2, 8, 17, interpolation.FEW, interpolation.FEW + 1, 70]),
+    k=st.sampled_from([1, 2, 8, 17, mixture.FEW, mixture.FEW + 1, 70]),
     vocabulary=st.integers(2, 40),
     temperature=st.floats(0.05, 100),
     share=st.sampled_from([0.0, 1.0, 0.3, 0.999]),
@@ -85,7 +85,7 @@ def test_one_token_has_what_the_distribution_gives_it(k, temperature, seed) -> N
     wanted = of_each.masked_fill(~matches, float("-inf")).amax(dim=1)
     torch.testing.assert_close(target_log_probabilities(scores, matches, temperature), wanted)
     assert torch.equal(
-        Vote(values, of_each, scores[:, 0]).of_token(torch.full((6,), 3)),
+        Vote(values, of_each, scores[:, 0]).log_prob(torch.full((6,), 3)),
         of_each.masked_fill(values != 3, float("-inf")).amax(dim=1),
     )
 
@@ -99,7 +99,7 @@ def test_weight_of_tokens_is_lambda_or_lambda_star(confidence: bool) -> None:
     s0 = 0.25 if confidence else 0.0
     options = TokenRetrievalSettings(9, 0.5, 0.1, confidence, min_similarity=s0)
     values = torch.randint(0, 5, (6, 9))
-    model = Distribution(torch.randn(6, 5).log_softmax(dim=1)).at(values)
+    model = Distribution(torch.randn(6, 5).log_softmax(dim=1)).view(values)
     weight = token_weight(confidence_weight, Neighbours(found.long() - 1, scores, values), model, options)
     mean = ((scores - s0) / (1 - s0)).clamp(0, 1).sum(dim=1) / found.sum(dim=1).clamp_min(1)
     torch.testing.assert_close(weight, 0.5 * (mean if confidence else found.any(dim=1).float()))
@@ -114,7 +114,7 @@ def test_published_lambda_star_is_equation_8_of_clknn(k: int, lambda_max: float)
     scores[0], scores[1] = float("-inf"), -0.5
     settings = TokenRetrievalSettings(k, 0.9, 0.1, confidence=True, lambda_max=lambda_max, lambda_star="published")
     values = torch.randint(0, 5, (40, k))
-    model = Distribution(torch.randn(40, 5).log_softmax(dim=1)).at(values)
+    model = Distribution(torch.randn(40, 5).log_softmax(dim=1)).view(values)
     weight = token_weight(confidence_weight, Neighbours(values, scores, values), model, settings)
     similar = scores.double().numpy()
     wanted = 0.9 * np.where(np.isinf(similar), 0, similar).sum(axis=1) / k

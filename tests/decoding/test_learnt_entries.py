@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +17,17 @@ from torch import Tensor
 from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding import learnt_memory
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import interpolate_
 from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
-from fairseq_ccpr.decoding.memory import LearningRetriever, Neighbours
+from fairseq_ccpr.decoding.mixture import Distribution, interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, TokenRetriever
 from fairseq_ccpr.search import ExactIndex, growing_lists, segment
 from fairseq_ccpr.search.exact import half_norms
 from fairseq_ccpr.search.segment import Segment
 from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps, watching
 from tests.helpers import equal as same
+from tests.helpers import neighbours_of
 from tests.killing import new_pair
 from tests.small_models import World, build
 from tests.torch_operations import NoRoundTrip, Operations
@@ -104,14 +104,13 @@ def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
 
 def learning(ensemble: Any, count: int) -> Any:
     """The ensemble of `test_beam_step`, alongside whose datastore something was learnt, and forgotten."""
-    retriever = ensemble.tokens.retriever
+    retriever = ensemble.memory("tokens").retriever
     keys = torch.nn.functional.normalize(torch.randn(count, 16), dim=1).half()
     values = torch.randint(4, 7, (count,), dtype=torch.int32)
     made = entries(keys, values, retriever.index.metric, torch.arange(3, 9))
     memory: Any = SimpleNamespace(entries=made)
-    settings = ensemble.tokens.settings
-    tokens = TokenMemory(ensemble.tokens.capture, retriever, settings, ensemble.tokens.unknown, learnt=memory)
-    return ensemble.with_memories(tokens, ensemble.phrases, ensemble.trust)
+    tokens = replace(ensemble.memory("tokens"), retriever=retriever, learnt=memory)
+    return ensemble.replacing(tokens, trust=ensemble.trust)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -134,11 +133,11 @@ def test_a_batch_that_has_begun_does_not_see_what_is_learnt_meanwhile() -> None:
     ensemble = make_ensemble("l2", CPU)
     wanted = list(two_steps(ensemble, CPU))
     other = learning(ensemble, 900)
-    learnt = other.tokens.learnt.entries
-    other.tokens.learnt.entries = entries(learnt.index.keys[:0], learnt.values[:0], "l2")
+    learnt = other.memory("tokens").learnt.entries
+    other.memory("tokens").learnt.entries = entries(learnt.index.keys[:0], learnt.values[:0], "l2")
     steps = two_steps(other, CPU)
     assert torch.equal(next(steps), wanted[0])
-    other.tokens.learnt.entries = learnt
+    other.memory("tokens").learnt.entries = learnt
     assert torch.equal(next(steps), wanted[1])
     assert not torch.equal(next(two_steps(other, CPU)), wanted[0])
 
@@ -213,9 +212,10 @@ def test_an_empty_memory_has_nothing_to_say() -> None:
     retriever = retriever_over(torch.empty(0, 16).half(), torch.empty(0, dtype=torch.int32), "l2")
     capture: Any = None
     memory = TokenMemory(capture, retriever, TokenRetrievalSettings(4, 0.5, 10.0), 3)
-    neighbours, log_probs = memory.retrieve(torch.randn(5, 16))
+    neighbours = neighbours_of(memory, torch.randn(5, 16))
     assert (neighbours.ids == -1).all() and (neighbours.scores == float("-inf")).all()
-    assert (log_probs == float("-inf")).all()
+    said = memory.vote(neighbours, Distribution(torch.randn(5, 9)).view(neighbours.values), None, False)
+    assert (said.log_probs == float("-inf")).all() and not said.weight.any()
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
@@ -233,9 +233,9 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
         capture, retriever_over(keys[:30], values[:30], metric), settings, 3, domain=domain, learnt=made
     )
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
-    neighbours, retrieved = memory.retrieve(queries)
-    given = memory.vote(neighbours, retrieved, Distribution(log_probs).at(neighbours.values), course)
-    mixed = interpolate_(log_probs.clone(), given).exp()
+    neighbours = neighbours_of(memory, queries)
+    given = memory.vote(neighbours, Distribution(log_probs).view(neighbours.values), course, False)
+    mixed = interpolate_(log_probs.clone(), [given]).exp()
     shares = (neighbours.scores / 0.3).softmax(dim=1)
     for row in range(3):
         wanted = log_probs[row].exp()

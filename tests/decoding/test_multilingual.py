@@ -17,10 +17,9 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.decoding.task_options import task_words
-from fairseq_ccpr.decoding.token_retriever import TokenRetriever
+from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
@@ -175,7 +174,7 @@ def test_breaking_down_a_translation_gives_the_scores_of_beam_search(several: Se
     found = break_down(generator.model, sample, [one["tokens"] for one in best], task.target_dictionary)
     wanted = torch.cat([one["positional_scores"][task.tags.forced :] for one in best])
     assert torch.allclose(found.mixed, wanted, atol=2e-3)
-    held_out = force_decode_text("test", [sample], generator.model, 4)
+    held_out = force_decode_text("test", [sample], generator.model)
     assert len(held_out.targets) == int(sample["ntokens"]) - 4 * task.tags.forced
 
 
@@ -192,7 +191,7 @@ def test_given_targets_are_no_beams_however_many_sentences_there_are(several: Se
             shuffle=False
         ):
             targets = sample["target"]
-            scores = ensemble.force_decode(sample).log_probs.gather(2, targets.unsqueeze(2)).squeeze(2)
+            scores = ensemble.force_decode(sample).whole.log_probs.gather(2, targets.unsqueeze(2)).squeeze(2)
             for number, row, target in zip(sample["id"].tolist(), scores, targets):
                 found[number] = row[target != task.target_dictionary.pad()]
         return found
@@ -246,8 +245,8 @@ def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path
     subwords = ["--bpe", "sentencepiece", "--sentencepiece-model", several.data_bin / "spm.model"]
     words = several.words("--datastore", tmp_path / "phrases", "--phrase-min-similarity", 0, *subwords)
     system = System.of(words, several.data_bin)
-    assert system.ensemble is not None and system.ensemble.phrases is not None
-    of_decoder, dictionary = system.ensemble.phrases.candidates.subwords, system.task.source_dictionary
+    assert system.ensemble is not None and system.ensemble.memory("phrases") is not None
+    of_decoder, dictionary = system.ensemble.memory("phrases").candidates.subwords, system.task.source_dictionary
     source = "Und er sprach zu ihnen."
     sample = next(batches_of([encode(source, system.task)], system.cfg, system.task))
     ids = sample["net_input"]["src_tokens"][0]

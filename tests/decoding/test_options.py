@@ -14,8 +14,7 @@ import pytest
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.memory import Neighbours
+from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import (
     MixtureSettings,
     PhraseSettings,
@@ -26,6 +25,7 @@ from fairseq_ccpr.decoding.options import (
     token_settings,
 )
 from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
+from fairseq_ccpr.decoding.token_retriever import Neighbours
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.settings import as_options, option_name
@@ -91,7 +91,7 @@ def test_no_option_is_forgotten() -> None:
 def test_options_of_unit_keys_change_the_weight(change: dict[str, Any]) -> None:
     values = torch.randint(0, 9, (20, 8))
     neighbours = Neighbours(values, torch.rand(20, 8) * 1.5 - 0.5, values)
-    model = Distribution(torch.randn(20, 9).log_softmax(dim=1)).at(values)
+    model = Distribution(torch.randn(20, 9).log_softmax(dim=1)).view(values)
     given = {"confidence": True} | change
     usual, other = (
         token_weight(confidence_weight, neighbours, model, TokenRetrievalSettings(8, 0.8, 0.1, **settings))

@@ -84,7 +84,7 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
     or its source follows one; most strings are requested more than once."""
     words = [*joint, "--phrase-k", 20, "--phrase-min-similarity", 0, "--phrase-threshold", 0]
     cfg, task, models, ensemble = load_ensemble(world, words)
-    candidates, seen, elsewhere = ensemble.phrases.candidates, 0, 0
+    candidates, seen, elsewhere = ensemble.memory("phrases").candidates, 0, 0
     subwords = candidates.subwords
     samples = [sample["net_input"]["src_tokens"] for sample in batches(cfg, task, models)]
     sources = [subwords.recover(task.source_dictionary, row) for sample in samples for row in sample]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fairseq_ccpr.decoding import phrase_continuation
-from fairseq_ccpr.decoding.distribution import Distribution
-from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, limit_weights
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Distribution, Vote, interpolate_, limit_weights
 from fairseq_ccpr.decoding.phrase_continuation import (
     BARRED,
     BEGUN_AFTER,
@@ -153,7 +152,7 @@ def check_openings(votes: PhraseVotes, table: PhraseTable, state: PhraseState, l
     of_phrases = votes.of_phrases(table)
     openings = Openings.of(table, of_phrases).of_rows(state.rows)
     proposals, scores = merged_proposals(state, openings, of_phrases, votes.of_covered)
-    model = Distribution(log_probs).at(proposals.values)
+    model = Distribution(log_probs).view(proposals.values)
     together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -213,7 +212,7 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     token=st.floats(0, ALMOST_ALL, width=32), phrase=st.floats(0, 1, width=32), most=st.sampled_from([0.0, 0.5, 0.9])
 )
 def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: float) -> None:
-    shares = limit_weights(torch.tensor([token]), torch.tensor([phrase]), most)
+    shares = limit_weights([torch.tensor([token]), torch.tensor([phrase])], [False, True], most)
     assert float(sum(shares)) <= max(most, token) + 1e-6
     if not phrase:
         assert shares[0].item() == torch.tensor(token).item()  # to the bit
@@ -227,7 +226,7 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
         Vote(one, torch.tensor([[0.4, 0.4, 0.6]]).log(), shares[0]),
         Vote(other, torch.tensor([[0.0, 1.0]]).log(), shares[1]),
     ]
-    mixed = interpolate_(log_probs.clone(), *votes).exp()
+    mixed = interpolate_(log_probs.clone(), votes).exp()
     expected = (1 - sum(shares)) * log_probs.exp()
     expected[0, 3] += 0.4 * shares[0].item()
     expected[0, 5] += 0.6 * shares[0].item()

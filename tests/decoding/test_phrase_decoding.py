@@ -86,14 +86,13 @@ def test_scores_of_beam_search_are_those_of_one_pass_over_what_it_wrote(
         best = [found[i][0] for i in sample["id"].tolist()]
         traced = break_down(ensemble, sample, [one["tokens"] for one in best], task.target_dictionary)
         assert torch.allclose(traced.mixed, torch.cat([one["positional_scores"] for one in best]), atol=3e-3)
-        terms = [
-            torch.log1p(-traced.token_weight - traced.phrase_weight) + traced.model,
-            traced.token_weight.log() + traced.token_memory,
-            traced.phrase_weight.log() + traced.phrase_memory,
-        ]
-        assert torch.allclose(torch.stack(terms).logsumexp(dim=0), traced.mixed, atol=1e-4)
-        assert (traced.token_weight + traced.phrase_weight).max() <= 0.9 + 1e-6
-        coming += int((traced.phrase_memory > -1).sum())
+        weights = sum(vote.weight for vote in traced.votes)
+        assert weights.max() <= 0.9 + 1e-6
+        said = [vote.log_prob(traced.text.targets) for vote in traced.votes]
+        terms = [vote.weight.log() + p for vote, p in zip(traced.votes, said)]
+        mixed = torch.stack([torch.log1p(-weights) + traced.text.log_probs, *terms]).logsumexp(dim=0)
+        assert torch.allclose(mixed, traced.mixed, atol=1e-4)
+        coming += int((said[1] > -1).sum())
     assert coming > 10
 
 

@@ -15,8 +15,8 @@ import torch
 
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.evaluation.translation.test_set import batches
+from fairseq_ccpr.evaluation.tuning.grids import Alongside, with_settings
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.phrase_grid import References
 from fairseq_ccpr.storage.files import MANIFEST
 from tests.decoding.phrase_ensembles import load_ensemble, mixed_and_phrase_vote, retrieving
 from tests.helpers import call, edit_manifest, equal, refused
@@ -62,14 +62,16 @@ def test_tuner_scores_equal_a_direct_computation(world: World, joint: list[objec
         mixed, _ = mixed_and_phrase_vote(ensemble, sample)
         targets = sample["target"][sample["target"].ne(task.target_dictionary.pad())]
         direct.append(mixed.gather(1, targets.unsqueeze(1)).squeeze(1))
-    remembering = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(), ensemble.trust)
-    text = force_decode_text("test", list(batches(cfg, task, models)), remembering, 64)
-    assert text.tokens is not None
-    cache, log_probs = text.phrases, text.log_probs
-    assert cache.rows.tolist() == list(range(len(log_probs)))  # few as they are, all are kept
-    references = References.of(text, replace(task.token_settings, temperature=5.0), 0.9)
-    found = references.log_likelihood(*cache.vote(ensemble.phrases))
-    assert float(found.mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
+    ensemble = ensemble.replacing(ensemble.memory("phrases").remembering())
+    phrases = ensemble.memory("phrases")
+    text = force_decode_text("test", list(batches(cfg, task, models)), ensemble)
+    assert len(text.having(["tokens", "phrases"]).targets) == len(text.targets)  # few as they are, all are kept
+    found = []
+    for one in text.texts:
+        vote = one.records["phrases"].vote(phrases, False)
+        seen = Alongside.of(one, with_settings(ensemble, replace(task.token_settings, temperature=5.0)), phrases)
+        found.append(seen.log_likelihood(vote.log_prob(one.targets), vote.weight))
+    assert float(torch.cat(found).mean()) == pytest.approx(float(torch.cat(direct).mean()), abs=1e-4)
 
 
 def test_log_tells_of_both_memories(

@@ -231,10 +231,12 @@ def test_decoding_encodes_a_sentence_once(trained: Trained, world: World, phrase
     task.load_dataset("test")
     sample = next(iter(task.get_batch_iterator(task.dataset("test"), max_sentences=5).next_epoch_itr()))
     outputs = ensemble.forward_encoder({k: v for k, v in sample["net_input"].items() if k != "prev_output_tokens"})
-    assert encoded == [1] and outputs.phrases is not None and outputs[0]["encoder_states"] == []
-    again = ensemble.phrases.start(sample["net_input"]["src_tokens"])()
+    begun = outputs.batches[0]
+    assert encoded == [1] and outputs[0]["encoder_states"] == []
+    again = ensemble.memory("phrases").begin(sample["net_input"]["src_tokens"])
+    again.encoded([], [])
     assert encoded == [1, 1]
-    for own, other in zip(outputs.phrases.phrases, again.phrases):
+    for own, other in zip(begun.phrases, again.phrases):
         assert np.array_equal(own.candidates.tokens, other.candidates.tokens) and len(own.candidates.lengths)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.interpolation import Vote
+from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.phrase_ensembles import retrieving

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,27 +15,17 @@ from safetensors.torch import save_file
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, merge_equal, neighbour_log_probabilities
-from fairseq_ccpr.decoding.options import TokenRetrievalSettings
+from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, interpolate_, merge_equal, neighbour_log_probabilities
+from fairseq_ccpr.decoding.phrase_memory import PhraseEvidence
 from fairseq_ccpr.decoding.retrieval_task import find_parts
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustStep, reweigh
-from fairseq_ccpr.decoding.trust_features import (
-    Course,
-    ModelEvidence,
-    PhraseEvidence,
-    TokenEvidence,
-    along_sentences,
-    feature_names,
-    first_occurrences,
-    observed,
-    trust_features,
-)
+from fairseq_ccpr.decoding.token_features import Course, TokenEvidence, along_sentences, first_occurrences, observed
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustStep, feature_names, reweigh, trust_features
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
 from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
 from tests.decoding.test_decoding import SEARCHES
-from tests.helpers import adaptive_trust, call, equal, refused, run
+from tests.helpers import BOTH, TOKENS, adaptive_trust, call, equal, refused, run
 from tests.small_models import World, build
 
 SEED = 20261123
@@ -60,14 +51,14 @@ def write(trust: Trust, folder: Path, path: Path, settings: dict | None = None, 
     )  # fmt: skip
     for name, value in changes.items():
         object.__setattr__(described, name, value)
-    save_trust(trust, described, path)
+    save_trust(trust, {}, described, path)
     return path
 
 
 @pytest.fixture(scope="module")
 def random_trust(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trust in the tokens that was drawn at random."""
-    trust = LearnedTrust(tokens=True, phrases=False)
+    trust = LearnedTrust(TOKENS)
     randomised(trust)
     return write(trust, world.datastore, tmp_path_factory.mktemp("trust") / "random.trust")
 
@@ -75,19 +66,19 @@ def random_trust(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def joint_trust(both: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same in tokens and phrases."""
-    trust = randomised(LearnedTrust(tokens=True, phrases=True))
+    trust = randomised(LearnedTrust(BOTH))
     return write(trust, both, tmp_path_factory.mktemp("trust") / "joint.trust")
 
 
 def test_trust_of_another_weight_is_warned_of(
     world: World, random_trust: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Files that do not say which weight they were learned with are taken as they are."""
-    path = write(LearnedTrust(tokens=True, phrases=False), world.datastore, tmp_path / "t", weight="my_weight")
+    """Files that do not say which weight they were trained with are taken as they are."""
+    path = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "t", weight="my_weight")
     words = [*world.options("--no-progress-bar"), "--beam", 1, "--trust"]
-    warned = "learned with the weight my_weight, and --task has confidence_weight: tune again"
+    warned = "trained with the weight my_weight, and --task has confidence_weight: tune again"
     call("compare", *words, random_trust)
-    assert "learned with the weight" not in caplog.text
+    assert "trained with the weight" not in caplog.text
     call("compare", *words, path)
     assert warned in caplog.text
 
@@ -95,9 +86,9 @@ def test_trust_of_another_weight_is_warned_of(
 def test_a_network_of_zeros_changes_nothing_to_the_bit(
     world: World, both: Path, decode: Callable, joint: list, tmp_path: Path
 ) -> None:
-    zero = write(LearnedTrust(tokens=True, phrases=False), world.datastore, tmp_path / "zero.trust")
+    zero = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "zero.trust")
     assert equal(decode("--knn-lambda", 0.6, "--trust", zero), decode("--knn-lambda", 0.6))
-    zero = write(LearnedTrust(tokens=True, phrases=True), both, tmp_path / "joint.trust")
+    zero = write(LearnedTrust(BOTH), both, tmp_path / "joint.trust")
     assert equal(decode(*joint, "--trust", zero), decode(*joint))
 
 
@@ -105,7 +96,7 @@ def test_phrases_that_tuning_left_out_are_not_retrieved(
     world: World, decode: Callable, joint: list, tmp_path: Path
 ) -> None:
     """Trust in the tokens alone, with a weight of phrases of 0, goes with a datastore that has both."""
-    trust, silent = randomised(LearnedTrust(tokens=True, phrases=False)), {"phrase": {"lambda_": 0.0}}
+    trust, silent = randomised(LearnedTrust(TOKENS)), {"phrase": {"lambda_": 0.0}}
     alone = write(trust, world.datastore, tmp_path / "alone.trust", silent)
     assert equal(decode(*joint, "--trust", alone), decode("--knn-lambda", 0.4, "--trust", alone))
     done = run("fairseq-generate", *world.options(*joint, "--trust", alone))
@@ -177,55 +168,59 @@ def evidence(count: int, k: int, phrases: int = 0) -> TrustStep:
     course = Course(torch.randn(count, 3), torch.randn(count, 3), torch.arange(count).float())
     tokens = TokenEvidence(scores, values, log_probs, distribution.gather(1, values), course)
     weights = (torch.rand(count, 1) * (scores.amax(dim=1, keepdim=True) > float("-inf"))).float()
-    of_phrases = None
+    votes = [Vote(values, log_probs, weights[:, 0], tokens)]
     if phrases:
         proposed = torch.randint(4, 12, (count, phrases))
         merged = merge_equal(torch.rand(count, phrases).softmax(dim=1), proposed).log()
         mass = torch.rand(count) * (torch.arange(count) % 3 > 0)
-        of_phrases = PhraseEvidence(
+        merged = merged.masked_fill(mass.unsqueeze(1) == 0, float("-inf"))
+        seen = PhraseEvidence(
             proposed, merged, distribution.gather(1, proposed), mass, torch.rand(count), torch.rand(count)
         )
+        votes.append(Vote(proposed, merged, 0.4 * mass, seen))
         weights = torch.cat([weights * 0.5, 0.4 * mass.unsqueeze(1)], dim=1)
-    return TrustStep(ModelEvidence(*distribution.max(dim=1)), tokens, of_phrases, weights)
+    return TrustStep(ModelEvidence(*distribution.max(dim=1)), votes, weights)
 
 
 def rename(step: TrustStep, names: torch.Tensor) -> TrustStep:
     """The same evidence in a vocabulary whose tokens have other numbers."""
-    assert step.tokens is not None and step.phrases is not None
-    return step._replace(
-        model=step.model._replace(favourite=names[step.model.favourite]),
-        tokens=step.tokens._replace(values=names[step.tokens.values]),
-        phrases=step.phrases._replace(values=names[step.phrases.values]),
-    )
+    votes = [
+        vote._replace(values=names[vote.values], evidence=vote.evidence._replace(values=names[vote.values]))
+        for vote in step.votes
+    ]
+    return step._replace(model=step.model._replace(favourite=names[step.model.favourite]), votes=votes)
 
 
 def at(step: TrustStep, order: torch.Tensor) -> TrustStep:
-    assert step.tokens is not None and step.phrases is not None
-    course = Course(*(part[order] for part in step.tokens.course))
-    tokens = TokenEvidence(*(part[order] for part in step.tokens[:-1]), course)
-    phrases = PhraseEvidence(*(part[order] for part in step.phrases))
-    return TrustStep(ModelEvidence(*(part[order] for part in step.model)), tokens, phrases, step.weights[order])
+    tokens, phrases = (vote.evidence for vote in step.votes)
+    course = Course(*(part[order] for part in tokens.course))
+    evidence = (
+        TokenEvidence(*(part[order] for part in tokens[:-1]), course),
+        PhraseEvidence(*(p[order] for p in phrases)),
+    )
+    votes = [vote.select(order)._replace(evidence=one) for vote, one in zip(step.votes, evidence)]
+    return TrustStep(ModelEvidence(*(part[order] for part in step.model)), votes, step.weights[order])
 
 
 def test_features_follow_the_hypotheses_and_do_not_name_tokens() -> None:
     step = evidence(40, 8, phrases=6)
-    features = trust_features(step.model, step.tokens, step.phrases)
-    assert features.shape == (40, len(feature_names(True, True))) and bool(features.isfinite().all())
+    features = trust_features(step.model, step.votes)
+    assert features.shape == (40, len(feature_names(BOTH))) and bool(features.isfinite().all())
     order = torch.randperm(40)
     moved = at(step, order)
-    assert torch.equal(trust_features(moved.model, moved.tokens, moved.phrases), features[order])
+    assert torch.equal(trust_features(moved.model, moved.votes), features[order])
     renamed = rename(step, torch.randperm(12) + 100)
-    assert torch.allclose(trust_features(renamed.model, renamed.tokens, renamed.phrases), features)
+    assert torch.allclose(trust_features(renamed.model, renamed.votes), features)
 
 
 @pytest.mark.parametrize("k", [1, 5, 64])
 def test_features_equal_a_plain_computation(k: int) -> None:
     step = evidence(30, k)
-    assert step.tokens is not None
-    names, features = feature_names(True, False), trust_features(step.model, step.tokens, None)
+    tokens: Any = step.votes[0].evidence
+    names, features = feature_names(TOKENS), trust_features(step.model, step.votes)
     found = dict(zip(names, features.T.tolist()))
     for row in range(30):
-        pairs = [(s, v) for s, v in zip(step.tokens.scores[row].tolist(), step.tokens.values[row].tolist()) if s > -9]
+        pairs = [(s, v) for s, v in zip(tokens.scores[row].tolist(), tokens.values[row].tolist()) if s > -9]
         best_first = sorted((s for s, _ in pairs), reverse=True)
         at = min(4, len(pairs)) - 1
         assert found["score 4"][row] == pytest.approx(best_first[at] if pairs else 0, abs=1e-6)
@@ -271,7 +266,7 @@ def test_running_means_equal_a_plain_loop() -> None:
 def test_what_trust_decides_is_a_distribution(kind: type[Trust]) -> None:
     phrases = kind is LearnedTrust
     step = evidence(60, 8, phrases=6 if phrases else 0)
-    trust = randomised(kind.untrained(True, phrases, TokenRetrievalSettings(8, temperature=0.1), small=False))
+    trust = randomised(LearnedTrust(BOTH) if phrases else kind(TOKENS, neighbours=8, temperature=0.1))  # type: ignore[call-arg]
     trust.prepare(trust.inputs(step))
     weights, spread = trust(step)
     assert bool((weights >= 0).all()) and bool((weights.sum(dim=1) < 1 + 1e-6).all())
@@ -279,7 +274,7 @@ def test_what_trust_decides_is_a_distribution(kind: type[Trust]) -> None:
     if spread is not None:
         found = step.weights[:, 0] > 0
         assert torch.allclose(spread[found].sum(dim=1), torch.ones(int(found.sum())), atol=1e-5)
-        assert not spread[step.tokens.scores == float("-inf")].any()  # type: ignore[union-attr]
+        assert not spread[step.votes[0].log_probs == float("-inf")].any()
 
 
 def test_weights_equal_the_equation_in_float64() -> None:
@@ -293,14 +288,14 @@ def test_weights_equal_the_equation_in_float64() -> None:
 def test_other_models_layers_metrics_and_features_are_refused(
     world: World, both: Path, random_trust: Path, decode: Callable, tmp_path: Path
 ) -> None:
-    trust = LearnedTrust(tokens=True, phrases=False)
+    trust = LearnedTrust(TOKENS)
     needs = needs_of(parts_of(world.datastore))
     for name, said in needs.items():
         wrong = write(trust, world.datastore, tmp_path / "wrong.trust", needs=needs | {name: f"not {said}"})
-        refused(generate(world, wrong), f"wrong.trust was learned with another {name} .*--trust none")
+        refused(generate(world, wrong), f"wrong.trust was trained with another {name} .*--trust none")
     newer = write(trust, world.datastore, tmp_path / "newer.trust", features=99)
     refused(generate(world, newer), "another version of fairseq-ccpr .features 99")
-    joint = write(LearnedTrust(tokens=True, phrases=True), both, tmp_path / "joint.trust")
+    joint = write(LearnedTrust(BOTH), both, tmp_path / "joint.trust")
     refused(generate(world, joint), "trust in token and phrase parts, but --datastore has token")
 
 
@@ -334,11 +329,11 @@ def generate(world: World, trust: Path) -> object:
 def test_trust_of_other_text_warns_and_its_settings_are_taken(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "other", "--subset", "valid")
     settings = {"knn": {"k": 3, "lambda_": 0.4, "temperature": 7.0}}
-    path = write(LearnedTrust(tokens=True, phrases=False), world.datastore, tmp_path / "a.trust", settings)
+    path = write(LearnedTrust(TOKENS), world.datastore, tmp_path / "a.trust", settings)
     words = [word for word in world.options() if word not in ("--knn-temperature", "5")]
     done = run("fairseq-generate", *words, "--datastore", tmp_path / "other", "--trust", path)
     shown = done.stdout + done.stderr
-    assert "learned with other token keys" in shown and "|k:3|lambda:0.4|T:7.0|" in shown and "trust:learned-" in shown
+    assert "trained with other token keys" in shown and "|k:3|lambda:0.4|T:7.0|" in shown and "trust:learned-" in shown
 
 
 def test_a_file_says_what_it_is(random_trust: Path) -> None:
@@ -349,13 +344,14 @@ def test_a_file_says_what_it_is(random_trust: Path) -> None:
 
 def test_mixture_with_a_spread_sums_to_one() -> None:
     step = evidence(30, 8)
-    trust = randomised(adaptive_trust()(tokens=True, phrases=False, neighbours=8, temperature=0.1))
+    trust = randomised(adaptive_trust()(TOKENS, neighbours=8, temperature=0.1))
     trust.prepare(trust.inputs(step))
     weights, spread = trust(step)
-    assert spread is not None and step.tokens is not None
+    assert spread is not None
+    values = step.votes[0].values
     log_probs = torch.randn(30, 12).log_softmax(dim=1)
-    vote = Vote(step.tokens.values, merge_equal(spread, step.tokens.values).log(), weights[:, 0])
-    assert torch.allclose(interpolate_(log_probs, vote).exp().sum(dim=1), torch.ones(30), atol=1e-5)
+    vote = Vote(values, merge_equal(spread, values).log(), weights[:, 0])
+    assert torch.allclose(interpolate_(log_probs, [vote]).exp().sum(dim=1), torch.ones(30), atol=1e-5)
 
 
 def test_the_page_shows_trust_beside_phrases(world: World, joint: list, joint_trust: Path, tmp_path: Path) -> None:

@@ -16,19 +16,18 @@ import torch
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.breakdown import break_down
-from fairseq_ccpr.decoding.interpolation import interpolate_, neighbour_log_probabilities
+from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText
 from fairseq_ccpr.evaluation.explain.explanation import Explainer, Texts
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.token_grid import score_grid
+from fairseq_ccpr.evaluation.tuning.grids import score_grid
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.storage.files import describe_files
-from tests.helpers import call, equal, vote
+from tests.helpers import call, equal, held_out_text, neighbours_of, vote
 from tests.small_models import World, build
 
 UNKNOWN = 3
@@ -83,7 +82,7 @@ def test_the_vote_is_that_of_the_other_neighbours(metric: str, k: int) -> None:
         weight = 0.7 * confidence if metric == "ip" else 0.7
         wanted[row] *= 1 - weight
         wanted[row].index_add_(0, values[kept].long(), weight * (scores / 0.3).softmax(dim=0))
-    mixed = interpolate_(log_probs.clone(), vote(memory, states, log_probs))
+    mixed = interpolate_(log_probs.clone(), [vote(memory, states, log_probs)])
     torch.testing.assert_close(mixed.exp(), wanted, rtol=1e-4, atol=1e-6)
     assert (mixed[:, UNKNOWN] <= log_probs[:, UNKNOWN]).all()
     if k <= 6:
@@ -106,9 +105,9 @@ def test_tuner_log_and_explanation_agree_with_decoding(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options(*words, "--no-progress-bar"))
     task, models = load(cfg)
-    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
-    assert text.tokens is not None
-    grid = score_grid(text.tokens, text.log_probs, (k,), (5.0,), (False,), task.token_settings)
+    ensemble = task.build_ensemble(models)
+    text = held_out_text(ensemble, list(batches(cfg, task, models)))
+    grid = score_grid(ensemble.memory("tokens"), text, (k,), (5.0,), (False,))
     assert grid[TokenRetrievalSettings(k, lambda_, 5.0)] == pytest.approx(wanted.item(), abs=1e-4)
 
     found = decode(*words, "--knn-log", tmp_path / "log")
@@ -136,7 +135,7 @@ def test_tuner_log_and_explanation_agree_with_decoding(
             for position, token in enumerate(explained.tokens):
                 line = places[number, position]
                 assert [n.symbol for n in token.neighbours] == [n["token"] for n in line["neighbours"]]
-                assert {one.symbol for one in token.token_says} <= {n["token"] for n in line["neighbours"]}
+                assert {one.symbol for one in token.says[0]} <= {n["token"] for n in line["neighbours"]}
 
 
 @pytest.mark.parametrize("k", [1, 8, 40])
@@ -146,9 +145,7 @@ def test_where_there_are_none_no_bit_changes(world: World, k: int) -> None:
     memory = TokenMemory(capture, retriever, TokenRetrievalSettings(k, 0.5, 10.0), -7)
     states = torch.randn(30, retriever.index.dimension)
     nearest = retriever.search(states, k)
-    found, log_probs = memory.retrieve(states)
-    assert all(map(torch.equal, found, nearest))
-    assert torch.equal(log_probs, neighbour_log_probabilities(nearest.scores, nearest.values, 10.0))
+    assert all(map(torch.equal, neighbours_of(memory, states), nearest))
 
 
 def test_they_are_counted_when_a_store_is_built_and_inspected(world: World, store: Path) -> None:

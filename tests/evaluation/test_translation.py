@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,12 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from fairseq_ccpr.decoding.interpolation import interpolate_references
+from fairseq_ccpr.decoding.mixture import interpolate_references
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.lab.accuracy.significance import compare_systems
-from tests.helpers import call, refused
+from tests.helpers import call, held_out_text, refused
 from tests.small_models import PAIRS, World, build
 
 
@@ -32,11 +32,12 @@ def test_tuner_computes_the_likelihood_that_scoring_gives(
     wanted = torch.cat([hypotheses[0]["positional_scores"] for hypotheses in scored.values()]).mean()
     cfg = parse_generation(world.options("--no-progress-bar"))
     task, models = load(cfg)
-    text = force_decode_text("test", list(batches(cfg, task, models)), task.build_ensemble(models), 64)
-    assert text.tokens is not None
-    nearest, settings = text.tokens.first(k), TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
-    vote = nearest.retrieved(temperature), nearest.weight(settings)
-    assert abs(interpolate_references(text.log_probs, vote).mean().item() - wanted.item()) < 1e-4
+    ensemble = task.build_ensemble(models)
+    text = held_out_text(ensemble, list(batches(cfg, task, models)))
+    settings = TokenRetrievalSettings(k, lambda_, temperature, confidence=False)
+    vote = text.found.vote(replace(ensemble.memory("tokens"), settings=settings), False)
+    votes = [(vote.log_prob(text.targets), vote.weight)]
+    assert abs(interpolate_references(text.log_probs, votes).mean().item() - wanted.item()) < 1e-4
 
 
 def test_tuning_writes_options_that_decoding_takes(world: World, tmp_path: Path) -> None:

@@ -20,20 +20,18 @@ from safetensors import safe_open
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
-from fairseq_ccpr.evaluation.tuning.candidates import Candidate
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
-from fairseq_ccpr.evaluation.tuning.trust_training import Rows, TrainingText, learn, log_likelihood, worths
-from fairseq_ccpr.evaluation.tuning.tune import BATCHES, SAMPLED, trusted_neighbours, tune
+from fairseq_ccpr.evaluation.tuning.training import Rows, TrainingText, log_likelihood, train_trust, worths
+from fairseq_ccpr.evaluation.tuning.tune import BATCHES, SAMPLED, Candidate, trusted_neighbours, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.test_trust import parts_of
-from tests.helpers import ROOT, adaptive_trust, call, refused
+from tests.helpers import BOTH, ROOT, TOKENS, adaptive_trust, call, refused
 from tests.small_models import World
 
 SEED = 20261123
@@ -60,7 +58,7 @@ class Likelihood(torch.nn.Module):
 
 
 def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
-    trust = LearnedTrust(tokens=True, phrases=True, hidden=3).double()
+    trust = LearnedTrust(BOTH, hidden=3).double()
     inputs, weights, model, retrieved, matches = random_rows(6, len(trust.names), memories=2)
     rows = Rows(inputs.double(), weights.double(), model.double(), retrieved.double(), matches)
     likelihood = Likelihood(trust, rows)
@@ -76,19 +74,19 @@ def test_the_gradient_of_the_likelihood_is_right_in_float64() -> None:
 
 @pytest.mark.parametrize("kind", [LearnedTrust, adaptive_trust()])
 def test_training_is_never_worse_than_its_start_on_sentences_held_out(kind: type[Trust]) -> None:
-    trust = kind.untrained(True, False, TokenRetrievalSettings(4, temperature=0.1), small=False)
+    trust = LearnedTrust(TOKENS) if kind is LearnedTrust else kind(TOKENS, neighbours=4, temperature=0.1)  # type: ignore[call-arg]
     inputs = len(trust.names) if isinstance(trust, LearnedTrust) else 12
     text = TrainingText("noise", False, random_rows(400, inputs, k=4), torch.arange(400) // 8)
     held_out = text.split()[1]
     trust.prepare(text.split()[0].inputs)
     start = float(log_likelihood(trust, held_out).mean().detach())
-    assert float(log_likelihood(learn(trust, [text]), held_out).mean().detach()) >= start - 1e-6
+    assert float(log_likelihood(train_trust(trust, [text]), held_out).mean().detach()) >= start - 1e-6
 
 
 def domain_text(name: str, foreign: bool, count: int = 3000) -> TrainingText:
     """A text whose neighbours are right at home and wrong abroad; one feature of many tells where it is."""
     generator = torch.Generator().manual_seed(SEED + foreign)
-    inputs = torch.randn(count, len(LearnedTrust(tokens=True, phrases=False).names), generator=generator)
+    inputs = torch.randn(count, len(LearnedTrust(TOKENS).names), generator=generator)
     inputs[:, 5] += -3 if foreign else 3
     right = torch.rand(count, 1, generator=generator) < (0.02 if foreign else 0.98)
     retrieved = torch.where(right, torch.tensor(0.9), torch.tensor(1e-9)).log()
@@ -102,15 +100,16 @@ def test_a_text_of_one_sentence_is_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="abroad has too few sentences to learn trust from: give at least 6 pairs"
     ):
-        learn(LearnedTrust(tokens=True, phrases=False), texts)
+        train_trust(LearnedTrust(TOKENS), texts)
 
 
 def test_trust_tells_home_from_abroad() -> None:
     texts = [domain_text("home", False), domain_text("abroad", True)]
     torch.manual_seed(SEED)
-    trust = learn(LearnedTrust(tokens=True, phrases=False), texts)
+    trust = train_trust(LearnedTrust(TOKENS), texts)
     (home, trusted_home), (abroad, trusted_abroad) = (worths(trust, text).values() for text in texts)
-    assert trusted_home.tokens > 0.75 and trusted_abroad.tokens < 0.1 and home.tokens == abroad.tokens == 0.5
+    assert trusted_home.weights["tokens"] > 0.75 and trusted_abroad.weights["tokens"] < 0.1
+    assert home.weights == abroad.weights == {"tokens": 0.5}
     assert trusted_home.gain > home.gain and trusted_abroad.gain > -0.02 > abroad.gain
     assert trusted_abroad.harm < 0.02 < 0.3 < abroad.harm
 
@@ -134,7 +133,7 @@ def worths_in(shown: str) -> dict[str, dict[str, list[str]]]:
     """The table of what systems are worth: by text and system, the cells that are filled."""
     found: dict[str, dict[str, list[str]]] = {}
     lines = shown[shown.index("nats per token") :].splitlines()
-    assert lines[0].split()[-4:] == ["gain", "harm", "tokens", "phrases"]
+    assert lines[0].split()[4:6] == ["gain", "harm"] and set(lines[0].split()[6:]) <= {"tokens", "phrases"}
     name = ""
     for line in lines[1:]:
         if not re.fullmatch(r".{24}\S.{17} +[-+]?\d+\.\d{3}.*", line):
@@ -179,7 +178,7 @@ def table(shown: str) -> dict[str, float]:
 def counting_steps() -> Iterator[Counter[str]]:
     """Count what models compute: hypotheses times steps of decoding, and tokens of teacher-forced passes."""
     counted: Counter[str] = Counter()
-    step, force = EnsembleModel.forward_decoder, RetrievalEnsemble.force_decode_models
+    step, force = EnsembleModel.forward_decoder, RetrievalEnsemble._force_models
 
     def stepping(self: Any, tokens: torch.Tensor, *others: Any) -> Any:
         counted["decoded"] += len(tokens)
@@ -191,7 +190,7 @@ def counting_steps() -> Iterator[Counter[str]]:
 
     with (
         patch.object(EnsembleModel, "forward_decoder", stepping),
-        patch.object(RetrievalEnsemble, "force_decode_models", forcing),
+        patch.object(RetrievalEnsemble, "_force_models", forcing),
     ):
         yield counted
 
@@ -224,7 +223,7 @@ def test_many_other_texts_cost_what_one_costs(world: World) -> None:
     samples = OtherText(world.data_bin, "test").samples(system)
     size = sum(int(one["ntokens"]) for one in samples)
     assert system.ensemble is not None
-    half = force_decode_text("half", samples, system.ensemble, 4, size // 2)
+    half = force_decode_text("half", samples, system.ensemble, size // 2)
     assert 0.3 * size < len(half.targets) < 0.7 * size
 
 
@@ -314,7 +313,9 @@ def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tm
     """Whatever their likelihood: what is kept then decodes as if there were none."""
 
     def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
-        bleu = {one.name: 1.0 + (one.ensemble.phrases is None) for one in tried} | {"base": 0.5 if helps else 3.0}
+        bleu = {one.name: 1.0 + (one.ensemble.memory("phrases") is None) for one in tried} | {
+            "base": 0.5 if helps else 3.0
+        }
         return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
 
     options = world.options("--no-progress-bar")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.decoding.interpolation import retrieval_confidence
+from fairseq_ccpr.decoding.mixture import retrieval_confidence
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import ExactIndex

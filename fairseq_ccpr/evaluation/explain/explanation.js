@@ -50,7 +50,7 @@ function makeCard(sentence, order) {
     make("dl", {},
       row("Model alone", target, ...changes(sentence)),
       sentence.reference === null ? null : row("Reference", target, sentence.reference)),
-    data.phrase_memory ? phraseList(sentence) : null);
+    has("phrases") ? phraseList(sentence) : null);
   card.text = [sentence.number, sentence.source, sentence.reference || "", sentence.plain, sentence.translation,
     ...sentence.phrases.flatMap((phrase) => [phrase.text,
       ...phrase.retrieved.map((found) => cut(data.texts[found.sentence], found.start, found.end))]),
@@ -81,14 +81,15 @@ function head(cards) {
     `Over the ${count} sentences of this page only: no score of a test set.`));
   const all = meanShares(data.sentences.flatMap((sentence) => sentence.tokens));
   byId("legend").append(bar(all),
-    make("ul", { class: "key" }, ...there.map((part) => make("li", {},
+    make("ul", { class: "key" }, ...ALL.map((part) => make("li", {},
       make("i", { class: `swatch ${PARTS[part].by}` }), `${PARTS[part].name} ${percent(all[part])}`))),
     make("p", { class: "small muted" }, "A token has the colour of what gave most of its probability; the bar under it shows all parts. "
       + "The small word above it is what the model alone would have written after the same words. "
       + "Tap a token, or walk with the arrow keys, to see why it was written."));
   byId("fine-print").append(
     make("p", { class: "small" }, "A token’s probability is the sum of weight times probability of the model and of each datastore: "
-      + "p = (1 − Λ) p_model + λ*tok p_tok + λ*phr p_phr, with Λ = λ*tok + λ*phr. Parts are of p."),
+      + `p = (1 − Λ) p_model${PARTS.slice(1).map(({ index }) => ` + λ*${index} p_${index}`).join("")}, `
+      + `with Λ = ${PARTS.slice(1).map(({ index }) => `λ*${index}`).join(" + ")}. Parts are of p.`),
     make("p", { class: "small" }, "Retrieval ", make("code", {}, data.signature)),
     data.bleu ? make("p", { class: "small" }, "BLEU ", make("code", {}, data.bleu_signature)) : "",
     make("p", { class: "small" }, "“Changed” is 100 less the chrF of the translation against that of the model alone"

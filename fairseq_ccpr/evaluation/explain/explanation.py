@@ -18,6 +18,8 @@ from torch import Tensor
 from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import WRITTEN
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
 from fairseq_ccpr.evaluation.explain.explanation_page import as_page
 from fairseq_ccpr.evaluation.translation.scores import sentence_chrf
@@ -71,18 +73,17 @@ class SeenFeature:
 
 @dataclass
 class TokenExplanation:
-    """p = sum of weight times probability; lists of three are of the model, the token memory, the phrase memory."""
+    """p = sum of weight times probability; lists are of the model and then of each memory that votes."""
 
     symbol: str
     start: int  # in the translation
     end: int  # `start` for the end of the sentence
     probability: float  # p
     probabilities: list[float]  # of this token, by each; 0 where a memory does not name it
-    weights: list[float]  # 1 - Lambda, lambda_tok*, lambda_phr*
+    weights: list[float]  # 1 - Lambda, then lambda of each memory
     shares: list[float]  # of p, which sum to one
     favourite: LikelyToken | None  # what the model alone would have written here; None where it is this token
-    token_says: list[LikelyToken] = field(default_factory=list)
-    phrase_says: list[LikelyToken] = field(default_factory=list)
+    says: list[list[LikelyToken]]  # of each memory, without the model
     neighbours: list[Neighbour] = field(default_factory=list)
     neighbours_found: int = 0
     votes: list[PhraseVote] = field(default_factory=list)
@@ -137,8 +138,7 @@ class Explanation:
     target_language: str
     sentences_in_subset: int
     signature: str
-    token_memory: bool
-    phrase_memory: bool
+    memories: list[str]  # names of those that vote
     score_name: str  # of neighbours
     sentences: list[SentenceExplanation]
     texts: list[str]
@@ -164,7 +164,7 @@ def unexplained(translations: list[tuple[str, str]], languages: tuple[str, str],
         SentenceExplanation(number, source, None, text, [], text, [], [], 0.0, None)
         for number, (source, text) in enumerate(translations)
     ]
-    return Explanation("", *languages, len(sentences), signature, False, False, "", sentences, [])
+    return Explanation("", *languages, len(sentences), signature, [], "", sentences, [])
 
 
 class Texts:
@@ -227,8 +227,9 @@ class Explainer:
             row: the sentence's place in it.
             number, source, reference, plain, translation: see `SentenceExplanation`.
         """
-        of_sentence = (breakdown.sentences == row).nonzero()[:, 0].tolist()
-        written = breakdown.tokens[of_sentence].cpu()
+        rows = (breakdown.text.sentences == row).nonzero()[:, 0].tolist()
+        written = breakdown.text.targets[rows].cpu()
+        phrases = breakdown.text.records.get(PhraseMemory.name)
         gained = None
         if reference is not None:
             gained = round(sentence_chrf(translation, reference) - sentence_chrf(plain, reference), 1)
@@ -239,21 +240,20 @@ class Explainer:
             plain,
             differences(plain, translation),
             translation,
-            [self._token(breakdown, one, written, position, translation) for position, one in enumerate(of_sentence)],
-            self._phrases(breakdown.phrases[row]) if breakdown.phrases else [],
+            [self._token(breakdown, one, written, position, translation) for position, one in enumerate(rows)],
+            self._phrases(phrases.batch.phrases[row]) if phrases is not None else [],
             0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1),
             gained,
         )
 
     def _token(self, breakdown: Breakdown, row: int, written: Tensor, position: int, text: str) -> TokenExplanation:
-        of_model = 1 - float(breakdown.token_weight[row] + breakdown.phrase_weight[row])
-        weights = [of_model, float(breakdown.token_weight[row]), float(breakdown.phrase_weight[row])]
-        logs = (
-            torch.stack([breakdown.model[row], breakdown.token_memory[row], breakdown.phrase_memory[row]])
-            .double()
-            .cpu()
-        )
-        token, favourite = int(breakdown.tokens[row]), int(breakdown.argmax[row])
+        forced, votes = breakdown.text, breakdown.votes
+        target = forced.targets[row : row + 1]
+        weights = [float(vote.weight[row]) for vote in votes]
+        weights = [1 - sum(weights), *weights]
+        said = [vote.select(slice(row, row + 1)).log_prob(target) for vote in votes]
+        logs = torch.cat([forced.log_probs[row : row + 1], *said]).double().cpu()
+        token, favourite = int(target), int(forced.likeliest.favourite[row])
         explained = TokenExplanation(
             self.dictionary.symbols[token],
             *place(written, position, text, self.to_text),
@@ -261,7 +261,8 @@ class Explainer:
             [_short(p) for p in logs.exp().tolist()],
             [_short(weight) for weight in weights],
             [_short(share) for share in (torch.tensor(weights).double().log() + logs).softmax(dim=0).tolist()],
-            self._likely(favourite, float(breakdown.argmax_model[row].exp())) if favourite != token else None,
+            self._likely(favourite, float(forced.likeliest.best[row].exp())) if favourite != token else None,
+            [self._most_likely(vote.values[row].tolist(), vote.log_probs[row].exp().tolist()) for vote in votes],
         )
         self._add_neighbours(explained, breakdown, row)
         self._add_votes(explained, breakdown, row)
@@ -269,31 +270,28 @@ class Explainer:
         return explained
 
     def _add_trust(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
-        trust = breakdown.trust
-        if trust is None:
+        if breakdown.before is None:
             return
-        before = trust.before[row].tolist()
-        tokens, phrases = breakdown.token_vote is not None, breakdown.phrase_breakdown is not None
-        explained.settings_weights = [
-            _short(weight) for weight in (1 - sum(before), before[0] if tokens else 0.0, before[-1] if phrases else 0.0)
-        ]
-        moved = trust.attributions[row]  # [M, F]
-        order = moved.abs().amax(dim=0).argsort(descending=True)[:MOST_FEATURES].tolist() if trust.names else []
+        before = breakdown.before[row].tolist()
+        explained.settings_weights = [_short(weight) for weight in (1 - sum(before), *before)]
+        if breakdown.features is None or breakdown.attributions is None:
+            return
+        moved = breakdown.attributions[row]  # [M, F]
+        order = moved.abs().amax(dim=0).argsort(descending=True)[:MOST_FEATURES].tolist()
         explained.trust_saw = [
             SeenFeature(
-                trust.names[i], _short(float(trust.features[row, i])), [_short(x) for x in moved[:, i].tolist()]
+                breakdown.names[i], _short(float(breakdown.features[row, i])), [_short(x) for x in moved[:, i].tolist()]
             )
             for i in order
         ]
 
     def _add_neighbours(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
-        neighbours, vote = breakdown.neighbours, breakdown.token_vote
-        if neighbours is None or vote is None or self.corpus is None:
+        record = breakdown.text.records.get(TokenMemory.name)
+        if record is None or self.corpus is None:
             return
-        found = neighbours.ids[row] >= 0
-        entries, scores, values = (part[row][found].tolist() for part in neighbours)
+        found = record.neighbours.ids[row] >= 0
+        entries, scores, values = (part[row][found].tolist() for part in record.neighbours)
         explained.neighbours_found = len(entries)
-        explained.token_says = self._most_likely(values, vote.log_probs[row][found].exp().tolist())
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             text, start, end = self.corpus.place(entry)
             symbol, number = self.dictionary.symbols[value], self.texts.number(text)
@@ -302,21 +300,18 @@ class Explainer:
             explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end, learnt))
 
     def _add_votes(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
-        phrases = breakdown.phrase_breakdown
-        if phrases is None:
+        record, gave = breakdown.text.records.get(PhraseMemory.name), breakdown.phrase_votes
+        if record is None or gave is None:
             return
-        explained.phrase_says = self._most_likely(
-            phrases.vote.values[row].tolist(), phrases.vote.log_probs[row].exp().tolist()
-        )
-        votes = phrases.votes[row].masked_fill(phrases.vote.values[row] != breakdown.tokens[row], 0.0)
+        votes = gave[row].masked_fill(record.proposals.values[row] != breakdown.text.targets[row], 0.0)
         order = votes.argsort(descending=True, stable=True)
         slots = order[votes[order] > 0].tolist()
-        candidates = breakdown.phrases[int(breakdown.sentences[row])].candidates
+        candidates = record.batch.phrases[int(breakdown.text.sentences[row])].candidates
         explained.votes_found = len(slots)
         explained.votes = [
             PhraseVote(
                 int(candidates.queries[slot]), int(candidates.ranks[slot]), _short(float(votes[slot])),
-                _place(int(phrases.states[row, slot])),
+                _place(int(record.proposals.states[row, slot])),
             )
             for slot in slots[:MOST_VOTES]
         ]  # fmt: skip

@@ -1,12 +1,13 @@
 // The data, what shows text and numbers, and the details of one token. `explanation.js` goes on in the same module.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const PARTS = [
-  { name: "model", row: ["model"], by: "by-model", there: true },
-  { name: "tokens", row: ["tokens ", "tok"], by: "by-token", there: data.token_memory },
-  { name: "phrases", row: ["phrases ", "phr"], by: "by-phrase", there: data.phrase_memory },
-];
-const there = [0, 1, 2].filter((part) => PARTS[part].there);
+// The model, and each memory: its colour, and its index in formulas.
+const KNOWN = { tokens: { by: "by-token", index: "tok" }, phrases: { by: "by-phrase", index: "phr" } };
+const PARTS = [{ name: "model", by: "by-model" },
+  ...data.memories.map((name) => ({ name, by: "by-other", index: name, ...KNOWN[name] }))];
+const ALL = [...PARTS.keys()];
+const has = (name) => data.memories.includes(name);
+const of = (name, list) => list[data.memories.indexOf(name)];
 const END = "</s>";
 
 // Elements are made one by one and text is only ever text: nothing in the data can become markup.
@@ -45,14 +46,14 @@ function marked({ sentence, start, end, symbol }, by, context = Infinity) {
 }
 
 function bar(shares) {
-  const label = there.map((part) => `${PARTS[part].name} ${percent(shares[part])}`).join(", ");
-  const pieces = there.filter((part) => shares[part] > 0);
+  const label = ALL.map((part) => `${PARTS[part].name} ${percent(shares[part])}`).join(", ");
+  const pieces = ALL.filter((part) => shares[part] > 0);
   return make("div", { class: "bar", role: "img", "aria-label": label, title: label },
     ...pieces.map((part) => make("i", { class: PARTS[part].by, "--share": shares[part] })));
 }
 
 function meanShares(tokens) {
-  return [0, 1, 2].map((part) => tokens.reduce((sum, token) => sum + token.shares[part], 0) / tokens.length);
+  return ALL.map((part) => tokens.reduce((sum, token) => sum + token.shares[part], 0) / tokens.length);
 }
 const largest = (shares) => shares.indexOf(Math.max(...shares));
 
@@ -84,17 +85,19 @@ function details(sentence, at, card) {
 }
 
 function columns(sentence, token) {
-  const phrases = data.phrase_memory ? votes(sentence, token) : null;
-  if (!data.token_memory) return [make("div", {}, sum(token), trust(token)), phrases];
-  return [make("div", {}, sum(token), trust(token), phrases), neighbours(token)];
+  const phrases = has("phrases") ? votes(sentence, token) : null;
+  const others = data.memories.flatMap((name, at) => (name in KNOWN ? [] : [make("section", {}, make("h4", {}, name),
+    said(token.says[at], token, "by-other", "Nothing was found."))]));
+  if (!has("tokens")) return [make("div", {}, sum(token), trust(token), ...others), phrases];
+  return [make("div", {}, sum(token), trust(token), phrases, ...others), neighbours(token)];
 }
 
 // What learned trust made of the weights that the settings give, and which features moved it most.
 function trust(token) {
   if (!token.settings_weights.length) return null;
-  const memories = there.filter((part) => part > 0);
+  const memories = ALL.slice(1);
   const signed = (number) => `${number < 0 ? "−" : "+"}${Math.abs(number).toFixed(2)}`;
-  const weights = there.map((part) => make("tr", {},
+  const weights = ALL.map((part) => make("tr", {},
     make("th", { scope: "row" }, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name),
     ...[token.settings_weights[part], token.weights[part]].map((number) => make("td", {}, percent(number)))));
   const seenFeatures = token.trust_saw.map((feature) => make("tr", {},
@@ -118,8 +121,8 @@ function alone(token, text) {
 function sum(token) {
   const lambda = (index) => make("span", { class: "muted" }, "λ*", make("sub", {}, index));
   const row = (part) => make("tr", {},
-    make("th", { scope: "row" }, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].row[0],
-      part ? lambda(PARTS[part].row[1]) : null),
+    make("th", { scope: "row" }, make("i", { class: `swatch ${PARTS[part].by}` }), PARTS[part].name,
+      part ? " " : null, part ? lambda(PARTS[part].index) : null),
     ...[token.weights[part], token.probabilities[part], token.weights[part] * token.probabilities[part], token.shares[part]]
       .map((number) => make("td", {}, percent(number))));
   const head = ["", "weight", "× says", "= gives", "share"];
@@ -128,7 +131,7 @@ function sum(token) {
     make("table", {},
       make("thead", {}, make("tr", {},
         ...head.map((name) => (name ? make("th", { scope: "col" }, name) : make("td"))))),
-      make("tbody", {}, ...there.map(row),
+      make("tbody", {}, ...ALL.map(row),
         make("tr", {}, make("th", { scope: "row" }, "together"), make("td", {}, "100%"), make("td"),
           make("td", {}, percent(token.probability)), make("td", {}, "100%")))));
 }
@@ -156,7 +159,7 @@ function neighbours(token) {
   const count = token.neighbours.length, all = token.neighbours_found;
   return make("section", {},
     make("h4", {}, "Token datastore"),
-    said(token.token_says, token, "by-token", "Nothing was found."),
+    said(of("tokens", token.says), token, "by-token", "Nothing was found."),
     make("p", { class: "small muted" },
       `${count < all ? `The ${count} nearest of ${all}` : all} neighbours, by ${data.score_name}:`),
     ...shortened(token.neighbours.map(item), 6));
@@ -177,8 +180,8 @@ function votes(sentence, token) {
   const some = token.votes_found === 1 ? "1 phrase" : `${token.votes_found} phrases`;
   return make("section", {},
     make("h4", {}, "Phrase datastore"),
-    said(token.phrase_says, token, "by-phrase", "No retrieved phrase begins, continues or has what follows here."),
-    token.phrase_says.length ? make("p", { class: "small muted" },
+    said(of("phrases", token.says), token, "by-phrase", "No retrieved phrase begins, continues or has what follows here."),
+    of("phrases", token.says).length ? make("p", { class: "small muted" },
       token.votes.length
         ? `${some} wanted this token next; those that gave it most, with their similarity to the source phrase:`
         : "No retrieved phrase wanted this token.") : null,

@@ -46,13 +46,15 @@ function tokenButton(sentence, token, at, card) {
   const { symbol, favourite, shares } = token;
   const text = textOf(sentence, token);
   const part = largest(shares);
-  const [model, memory] = shares;
+  const upTo = (...names) => ALL.reduce((sum, one) => sum + (names.includes(PARTS[one].by) ? shares[one] : 0), 0);
+  const colours = ["by-model", "by-token", "by-phrase"];
   const label = `${symbol === END ? named(symbol) : text}, ${percent(shares[part])} ${PARTS[part].name}`
     + (favourite ? `; the model alone: ${named(favourite.symbol, favourite.text)}` : "");
   const gloss = favourite && text.length <= LONG_WORD ? seen(favourite.symbol, favourite.text) : null;
   return make("span", {
     class: `token ${PARTS[part].by}${symbol === END ? " end" : ""}`, role: "button", tabindex: at ? -1 : 0,
-    "aria-label": label, "aria-expanded": "false", "--a": `${100 * model}%`, "--b": `${100 * (model + memory)}%`,
+    "aria-label": label, "aria-expanded": "false", "--a": `${100 * upTo("by-model")}%`, "--b": `${100 * upTo("by-model", "by-token")}%`,
+    "--c": `${100 * upTo(...colours)}%`,
     onfocus: () => select(card, at), onclick: () => select(card, at), onkeydown: (event) => onKey(event, card, at),
   }, gloss ? make("ruby", {}, seen(symbol, text), make("rt", { "data-gloss": gloss })) : seen(symbol, text));
 }

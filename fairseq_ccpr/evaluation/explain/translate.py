@@ -11,6 +11,8 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_ccpr.decoding.breakdown import break_down
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText
 from fairseq_ccpr.evaluation.explain.explanation import Explainer, Explanation, SentenceExplanation, Texts
@@ -113,15 +115,16 @@ def _explain(
     task, models, ensemble = system.task, system.models, system.ensemble.now()
     plain, retrieving = system.generator(retrieve=False), system.generator()
     retrieving.model = ensemble
-    if ensemble.phrases is not None:  # breaking down does not retrieve for a batch again
-        remembering = ensemble.phrases.remembering()
-        ensemble = retrieving.model = ensemble.with_memories(ensemble.tokens, remembering, ensemble.trust)
+    # Breaking down does not retrieve phrases for a batch again.
+    remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
+    ensemble = retrieving.model = ensemble.replacing(*remembering, trust=ensemble.trust)
     target_text = partial(system.to_text, task.target_dictionary)
-    datastore = ensemble.tokens.retriever.datastore if ensemble.tokens is not None else None
-    learnt = (
-        ensemble.tokens.learnt.entries if ensemble.tokens is not None and ensemble.tokens.learnt is not None else None
-    )
-    corpus = CorpusText(datastore, target_text, learnt) if datastore is not None else None
+    corpus, score_name = None, SCORE_NAMES["ip"]
+    for memory in ensemble.voting:
+        if isinstance(memory, TokenMemory):
+            datastore = memory.retriever.datastore
+            learnt = memory.learnt.entries if memory.learnt is not None else None
+            corpus, score_name = CorpusText(datastore, target_text, learnt), SCORE_NAMES[datastore.section.index.metric]
     explainer = Explainer(task.target_dictionary, target_text, corpus, Texts(), most_neighbours)
     explained: list[SentenceExplanation] = []
     for sample in samples:
@@ -143,9 +146,8 @@ def _explain(
         target_language=as_bcp47(task.cfg.target_lang),
         sentences_in_subset=len(explained),
         signature=ensemble.signature(),
-        token_memory=ensemble.tokens is not None,
-        phrase_memory=ensemble.phrases is not None,
-        score_name=SCORE_NAMES[datastore.section.index.metric if datastore is not None else "ip"],
+        memories=[memory.name for memory in ensemble.voting],
+        score_name=score_name,
         sentences=explained,
         texts=list(explainer.texts.numbers),
     )

@@ -4,29 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.interpolation import interpolate_references
+from fairseq_ccpr.decoding.forced import ForcedText
+from fairseq_ccpr.decoding.mixture import interpolate_references, limit_weights
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
-from fairseq_ccpr.evaluation.tuning.held_out import CPU, HeldOut
-from fairseq_ccpr.evaluation.tuning.phrase_grid import References, phrase_candidates, score_phrase_grid
-from fairseq_ccpr.evaluation.tuning.token_grid import (
-    NEIGHBOURS,
-    TEMPERATURES,
-    UNIT_TEMPERATURES,
-    candidates,
-    likeliest_of_each_kind,
-    score_grid,
-)
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.evaluation.tuning.held_out import HeldOut
 from fairseq_ccpr.evaluation.tuning.worth import Worth
 
+NEIGHBOURS = (1, 2, 4, 8, 16, 32, 64)
+LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 11))
+PHRASE_LAMBDAS = (0.2, 0.4, 0.6, 0.8, 1.0)
+# In squared distances, of which the decoder's states lie some tens to hundreds apart.
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 200.0)
+# In inner products of unit vectors.
+UNIT_TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 # The lambda that trust starts from: it multiplies odds, which can fall as far as they can rise from here. A weight near 1
 # could never fall.
 TRUSTED_LAMBDA = 0.5
 OF_PHRASES = "lambda of phrases"
 
-Pair = tuple["TokenRetrievalSettings | None", "PhraseSettings | None"]
+Settings = TokenRetrievalSettings | PhraseSettings
+SILENT, LEAST = -80.0, 1e-12  # in place of log 0 and of a weight of 0, whose gradients are not numbers
+
+
+@dataclass(frozen=True)
+class Alongside:
+    """N reference tokens as the model and all memories but one see them."""
+
+    text: ForcedText  # with the record of the one
+    others: list[tuple[Tensor, Tensor]]  # of each other memory log p_r of the references, and the weight, fp32 [N] each
+    bounded: list[bool]  # of each other
+    most: float  # Lambda_max
+
+    @classmethod
+    def of(cls, text: ForcedText, ensemble: RetrievalEnsemble, one: PhraseMemory) -> Alongside:
+        """See a text as the other memories of an ensemble do, with their settings."""
+        others = [memory for memory in ensemble.voting if memory.name != one.name]
+        votes = [text.records[memory.name].vote(memory, False) for memory in others]
+        alone = replace(text, records={one.name: text.records[one.name]})
+        said = [(vote.log_prob(text.targets), vote.weight) for vote in votes]
+        return cls(alone, said, [memory.bounded for memory in others], ensemble.settings.lambda_max)
+
+    def select(self, rows: Tensor) -> Alongside:
+        """Select some of the tokens, by number or by bool."""
+        return replace(
+            self, text=self.text.select(rows), others=[(said[rows], weight[rows]) for said, weight in self.others]
+        )
+
+    def weights(self, weight: Tensor) -> list[Tensor]:
+        """Limit the weights of all memories, that of the one last, fp32 [N] each."""
+        weights = [*(w for _, w in self.others), weight.clamp_min(LEAST)]
+        return limit_weights(weights, [*self.bounded, True], self.most)
+
+    def log_likelihood(self, said: Tensor, weight: Tensor) -> Tensor:
+        """Compute log p where the one says log p_r and weighs so much, fp32 [N] each."""
+        votes = zip([*(s for s, _ in self.others), said], self.weights(weight))
+        each = [(s.clamp_min(SILENT), w.clamp_min(LEAST)) for s, w in votes]
+        return interpolate_references(self.text.log_probs, each)
 
 
 @dataclass
@@ -37,60 +79,108 @@ class Grids:
     phrases: dict[PhraseSettings, float]
 
     @classmethod
-    def of(cls, cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> Grids:
-        """Score the settings of each memory that there is, those of phrases alongside the likeliest of tokens."""
-        tokens = _score_tokens(cfg, ensemble, text)
-        if ensemble.phrases is None:
-            return cls(tokens, {})
-        references = References.of(text, cls._likeliest(tokens), ensemble.settings.lambda_max)
-        return cls(tokens, score_phrase_grid(text.phrases, references, ensemble.phrases.on(CPU)))
+    def score(cls, cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> Grids:
+        """Score the settings of tokens, then of phrases alongside the likeliest of those, as far as there are any."""
+        grids = cls({}, {})
+        for memory in ensemble.voting:
+            if isinstance(memory, TokenMemory):
+                grids.tokens = _score_tokens(cfg, memory, text)
+        for memory, batches in grids._alongside(text, ensemble):
+            full = replace(memory, settings=replace(memory.settings, lambda_=1.0))
+            votes = [batch.text.records[memory.name].vote(full, False) for batch in batches]
+            said = [(vote.log_prob(batch.text.targets), vote.weight) for vote, batch in zip(votes, batches)]
+            for one in PHRASE_LAMBDAS:
+                each = [batch.log_likelihood(p, one * weight) for batch, (p, weight) in zip(batches, said)]
+                grids.phrases[replace(memory.settings, lambda_=one)] = float(torch.cat(each).mean())
+        return grids
 
-    def best_pairs(self, count: int) -> list[Pair]:
+    def _alongside(
+        self, text: HeldOut, ensemble: RetrievalEnsemble
+    ) -> list[tuple[PhraseMemory, list[Alongside]]]:  # fmt: skip
+        """Return the phrase memory of an ensemble, if it has one, and a text as its others see it at their likeliest."""
+        other = with_settings(ensemble, likeliest(self.tokens))
+        shared = text.having([memory.name for memory in ensemble.voting]).texts
+        phrases = [memory for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
+        return [(memory, [Alongside.of(one, other, memory) for one in shared]) for memory in phrases]
+
+    def best_settings(self, count: int) -> list[list[Settings]]:
         """Pick settings of tokens and phrases to decode with, the most promising first."""
-        of_tokens: list[Any] = [*candidates(self.tokens, count)] or [None]
-        of_phrases: list[Any] = [*phrase_candidates(self.phrases, count)] or [None]
-        pairs = [(i + j, i, j) for i in range(len(of_tokens)) for j in range(len(of_phrases))]
-        return [(of_tokens[i], of_phrases[j]) for _, i, j in sorted(pairs)[:count]]
+        tokens: list[list[Settings]] = [[one] for one in candidates(self.tokens, count)] or [[]]
+        phrases: list[list[Settings]] = [
+            [one] for one in sorted(self.phrases, key=lambda s: -self.phrases[s])[:count]
+        ] or [[]]
+        pairs = [(i + j, i, j) for i in range(len(tokens)) for j in range(len(phrases))]
+        return [tokens[i] + phrases[j] for _, i, j in sorted(pairs)[:count]]
 
-    def pairs_for_trust(self, neighbours: Sequence[int]) -> list[Pair]:
-        """Pick the likeliest settings of tokens for these k, as far as the grid has them; phrases have learned votes."""
+    def settings_for_trust(self, neighbours: Sequence[int]) -> list[list[Settings]]:
+        """Pick the likeliest settings of tokens for these k, as far as the grid has them; phrases have trained votes."""
         if not self.tokens:
-            return [(None, None)]
+            return [[]]
         trusted = {one: value for one, value in self.tokens.items() if one.lambda_ == TRUSTED_LAMBDA}
         best: dict[int, TokenRetrievalSettings] = {}
         for settings in sorted(trusted, key=lambda one: -trusted[one]):
             best.setdefault(settings.k, settings)
         chosen = [best[k] for k in neighbours if k in best] or list(best.values())
-        return [(settings, None) for settings in chosen]
+        return [[settings] for settings in chosen]
 
     def worths(self, text: HeldOut, ensemble: RetrievalEnsemble) -> dict[str, Worth]:
         """Measure on a text the likeliest settings without trust: of tokens with either kind of lambda, and with phrases."""
-        most, measured = ensemble.settings.lambda_max, {}
+        measured, shared = {}, text.having([memory.name for memory in ensemble.voting])
         for name, settings in likeliest_of_each_kind(self.tokens).items():
-            alone = References.of(text, settings, most).at(text.rows)
-            mixed = interpolate_references(alone.log_probs, (alone.retrieved, alone.weight))
-            measured[name] = Worth.of(alone.log_probs, mixed, alone.weight, None)
-        if ensemble.phrases is not None:
-            references = References.of(text, self._likeliest(self.tokens), most)
-            memory = replace(ensemble.phrases.on(CPU), settings=self._likeliest(self.phrases))
-            said, weight = text.phrases.vote(memory)
-            references = references.at(text.rows)
-            of_tokens, of_phrases = references.weights(weight)
-            mixed = references.log_likelihood(said, weight)
-            tokens = of_tokens if ensemble.tokens is not None else None
-            measured[OF_PHRASES] = Worth.of(references.log_probs, mixed, tokens, of_phrases)
+            alone = with_settings(ensemble, settings).memory(TokenMemory.name)
+            vote = shared.found.vote(alone, False)
+            mixed = interpolate_references(shared.log_probs, [(vote.log_prob(shared.targets), vote.weight)])
+            measured[name] = Worth.measure(shared.log_probs, mixed, {alone.name: vote.weight})
+        for memory, batches in self._alongside(text, ensemble):
+            best = replace(memory, settings=likeliest(self.phrases))
+            votes = [batch.text.records[memory.name].vote(best, False) for batch in batches]
+            both = list(zip(batches, votes))
+            mixed = torch.cat([batch.log_likelihood(v.log_prob(batch.text.targets), v.weight) for batch, v in both])
+            weights = map(torch.cat, zip(*(batch.weights(v.weight) for batch, v in both)))
+            names = [*(one.name for one in ensemble.voting if one.name != memory.name), memory.name]
+            measured[OF_PHRASES] = Worth.measure(shared.log_probs, mixed, dict(zip(names, weights)))
         return measured
 
-    @staticmethod
-    def _likeliest(grid: dict[Any, float]) -> Any:
-        return max(grid, key=lambda one: grid[one], default=None)
+
+def with_settings(ensemble: RetrievalEnsemble, *settings: Settings | None) -> RetrievalEnsemble:
+    """Return an ensemble without trust, with other settings of the memories that have settings of these types."""
+    kinds = {type(one): one for one in settings if one is not None}
+    memories = (memory for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory))
+    chosen = [replace(memory, settings=kinds.get(type(memory.settings), memory.settings)) for memory in memories]  # type: ignore[arg-type]
+    return ensemble.replacing(*chosen)
 
 
-def _score_tokens(cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> dict[TokenRetrievalSettings, float]:
-    if ensemble.tokens is None or text.tokens is None:
-        return {}
-    given = ensemble.tokens.settings
-    unit = ensemble.tokens.retriever.datastore.section.projection is not None
+def likeliest(grid: dict[Any, float]) -> Any:
+    """Pick the likeliest point of a grid; None of an empty one."""
+    return max(grid, key=lambda one: grid[one], default=None)
+
+
+def candidates(grid: dict[TokenRetrievalSettings, float], count: int) -> list[TokenRetrievalSettings]:
+    """Pick the likeliest points of the grid that have a k, a T or a lambda that none before has, for each kind of lambda.
+
+    Likelihood and BLEU disagree on all three, and likelihood wants ever more neighbours.
+    """
+    chosen: list[TokenRetrievalSettings] = []
+    seen: set[tuple[object, ...]] = set()
+    for settings in sorted(grid, key=lambda s: -grid[s]):
+        values = {(settings.confidence, name, getattr(settings, name)) for name in ("k", "temperature", "lambda_")}
+        if not values <= seen:
+            seen |= values
+            chosen.append(settings)
+    return chosen[:count]
+
+
+def likeliest_of_each_kind(grid: dict[TokenRetrievalSettings, float]) -> dict[str, TokenRetrievalSettings]:
+    """Pick the likeliest settings with a fixed lambda, and with lambda*, as far as the grid has both."""
+    chosen: dict[str, TokenRetrievalSettings] = {}
+    for settings in sorted(grid, key=lambda one: -grid[one]):
+        chosen.setdefault("lambda*" if settings.confidence else "lambda", settings)
+    return dict(sorted(chosen.items()))
+
+
+def _score_tokens(cfg: Any, memory: TokenMemory, text: HeldOut) -> dict[TokenRetrievalSettings, float]:
+    given = memory.settings
+    unit = memory.retriever.datastore.section.projection is not None
     kinds = (True, False) if unit and not cfg.task.knn_confidence else (given.confidence,)
     if cfg.task.no_knn_confidence:
         kinds = (False,)
@@ -98,4 +188,39 @@ def _score_tokens(cfg: Any, ensemble: RetrievalEnsemble, text: HeldOut) -> dict[
     temperatures: tuple[float, ...] = UNIT_TEMPERATURES if unit else TEMPERATURES
     if cfg.task.knn_temperature is not None:
         temperatures = (given.temperature,)
-    return score_grid(text.tokens, text.log_probs, neighbours, temperatures, kinds, given)
+    return score_grid(memory, text, neighbours, temperatures, kinds)
+
+
+def score_grid(
+    memory: TokenMemory,
+    text: HeldOut,
+    neighbours: tuple[int, ...],
+    temperatures: tuple[float, ...],
+    confidences: tuple[bool, ...],
+) -> dict[TokenRetrievalSettings, float]:
+    """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*.
+
+    Args:
+        memory: whatever has no grid is as in its settings.
+    """
+    grid = {}
+    for k in neighbours:
+        nearest = text.found.nearest(k)
+        for temperature in temperatures:
+            retrieved = nearest.retrieved(text.targets, temperature)
+            for confidence, lambda_ in product(confidences, LAMBDAS):
+                one = replace(memory, settings=_point(memory.settings, k, lambda_, temperature, confidence))
+                kept = one.kept(nearest.neighbours, nearest.course)
+                weight = one.weight(nearest.neighbours, nearest.model, kept)
+                mixed = interpolate_references(text.log_probs, [(retrieved, weight)])
+                grid[one.settings] = float(mixed.mean())
+    return grid
+
+
+def _point(
+    given: TokenRetrievalSettings, k: int, lambda_: float, temperature: float, confidence: bool
+) -> TokenRetrievalSettings:
+    """Settings of the grid; what is for lambda* alone is as given there, and off elsewhere."""
+    if confidence:
+        return replace(given, k=k, lambda_=lambda_, temperature=temperature, confidence=True)
+    return TokenRetrievalSettings(k, lambda_, temperature, confidence=False, guard=given.guard)

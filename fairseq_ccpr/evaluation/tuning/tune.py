@@ -1,40 +1,55 @@
-"""Choosing how retrieval counts on a held-out subset: settings by likelihood, trust learned, the best few by BLEU."""
+"""Choosing how memories count on a held-out subset: settings by likelihood, trust trained, the best few by BLEU."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
-from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
-from fairseq_ccpr.decoding.token_memory import name_of
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, decode
-from fairseq_ccpr.evaluation.tuning.candidates import (
-    TUNED_OF_PHRASES,
-    Candidate,
-    is_small,
-    options_of,
-    silenced,
-    with_settings,
-    with_trust,
-    with_votes,
-)
-from fairseq_ccpr.evaluation.tuning.grids import Grids
-from fairseq_ccpr.evaluation.tuning.held_out import TOKENS, force_decode_text
+from fairseq_ccpr.evaluation.tuning.grids import NEIGHBOURS, Alongside, Grids, with_settings
+from fairseq_ccpr.evaluation.tuning.held_out import TOKENS, HeldOut, force_decode_text
 from fairseq_ccpr.evaluation.tuning.other_text import OtherText
-from fairseq_ccpr.evaluation.tuning.token_grid import NEIGHBOURS
-from fairseq_ccpr.evaluation.tuning.worth import TextWorth
+from fairseq_ccpr.evaluation.tuning.training import TrainingText, train_trust, train_votes, worths
+from fairseq_ccpr.evaluation.tuning.worth import TextWorth, Worth
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
 
-FEW, MANY = 8, 32  # neighbours that trust is learned with: the more, the better and the slower
+CPU = torch.device("cpu")  # where held-out text is weighed
+FEW, MANY = 8, 32  # neighbours that trust is trained with: the more, the better and the slower
 SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
+# Fields that the grids have: written into FILE even where they are at their default.
+TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
+TUNED_OF_PHRASES = ("lambda_",)
+SEED = 1  # of what is trained
+LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
+
+
+@dataclass
+class Candidate:
+    """Settings, with trust or without."""
+
+    ensemble: RetrievalEnsemble
+    texts: dict[str, dict[str, Worth]] = field(default_factory=dict)  # with what was trained and without, by text
+    trained: str = ""  # what of it was trained
+
+    @property
+    def name(self) -> str:
+        """Its options, and what was trained."""
+        return f"{options_of(self.ensemble)} {self.trained}".strip()
 
 
 @dataclass
@@ -60,7 +75,7 @@ class Tuned:
     def settings(self) -> dict[str, dict[str, Any]]:
         """The best settings, as `datastore.tuned` keeps them."""
         ensemble = self.best.ensemble
-        kept = [memory.settings for memory in (ensemble.tokens, ensemble.phrases) if memory is not None]
+        kept = [memory.settings for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
         kept += [self.left_out] if self.left_out is not None else []
         return {one.PREFIX: automatic_values(one) for one in (*kept, ensemble.settings)}
 
@@ -74,15 +89,15 @@ class Tuned:
         """Describe the trust of the best, for the parts of the datastore."""
         trust = self.best.ensemble.trust
         assert trust is not None
-        weighed = [name for name, whether in (("token", trust.tokens), ("phrase", trust.phrases)) if whether]
-        parts = {name: parts[name] for name in weighed}
+        weighed = {"token": TokenMemory.name, "phrase": PhraseMemory.name}
+        parts = {name: part for name, part in parts.items() if weighed[name] in trust.memories}
         keys = {name: part.keys_fingerprint for name, part in parts.items()}
         texts = {
             name: {system: worth._asdict() for system, worth in systems.items()}
             for name, systems in self.best.texts.items()
         }
-        tokens = self.best.ensemble.tokens
-        weight = name_of(tokens.policy) if tokens is not None else ""
+        policies = [memory.policy for memory in self.best.ensemble.voting if isinstance(memory, TokenMemory)]
+        weight = "".join(map(name_of, policies))
         return TrustDescription(
             trust.KIND, trust.arguments(), needs_of(parts), keys, self.settings, texts, weight=weight
         )
@@ -91,9 +106,9 @@ class Tuned:
 def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> Tuned:
     """Choose by likelihood what to decode with, and by BLEU what of that to keep.
 
-    1. A teacher-forced pass over each text keeps what model, neighbours and phrases say of each reference token.
+    1. A teacher-forced pass over each text keeps what the model and each memory say of each reference token.
     2. The token memory's grid is scored, then the phrase memory's together with the likeliest token settings.
-    3. The phrases' votes are learned, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
+    3. The phrases' votes are trained, and trust, on top of the likeliest settings for few neighbours, and for many; of tokens
        with phrases and of tokens alone for one number of neighbours.
     4. A sample of the subset is decoded with each candidate, and with the model alone. The best by BLEU is chosen; where
        none is better than the model alone, the interpolation weights become 0.
@@ -101,7 +116,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
     Args:
         system: with the subset that is held out as `--gen-subset`.
         also: text of other domains, which must not suffer.
-        trusting: whether trust is learned, of the kind that the task has; otherwise settings alone are chosen.
+        trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are chosen.
         count: of candidates, without trust.
 
     Raises:
@@ -113,36 +128,42 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
     task.load_dataset(cfg.dataset.gen_subset)
     samples = list(batches(cfg, task, system.models, at_least=BATCHES))
     start = time.perf_counter()
-    if ensemble.phrases is not None:  # one search serves all settings
-        ensemble = ensemble.with_memories(ensemble.tokens, ensemble.phrases.remembering(), None)
-    most, quiet = max(NEIGHBOURS), cfg.common.no_progress_bar
-    texts = [force_decode_text(cfg.dataset.gen_subset, samples, ensemble, most, quiet=quiet)]
+    # One search for phrases serves all settings.
+    remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
+    ensemble = ensemble.replacing(*remembering)
+    found = [memory.settings for memory in ensemble.voting if isinstance(memory, TokenMemory)]
+    widest = with_settings(ensemble, *(replace(one, k=max(NEIGHBOURS)) for one in found))
+    quiet = cfg.common.no_progress_bar
+    texts = [force_decode_text(cfg.dataset.gen_subset, samples, widest, quiet=quiet)]
     for one in also:  # many cost as much as one
-        others = one.samples(system)
-        texts.append(force_decode_text(one.name, others, ensemble, most, TOKENS // len(also), quiet))
-    grids = Grids.of(cfg, ensemble, texts[0])
+        texts.append(force_decode_text(one.name, one.samples(system), widest, TOKENS // len(also), quiet))
+    grids = Grids.score(cfg, ensemble.on(CPU), texts[0])
     if not trusting:
-        tried = [Candidate(with_settings(ensemble, *pair)) for pair in grids.best_pairs(count)]
+        tried = [Candidate(with_settings(ensemble, *chosen)) for chosen in grids.best_settings(count)]
     else:
-        pairs = grids.pairs_for_trust(trusted_neighbours(task.parts))
-        tried = [with_trust(task.trust_class, with_settings(ensemble, *pair), texts) for pair in pairs]
-        if ensemble.tokens is None:  # phrases alone are often best as their votes have them
+        choices = grids.settings_for_trust(trusted_neighbours(task.parts))
+        tried = [with_trust(task.trust_class, with_settings(ensemble, *chosen), texts, ensemble) for chosen in choices]
+        names = {memory.name for memory in ensemble.voting}
+        if TokenMemory.name not in names:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
-        elif ensemble.phrases is not None:  # which may be likelier together with tokens, and translate worse
-            alone = with_settings(ensemble.with_memories(ensemble.tokens, None, None), *pairs[0])
-            tried.append(with_trust(task.trust_class, alone, texts))
+        elif PhraseMemory.name in names:  # which may be likelier together with tokens, and translate worse
+            others = [
+                memory for memory in with_settings(ensemble, *choices[0]).memories if memory.name != PhraseMemory.name
+            ]
+            tried.append(with_trust(task.trust_class, ensemble.with_memories(others, None), texts, ensemble))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
     helps = scores[winner.name].bleu > scores[BASE].bleu
     left_out = None
-    if task.phrase_datastore is not None and winner.ensemble.phrases is None:
+    if task.phrase_datastore is not None and all(one.name != PhraseMemory.name for one in winner.ensemble.voting):
         left_out = replace(task.phrase_settings, lambda_=0.0)
     tokens, of_sample = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
     measured = {}
     for text in texts:
-        systems = grids.worths(text, ensemble) | winner.texts.get(text.name, {})
-        measured[text.name] = TextWorth(float(text.log_probs[text.rows].mean()), systems)
+        systems = grids.worths(text, ensemble.on(CPU)) | winner.texts.get(text.name, {})
+        shared = text.having([memory.name for memory in ensemble.voting])
+        measured[text.name] = TextWorth(float(shared.log_probs.mean()), systems)
     return Tuned(
         winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
         time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
@@ -152,11 +173,11 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
 
 
 def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
-    """Name the k that trust is learned with: few and many; alongside phrases what tuning left for the tokens alone, or many.
+    """Name the k that trust is trained with: few and many; alongside phrases what tuning left for the tokens alone, or many.
 
     Phrases cost more than neighbours, to learn as well as to decode with, and few neighbours can be worse by far.
     """
-    if len(parts) == 1:
+    if len(parts) < 2:
         return FEW, MANY
     return (read_tuned({"token": parts["token"]}).get(TokenRetrievalSettings.PREFIX, {}).get("k", MANY),)
 
@@ -169,3 +190,77 @@ def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple
         generators[candidate.name].model = candidate.ensemble
     decodings = decode(system.cfg, system.task, system.models, generators, samples)
     return {name: decodings.scores(name) for name in generators}, decodings.systems[BASE].seconds
+
+
+def with_trust(
+    kind: type[Trust], ensemble: RetrievalEnsemble, texts: list[HeldOut], whole: RetrievalEnsemble
+) -> Candidate:
+    """Train the votes of phrases, then trust, on top of an ensemble's settings.
+
+    Args:
+        texts: the first is of the datastore's domain.
+        whole: with all memories; what was trained is measured where all of them were asked.
+    """
+    device = next(ensemble.models[0].parameters()).device
+    if issubclass(kind, LearnedTrust):
+        ensemble = _with_trained_votes(ensemble, texts)
+    held = ensemble.on(CPU)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        trust = kind.untrained(ensemble.voting, is_small(texts[0]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        train_trust(trust, [TrainingText.weigh(trust, text, place > 0, held) for place, text in enumerate(texts)])
+    measured = _measure(trust, texts, held, whole)
+    trust = trust.requires_grad_(False).to(device)
+    return Candidate(ensemble.with_memories(ensemble.memories, trust), measured, f"trust:{kind.KIND}")
+
+
+def with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
+    """Leave the weights to an ensemble's trained votes: trust is a network of zeros."""
+    trust = LearnedTrust({memory.name: memory.features for memory in ensemble.voting}, hidden=0)
+    measured = _measure(trust, texts, ensemble.on(CPU), ensemble)
+    trust = trust.requires_grad_(False).to(next(ensemble.models[0].parameters()).device)
+    return Candidate(ensemble.with_memories(ensemble.memories, trust), measured, "votes")
+
+
+def _measure(
+    trust: Trust, texts: list[HeldOut], ensemble: RetrievalEnsemble, whole: RetrievalEnsemble
+) -> dict[str, dict[str, Worth]]:  # fmt: skip
+    names = [memory.name for memory in whole.voting]
+    return {text.name: worths(trust, TrainingText.weigh(trust, text.having(names), False, ensemble)) for text in texts}
+
+
+def _with_trained_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> RetrievalEnsemble:
+    """Train how much each phrase counts, alongside the settings of the other memories."""
+    held, names = ensemble.on(CPU), [memory.name for memory in ensemble.voting]
+    for memory in ensemble.voting:
+        if isinstance(memory, PhraseMemory):
+            alone = held.memory(memory.name)
+            seen = [[Alongside.of(one, held, alone) for one in text.having(names).texts] for text in texts]
+            ensemble = ensemble.replacing(replace(memory, votes=train_votes(alone, seen).to(memory.device)))
+    return ensemble
+
+
+def is_small(text: HeldOut) -> bool:
+    """Check whether a text has too few tokens for a hidden layer."""
+    return len(text.targets) < LEAST_TOKENS
+
+
+def silenced(ensemble: RetrievalEnsemble) -> RetrievalEnsemble:
+    """Return the ensemble with weights of 0: it translates as the model alone, to the bit."""
+    settings = [memory.settings for memory in ensemble.voting if isinstance(memory, TokenMemory | PhraseMemory)]
+    return with_settings(ensemble, *(replace(one, lambda_=0.0) for one in settings))
+
+
+def options_of(ensemble: RetrievalEnsemble) -> str:
+    """Write the options of fairseq-generate that give an ensemble's settings."""
+    options = []
+    for memory in ensemble.voting:
+        if isinstance(memory, TokenMemory):
+            automatic = automatic_token_settings(memory.retriever.datastore, memory.settings.confidence)
+            kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
+            options.append(as_options(memory.settings, (*TUNED_OF_TOKENS, *kind), automatic))
+        elif isinstance(memory, PhraseMemory):
+            options.append(as_options(memory.settings, TUNED_OF_PHRASES))
+    return " ".join([*options, as_options(ensemble.settings)]).strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -12,20 +13,19 @@ class Worth(NamedTuple):
 
     gain: float  # mean of log p - log p_NMT
     harm: float  # mean of what tokens lose; those that gain count as 0
-    tokens: float | None  # mean weight of the token memory; None without one
-    phrases: float | None  # of the phrase memory
+    weights: dict[str, float]  # mean weight of each memory
 
     @classmethod
-    def of(cls, model: Tensor, system: Tensor, tokens: Tensor | None, phrases: Tensor | None) -> Worth:
+    def measure(cls, model: Tensor, system: Tensor, weights: Mapping[str, Tensor]) -> Worth:
         """Measure a system by N reference tokens.
 
         Args:
             model, system: fp32 [N], log p_NMT and log p of them.
-            tokens, phrases: fp32 [N], weights of the memories that there are.
+            weights: fp32 [N], of each memory.
         """
         gain = system - model
-        weights = (float(one.mean()) if one is not None else None for one in (tokens, phrases))
-        return cls(float(gain.mean()), float((-gain).clamp_min(0).mean()), *weights)
+        means = {name: float(weight.mean()) for name, weight in weights.items()}
+        return cls(float(gain.mean()), float((-gain).clamp_min(0).mean()), means)
 
 
 class TextWorth(NamedTuple):
@@ -37,11 +37,14 @@ class TextWorth(NamedTuple):
 
 def table(texts: dict[str, TextWorth]) -> list[str]:
     """Write the lines of a table: a row for each system on each text."""
-    rows = [("nats per token, weights", "", "gain", "harm", "tokens", "phrases")]
+    names = list(
+        dict.fromkeys(name for text in texts.values() for one in text.systems.values() for name in one.weights)
+    )
+    rows = [("nats per token, weights", "", "gain", "harm", *names)]
     for text, (model, systems) in texts.items():
-        rows.append((text[-23:], "model alone", f"{model:.3f}", "", "", ""))
+        rows.append((text[-23:], "model alone", f"{model:.3f}", "", *("" for _ in names)))
         for name, worth in systems.items():
-            tokens, phrases = (f"{one:.2f}" if one is not None else "" for one in (worth.tokens, worth.phrases))
-            rows.append(("", name, f"{worth.gain:+.3f}", f"{worth.harm:.3f}", tokens, phrases))
-    widths = ("<24", "<18", ">8", ">8", ">9", ">9")
+            weights = (f"{worth.weights[one]:.2f}" if one in worth.weights else "" for one in names)
+            rows.append(("", name, f"{worth.gain:+.3f}", f"{worth.harm:.3f}", *weights))
+    widths = ("<24", "<18", ">8", ">8", *(">9" for _ in names))
     return ["".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import MixtureSettings
+from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.machine import Limits, peak_bytes, start_peak, synchronise
@@ -63,7 +64,7 @@ class SpeedTest:
         plain.forward_decoder = phase(DECODER)(plain.forward_decoder)
         # The base model with retrieval's beam search: what that saves is not due to retrieval.
         self.generators[EQUIPPED] = task.build_base_generator(models, cfg.generation)
-        alone = RetrievalEnsemble(models, None, None, task.target_dictionary.pad(), MixtureSettings())
+        alone = RetrievalEnsemble(models, [], task.target_dictionary.pad(), MixtureSettings())
         task.equip(self.generators[EQUIPPED], alone)
         self.generators |= {name: self._build_generator(datastore) for name, datastore in datastores.items()}
         self.signatures: dict[str, str] = {}  # of each system and size that `resize` made
@@ -87,8 +88,8 @@ class SpeedTest:
             if name in ALONE:
                 continue
             ensemble: RetrievalEnsemble = generator.model
-            assert ensemble.tokens is not None
-            retriever = ensemble.tokens.retriever
+            tokens: TokenMemory = ensemble.memory(TokenMemory.name)
+            retriever = tokens.retriever
             if not isinstance(retriever, TokenRetriever):
                 raise ConfigurationError(
                     f"the retriever {type(retriever).__name__} cannot be given entries: benchmark TokenRetriever"
@@ -99,8 +100,8 @@ class SpeedTest:
                 keys, values = grow(store.keys, store.values, entries, unit, self.device)
                 searched = make_index(keys, choice, store.section.index.metric)
                 made[store.directory] = searched.index, values, str(searched.description)
-            tokens = replace(ensemble.tokens, retriever=retriever.with_entries(*made[store.directory]), learnt=None)
-            generator.model = ensemble.with_memories(tokens, ensemble.phrases, ensemble.trust)
+            tokens = replace(tokens, retriever=retriever.with_entries(*made[store.directory]), learnt=None)
+            generator.model = ensemble.replacing(tokens, trust=ensemble.trust)
             self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
 
     def batches(self, tokens: int) -> list[dict[str, Any]]:

@@ -1,21 +1,74 @@
-"""Interpolate retrieval distributions with the model's: pure tensor maths, sparse and in log space.
+"""Interpolate what memories say with the model's distribution: pure tensor maths, sparse and in log space.
 
-Letters: H hypotheses, k neighbours, V target vocabulary.
+Letters: H hypotheses, N tokens, M memories, C tokens that a memory names, k neighbours, V target vocabulary.
 """
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.trust_features import PhraseEvidence, TokenEvidence
-
+RUN = 64  # neighbouring tokens whose highest is found first
 FEW = 32  # neighbours that are compared with one another; more are sorted
 # A weight of 1 would rule out all that was not retrieved, even the end of a sentence that has reached its full length.
 ALMOST_ALL = 1 - 2**-24
+
+
+class ModelEvidence(NamedTuple):
+    """The model's likeliest token at N tokens."""
+
+    best: Tensor  # fp32 [N], log p_NMT of it
+    favourite: Tensor  # int64 [N]
+
+
+class ModelView(Protocol):
+    """What the model says at N tokens, as far as an interpolation weight may need it; looked up on demand."""
+
+    @property
+    def neighbours(self) -> Tensor:
+        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
+        ...
+
+    @property
+    def best(self) -> Tensor:
+        """log p_NMT of the likeliest token, fp32 [N]."""
+        ...
+
+    @property
+    def favourite(self) -> Tensor:
+        """The likeliest token, int64 [N]."""
+        ...
+
+
+class LookedUp(NamedTuple):
+    """A `ModelView` that was looked up."""
+
+    neighbours: Tensor
+    best: Tensor
+    favourite: Tensor
+
+
+class Evidence(Protocol):
+    """What a memory saw at N tokens: what trust decides by."""
+
+    def features(self, model: ModelEvidence) -> Tensor:
+        """Compute the memory's features, fp32 [N, F], in the order of `Memory.features`."""
+        ...
+
+
+class Columns(NamedTuple):
+    """Evidence that is features already."""
+
+    columns: Tensor  # fp32 [N, F]
+
+    def features(self, model: ModelEvidence) -> Tensor:
+        """Return them."""
+        return self.columns
 
 
 class Vote(NamedTuple):
@@ -26,11 +79,85 @@ class Vote(NamedTuple):
         Tensor  # fp32 [H, C], log p_r of each, duplicates merged: equal tokens all have the token's whole probability
     )
     weight: Tensor  # fp32 [H], the interpolation weight, in [0, 1]
-    evidence: TokenEvidence | PhraseEvidence | None = None  # what learned trust looks at, where there is any
+    evidence: Evidence | None = None  # what trust looks at, where `Step.trusted`
 
-    def of_token(self, tokens: Tensor) -> Tensor:
+    def select(self, rows: Tensor | slice) -> Vote:
+        """Select some of the hypotheses, without evidence."""
+        return Vote(self.values[rows], self.log_probs[rows], self.weight[rows])
+
+    def log_prob(self, tokens: Tensor) -> Tensor:
         """Look up log p_r of one given token a row, int64 [H] -> fp32 [H]; -inf where it is not among the C."""
         return self.log_probs.masked_fill(self.values != tokens.unsqueeze(1), float("-inf")).amax(dim=1)
+
+
+@dataclass
+class Distribution:
+    """The model's distribution at N tokens. All that look at a step share it, so its likeliest token is found once.
+
+    Args:
+        log_probs: fp32 [N, V], log p_NMT.
+    """
+
+    log_probs: Tensor
+
+    @cached_property
+    def likeliest(self) -> ModelEvidence:
+        """The likeliest token, and its log p_NMT; must first be read before `log_probs` is mixed in place."""
+        return ModelEvidence(*likeliest(self.log_probs))
+
+    def view(self, values: Tensor) -> DistributionView:
+        """Look at the tokens int64 [N, k]."""
+        return DistributionView(self, values)
+
+
+@dataclass
+class DistributionView:
+    """A `ModelView` of a whole distribution.
+
+    Args:
+        values: int64 [N, k], the neighbours' tokens.
+    """
+
+    distribution: Distribution
+    values: Tensor
+
+    @cached_property
+    def neighbours(self) -> Tensor:
+        """log p_NMT of the neighbours' tokens, fp32 [N, k]."""
+        return self.distribution.log_probs.gather(1, self.values)
+
+    @property
+    def best(self) -> Tensor:
+        """log p_NMT of the likeliest token, fp32 [N]."""
+        return self.distribution.likeliest.best
+
+    @property
+    def favourite(self) -> Tensor:
+        """The likeliest token, int64 [N]."""
+        return self.distribution.likeliest.favourite
+
+
+def likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Find what `log_probs.max(dim=1)` finds, fp32 [N] and int64 [N]: of equal ones the first.
+
+    On a CPU torch tracks the place of a maximum number by number, which takes five times as long as the maxima of runs; only
+    one run of each row is then looked through for its place.
+
+    Args:
+        log_probs: fp32 [N, V].
+    """
+    rows, words = log_probs.shape
+    if log_probs.is_cuda or words < 2 * RUN or not rows:
+        best, favourite = log_probs.max(dim=1)
+        return best, favourite
+    # The last run ends with the row: it may share tokens with the one before, which then is found first.
+    whole = words // RUN * RUN
+    last = log_probs[:, words - RUN :]
+    runs = log_probs[:, :whole].unflatten(1, (-1, RUN)).amax(dim=2)
+    best, run = torch.cat([runs, last.amax(dim=1, keepdim=True)], dim=1).max(dim=1)
+    begins = (run * RUN).clamp_max(words - RUN)
+    inside = log_probs.gather(1, begins.unsqueeze(1) + torch.arange(RUN, device=run.device)).argmax(dim=1)
+    return best, begins + inside
 
 
 def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: float) -> Tensor:
@@ -120,32 +247,38 @@ def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
     return above.clamp(0, 1).sum(dim=1) / found
 
 
-def limit_weights(tokens: Tensor, phrases: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """Scale both interpolation weights down alike where they sum to more than `most`, or than the tokens' if that is more.
+def limit_weights(weights: Sequence[Tensor], bounded: Sequence[bool], most: float) -> list[Tensor]:
+    """Scale all interpolation weights down alike where they sum to more than `most`, or than those that are not bounded.
 
     So phrases never crowd out the model, and where they have no weight the tokens' is what it is without phrases.
 
     Args:
-        tokens, phrases: fp32 [H], each in [0, 1].
+        weights: fp32 [H] in [0, 1] of each memory.
+        bounded: of each memory, whether it is.
         most: Lambda_max, in [0, 1).
     """
-    # 1 where phrases have no weight; 0 / 0 where neither has any, nor is allowed.
-    scale = (tokens.clamp_min(most) / (tokens + phrases)).nan_to_num(1.0).clamp_max(1.0)
-    return tokens * scale, phrases * scale
+    if not any(bounded):
+        return list(weights)
+    free = reduce(torch.add, (w for w, one in zip(weights, bounded) if not one), torch.zeros_like(weights[0]))
+    # 1 where no memory has a weight; 0 / 0 where none is allowed either.
+    scale = (free.clamp_min(most) / reduce(torch.add, weights)).nan_to_num(1.0).clamp_max(1.0)
+    return [weight * scale for weight in weights]
 
 
-def interpolate_(log_probs: Tensor, *votes: Vote) -> Tensor:
+def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
     """Mix p = (1 - sum of weights) p_NMT + sum of weight p_r, in place and only where p_r is not zero.
 
     With one memory, equation 2 of the CLKNN paper.
 
     Args:
         log_probs: fp32 [H, V], log p_NMT; overwritten by log p.
-        votes: of the memories. Weights of 0 leave their row as it was, to the bit.
+        votes: of the memories; none leaves all as it was, weights of 0 leave their row as it was, to the bit.
 
     Returns:
         `log_probs`.
     """
+    if not votes:
+        return log_probs
     total = reduce(torch.add, (vote.weight for vote in votes)).clamp_max(ALMOST_ALL)
     log_probs += torch.log1p(-total).unsqueeze(1)
     for vote in votes:
@@ -154,7 +287,7 @@ def interpolate_(log_probs: Tensor, *votes: Vote) -> Tensor:
     return log_probs
 
 
-def interpolate_references(log_probs: Tensor, *votes: tuple[Tensor, Tensor]) -> Tensor:
+def interpolate_references(log_probs: Tensor, votes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Mix the probabilities of one given token a row: all a tuner needs of the mixture.
 
     Args:

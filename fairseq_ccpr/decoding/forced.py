@@ -1,0 +1,111 @@
+"""Forced decoding: what the model and each memory say at the tokens of given targets.
+
+Scoring, tuning, logging and explaining read one record of it, `ForcedText`. Letters: B sentences, T target positions, N
+tokens, C tokens that a memory names, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fairseq_ccpr.decoding.mixture import Columns, Distribution, ModelEvidence, Vote
+
+
+@dataclass
+class GivenText:
+    """Given targets of B sentences: N tokens in all, at each of which a memory votes as it would in beam search."""
+
+    previous: Tensor  # int64 [B, T], the decoder's input: y_<t, with the end of the sentence in front
+    real: Tensor  # bool [B, T], the N tokens
+    log_probs: Tensor  # fp32 [B, T, V], log p_NMT
+    model: Distribution  # the same at the N tokens
+
+
+class Record(Protocol):
+    """What a memory saw at N tokens of given targets: enough to vote with any settings."""
+
+    def vote(self, memory: Any, trusted: bool) -> Vote:
+        """Vote as a memory does in beam search: the one that was asked, with other settings perhaps."""
+        ...
+
+    def select(self, rows: Tensor) -> Record:
+        """Select some of the tokens, by number or by bool."""
+        ...
+
+    def cpu(self) -> Record:
+        """Move to the CPU."""
+        ...
+
+
+class VoteRecord(NamedTuple):
+    """The record of a memory whose votes no setting changes."""
+
+    values: Tensor  # int64 [N, C]
+    log_probs: Tensor  # fp32 [N, C]
+    weight: Tensor  # fp32 [N]
+    features: Tensor  # fp32 [N, F]
+
+    def vote(self, memory: Any, trusted: bool) -> Vote:
+        """Return what was voted."""
+        return Vote(self.values, self.log_probs, self.weight, Columns(self.features) if trusted else None)
+
+    def select(self, rows: Tensor) -> VoteRecord:
+        """Select some of the tokens."""
+        return VoteRecord(*(part[rows] for part in self))
+
+    def cpu(self) -> VoteRecord:
+        """Move to the CPU."""
+        return VoteRecord(*(part.cpu() for part in self))
+
+
+class Whole(NamedTuple):
+    """The model's whole distributions."""
+
+    real: Tensor  # bool [B, T], the N tokens: neither padding nor language tags
+    log_probs: Tensor  # fp32 [B, T, V], log p_NMT
+    attention: Tensor | None  # [B, T, S], the models' mean
+
+
+@dataclass
+class ForcedText:
+    """N tokens of given targets, the ends of sentences too; sentence by sentence."""
+
+    targets: Tensor  # int64 [N]
+    sentences: Tensor  # int64 [N], their numbers
+    positions: Tensor  # int64 [N], from 0
+    log_probs: Tensor  # fp32 [N], log p_NMT of the targets
+    likeliest: ModelEvidence  # of the model
+    records: Mapping[str, Any]  # what each memory saw, a `Record`, by its name
+    whole: Whole | None = None  # where it is scored
+
+    @classmethod
+    def collect(cls, text: GivenText, targets: Tensor, records: Mapping[str, Any], whole: Whole) -> ForcedText:
+        """Collect what was said at N targets, int64 [N]."""
+        sentences, positions = text.real.nonzero().unbind(dim=1)
+        log_probs = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
+        return cls(targets, sentences, positions, log_probs, text.model.likeliest, records, whole)
+
+    def kept(self, first: int) -> ForcedText:
+        """Return what tuning keeps of it, on the CPU.
+
+        Args:
+            first: the number of its first sentence.
+        """
+        likeliest = ModelEvidence(*(part.cpu() for part in self.likeliest))
+        records = {name: record.cpu() for name, record in self.records.items()}
+        sentences = self.sentences.cpu() + first
+        return ForcedText(
+            self.targets.cpu(), sentences, self.positions.cpu(), self.log_probs.cpu(), likeliest, records
+        )  # fmt: skip
+
+    def select(self, rows: Tensor) -> ForcedText:
+        """Select some of the tokens, by number or by bool."""
+        likeliest = ModelEvidence(*(part[rows] for part in self.likeliest))
+        records = {name: record.select(rows) for name, record in self.records.items()}
+        return ForcedText(
+            self.targets[rows], self.sentences[rows], self.positions[rows], self.log_probs[rows], likeliest, records
+        )

@@ -1,0 +1,226 @@
+"""Train on held-out references what decides weights: the votes of phrases, and trust.
+
+At home retrieval should help; of other domains, it must not harm.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Vote, interpolate_references
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.trust import Trust
+from fairseq_ccpr.device import one_thread
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.tuning.grids import SILENT, Alongside
+from fairseq_ccpr.evaluation.tuning.held_out import HeldOut
+from fairseq_ccpr.evaluation.tuning.worth import Worth
+from fairseq_ccpr.progress import progress_bar
+
+HELD_OUT = 5  # one sentence in so many is not trained on, but chooses when to stop
+WITHOUT, WITH = "without trust", "with trust"
+
+# Of the votes.
+VOTE_UPDATES, VOTE_TOKENS = 240, 512  # tokens of one batch of each text in an update
+VOTE_RATE, VOTE_DECAY, VOTE_EVERY = 0.05, 0.6, 60  # the learning rate falls by this factor after so many updates
+# Weight of what a token loses against the system without phrases. References are kinder than the hypotheses of beam search,
+# after which a phrase's continuation is right less often.
+VOTE_HARM = 1.0
+
+# Of trust.
+UPDATES, BATCH = 400, 8192  # tokens of each text in an update
+LEARNING_RATE, WEIGHT_DECAY = 5e-3, 3e-3
+EVERY = 20  # updates, after which the sentences held out are scored
+HARM = 0.5  # weight of the loss of tokens of other domains, besides the likelihood of their text
+
+
+@one_thread()
+def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed: int = 1) -> PhraseVotes:
+    """Train by Adam from where a memory's votes are; returns the best on sentences held out, which may be the start.
+
+    The loss of a text is its mean -log p, and what its tokens lose against the system without phrases. All texts count
+    alike.
+
+    Args:
+        texts: batches of each.
+    """
+    votes = copy.deepcopy(memory.votes).requires_grad_(True)
+    memory = replace(memory, votes=votes)
+    generator = torch.Generator().manual_seed(seed)
+    trained, held_out = zip(*(_split(batches) for batches in texts))
+    if not all((*trained, *held_out)):  # of so few sentences nothing can be learned
+        return votes.requires_grad_(False)
+    optimizer = torch.optim.Adam(votes.parameters(), lr=VOTE_RATE)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, VOTE_EVERY, VOTE_DECAY)
+    best, best_loss = copy.deepcopy(votes.state_dict()), float("inf")
+    with torch.enable_grad():
+        for update in progress_bar("votes", "update", range(VOTE_UPDATES + 1)):
+            if update % VOTE_EVERY == 0:
+                with torch.no_grad():
+                    loss = float(torch.stack([_vote_loss(memory, batches) for batches in held_out]).mean())
+                if loss < best_loss:
+                    best, best_loss = copy.deepcopy(votes.state_dict()), loss
+            optimizer.zero_grad()
+            some = [[_sample(batches, generator)] for batches in trained]
+            torch.stack([_vote_loss(memory, batches) for batches in some]).mean().backward()
+            optimizer.step()
+            schedule.step()
+    votes.load_state_dict(best)
+    return votes.requires_grad_(False)
+
+
+def _split(batches: Sequence[Alongside]) -> tuple[list[Alongside], list[Alongside]]:
+    """Part tokens by sentence, as `TrainingText.split` does: to train on, and held out."""
+    held_out = [batch.text.sentences % HELD_OUT == 0 for batch in batches]
+    trained = [batch.select(~rows) for batch, rows in zip(batches, held_out) if not rows.all()]
+    return trained, [batch.select(rows) for batch, rows in zip(batches, held_out) if rows.any()]
+
+
+def _sample(batches: Sequence[Alongside], generator: torch.Generator) -> Alongside:
+    """Draw a batch, and some of its tokens."""
+    batch = batches[int(torch.randint(len(batches), (), generator=generator))]
+    return batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))
+
+
+def _vote_loss(memory: PhraseMemory, batches: Sequence[Alongside]) -> Tensor:
+    found, without = [], []
+    for batch in batches:
+        vote = batch.text.records[memory.name].vote(memory, False)
+        said = vote.log_prob(batch.text.targets)
+        found.append(batch.log_likelihood(said, vote.weight))
+        without.append(batch.log_likelihood(torch.full_like(said, float("-inf")), torch.zeros_like(vote.weight)))
+    likelihood = torch.cat(found)
+    return VOTE_HARM * (torch.cat(without) - likelihood).clamp_min(0).mean() - likelihood.mean()
+
+
+class Rows(NamedTuple):
+    """Some reference tokens of a text as training trust needs them, [n, ...]."""
+
+    inputs: Tensor  # fp32 [n, I], see `Trust.inputs`
+    weights: Tensor  # fp32 [n, M], f
+    model: Tensor  # fp32 [n], log p_NMT of the reference token
+    retrieved: Tensor  # fp32 [n, M], log p of it by each memory
+    matches: Tensor  # bool [n, C], what of the first memory's names it; [n, 0] where nothing spreads over that
+
+    def select(self, rows: Tensor) -> Rows:
+        """Select some of the tokens."""
+        return Rows(*(part[rows] for part in self))
+
+
+@dataclass
+class TrainingText:
+    """A text to train trust on."""
+
+    name: str
+    foreign: bool  # of another domain: it must not lose
+    rows: Rows
+    sentences: Tensor  # int64 [n]
+
+    @classmethod
+    def weigh(cls, trust: Trust, text: HeldOut, foreign: bool, ensemble: RetrievalEnsemble) -> TrainingText:
+        """Weigh a text as `ensemble` does without trust, and collect what this kind of trust looks at."""
+        shared = text.having([memory.name for memory in ensemble.voting])
+        collected = []
+        for one in shared.texts:
+            votes = ensemble.limited([one.records[memory.name].vote(memory, True) for memory in ensemble.voting])
+            step = trust_step(one.likeliest, votes)
+            retrieved = torch.stack([vote.log_prob(one.targets) for vote in votes], dim=1)
+            matches = _matches(votes[0], one.targets) if trust.SPREADS else torch.zeros(len(one.targets), 0).bool()
+            collected.append(Rows(trust.inputs(step), step.weights, one.log_probs, retrieved, matches))
+        return cls(text.name, foreign, Rows(*(torch.cat(column) for column in zip(*collected))), shared.sentences)
+
+    def split(self) -> tuple[Rows, Rows]:
+        """Part the tokens by sentence: to train on, and held out."""
+        held_out = self.sentences % HELD_OUT == 0
+        return self.rows.select(~held_out), self.rows.select(held_out)
+
+
+def _matches(vote: Vote, targets: Tensor) -> Tensor:
+    return (vote.values == targets.unsqueeze(1)) & (vote.log_probs > float("-inf"))
+
+
+def log_likelihood(trust: Trust | None, rows: Rows) -> Tensor:
+    """Compute log p of n reference tokens, fp32 [n]; with trust of None as the settings have it."""
+    if trust is None:
+        return _mixture(rows.model, rows.weights, rows.retrieved)
+    weights, spread = trust.decide(rows.inputs, rows.weights)
+    if spread is None:
+        return _mixture(rows.model, weights, rows.retrieved)
+    named = (spread * rows.matches).sum(dim=1).clamp_min(1e-30).log()
+    return _mixture(rows.model, weights, torch.cat([named.unsqueeze(1), rows.retrieved[:, 1:]], dim=1))
+
+
+def _mixture(model: Tensor, weights: Tensor, retrieved: Tensor) -> Tensor:
+    # log 0 has no gradient that is a number.
+    votes = [(said.clamp_min(SILENT), weight.clamp(1e-12, ALMOST_ALL)) for said, weight in zip(retrieved.T, weights.T)]
+    return interpolate_references(model, votes)
+
+
+@one_thread()
+def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust:
+    """Train by AdamW; returns the state that was best on sentences held out, which may be the start.
+
+    The loss of a text is its mean -log p; of one of another domain also what it loses against the model alone. All texts
+    count alike.
+
+    Args:
+        trust: where to start; it is changed.
+        texts: the first is of the datastore's own domain.
+
+    Raises:
+        ConfigurationError: a text has too few sentences to be parted.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parts = [text.split() for text in texts]
+    for text, both in zip(texts, parts):
+        if not all(len(rows.model) for rows in both):
+            raise ConfigurationError(
+                f"{text.name} has too few sentences to learn trust from: give at least {HELD_OUT + 1} pairs"
+            )
+    trained, held_out = zip(*parts)
+    trust.prepare(torch.cat([rows.inputs for rows in trained]))
+    optimizer = torch.optim.AdamW(trust.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    best, best_loss = copy.deepcopy(trust.state_dict()), float("inf")
+    with torch.enable_grad():
+        for update in progress_bar(f"trust ({trust.KIND})", "update", range(UPDATES + 1)):
+            if update % EVERY == 0:
+                with torch.no_grad():
+                    loss = float(_trust_loss(trust, texts, list(held_out)))
+                if loss < best_loss:
+                    best, best_loss = copy.deepcopy(trust.state_dict()), loss
+            some = [rows.select(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained]
+            optimizer.zero_grad()
+            _trust_loss(trust, texts, some).backward()
+            optimizer.step()
+    trust.load_state_dict(best)
+    return trust
+
+
+def _trust_loss(trust: Trust, texts: list[TrainingText], parts: list[Rows]) -> Tensor:
+    losses = []
+    for text, rows in zip(texts, parts):
+        likelihood = log_likelihood(trust, rows)
+        losses.append(-likelihood.mean())
+        if text.foreign:
+            losses[-1] = losses[-1] + HARM * (rows.model - likelihood).clamp_min(0).mean()
+    return torch.stack(losses).mean()
+
+
+@torch.no_grad()
+def worths(trust: Trust, text: TrainingText) -> dict[str, Worth]:
+    """Measure the settings' own weights, and trust, on all tokens of a text."""
+    rows = text.rows
+    measured = {}
+    for name, one in ((WITHOUT, None), (WITH, trust)):
+        weights = trust.decide(rows.inputs, rows.weights).weights if one is not None else rows.weights
+        by_memory = dict(zip(trust.memories, weights.unbind(dim=1)))
+        measured[name] = Worth.measure(rows.model, log_likelihood(one, rows), by_memory)
+    return measured
