@@ -294,7 +294,8 @@ class TokenBatch(MemoryBatch):
 
     def force(self, text: GivenText) -> TokenRecord:
         """Search, and follow given targets as beam search does, for all tokens at once."""
-        queries, model, real = self.memory.capture.read()[text.real], text.model, text.real
+        model, real = text.model, text.real
+        queries = self.memory.capture.read()[:, -real.size(1) :][real]  # without those of forced tags
         state, favourite = self.memory.observe(queries), model.likeliest.favourite
         positions = (real.long().cumsum(dim=1) - 1)[real]
         distance = along_sentences(state[:, :1], positions)[:, 0] / (positions + 1)
