@@ -25,9 +25,8 @@ def main() -> None:
     if len(sys.argv) != 6:
         sys.exit(__doc__.strip())
     data, model, datastore, head, source = sys.argv[1:]
-    ensemble = Translator(model, data=data, datastore=datastore, phrase_queries=head, device="cpu").ensemble
-    assert ensemble is not None and ensemble.phrases is not None
-    ours = ensemble.phrases.candidates.retriever
+    translator = Translator(model, data=data, datastore=datastore, phrase_queries=head, device="cpu")
+    ours = translator.find_memory("phrases").candidates.retriever
     settings = ours.finder.segmentation, ours.k, ours.min_similarity, ours.device
     theirs = PhraseRetriever(ours.datastore, ours.encoder, *settings)
     texts = list(read_lines(Path(source)))

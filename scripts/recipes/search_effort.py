@@ -77,9 +77,10 @@ class RecordingRetriever(TokenRetriever):
 def asked(model: str, store: TokenDatastore, texts: Iterable[str]) -> tuple[Tensor, int, float]:
     """Translate texts, and return some of the queries, fp32 [n, d], with k and the temperature."""
     translator = Translator(model, datastore=store.directory, device="cpu")
-    assert translator.ensemble is not None and translator.ensemble.tokens is not None
-    memory, retriever = translator.ensemble.tokens, RecordingRetriever(store)
-    translator.ensemble.tokens = replace(memory, retriever=retriever)
+    assert translator.ensemble is not None  # it has a datastore
+    retriever = RecordingRetriever(store)
+    memory = replace(translator.ensemble.memory("tokens"), retriever=retriever)
+    translator.ensemble = translator.ensemble.replacing(memory, trust=translator.ensemble.trust)
     for _ in translator.translate(texts):
         pass
     queries = torch.cat(retriever.queries)

@@ -126,7 +126,7 @@ def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[obje
     task, models = load(cfg)
     task.build_tokenizer(cfg.tokenizer)
     task.build_bpe(cfg.bpe)
-    candidates = task.build_generator(models, cfg.generation).model.phrases.candidates
+    candidates = task.build_generator(models, cfg.generation).model.memory("phrases").candidates
     letters = [any(map(str.isalnum, symbol)) for symbol in task.target_dictionary.symbols]
     batch = []
     for queries in (3, 1, 0):

@@ -184,7 +184,7 @@ def test_what_is_retrieved_is_what_the_head_asks_for(
     words = world.options(*phrases, "--phrase-queries", trained.checkpoint)
     cfg = parse_generation(words)
     task, models = load(cfg)
-    memory = task.build_ensemble(models).phrases
+    memory = task.build_ensemble(models).memory("phrases")
     retriever = memory.candidates.retriever
     assert isinstance(retriever.encoder, PhraseEncoder)  # for what is learnt
     texts = ["Und Gott sprach zu Noah.", "Er ging hinaus."]
@@ -274,7 +274,7 @@ def test_an_ensemble_may_have_its_model_anywhere(trained: Trained, world: World,
     task, models = load(
         parse_generation(world.options(*phrases, "--phrase-queries", trained.checkpoint, "--path", both))
     )
-    asking = task.build_ensemble(models).phrases.candidates.retriever.finder.encoder
+    asking = task.build_ensemble(models).memory("phrases").candidates.retriever.finder.encoder
     alone = load_query_head(trained.checkpoint, [models[1].encoder])
     assert isinstance(asking, QueryHead) and asking.context.fingerprint() == alone.context.fingerprint()
 

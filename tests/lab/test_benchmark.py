@@ -121,7 +121,7 @@ def speed_test(world: World) -> SpeedTest:
 def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest) -> None:
     for size in (300, 60_000):
         speed_test.resize(size, "exact")
-        one, two = (speed_test.generators[name].model.tokens.retriever for name in ("one", "two"))
+        one, two = (speed_test.generators[name].model.memory("tokens").retriever for name in ("one", "two"))
         assert one.index is two.index and one.index.size == len(one.values) == size
         signature = speed_test.signatures[f"one, {size:,} keys"]
         assert f"|entries:{size}|" in signature and "|index:exact|" in signature

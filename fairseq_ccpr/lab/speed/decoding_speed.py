@@ -174,7 +174,7 @@ class SpeedTest:
         phases = {**timer.seconds, REST: total - sum(timer.seconds.values())}
         floor = 0.0
         if name not in ALONE:
-            index = self.generators[name].model.tokens.retriever.index
+            index = self.generators[name].model.memory(TokenMemory.name).retriever.index
             floor = limits.floor(index.size, index.dimension, hypotheses)
         return {name: 1000 * seconds / timer.calls[DECODER] for name, seconds in phases.items()}, 1000 * floor
 
