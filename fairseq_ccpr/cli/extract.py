@@ -43,10 +43,6 @@ class TextOptions:
         None, "ready alignments in Pharaoh format, counted from 0; no aligner is run", metavar="FILE"
     )
     align_with: list[Path] = option([], "more sentence pairs for the aligner to learn from", nargs="+", metavar="TSV")
-    background: list[Path] = option(
-        [], "sentence pairs of other domains: only words that are frequent there too are barred from edges of phrases, and "
-        "no term of the text's own domain", nargs="+", metavar="TSV",
-    )  # fmt: skip
     quiet: bool = quiet_option()
 
 
@@ -64,7 +60,6 @@ def extract(options: TextOptions, settings: ExtractionSettings) -> int:
         TextPairs(options.source, options.target, options.pairs, options.alignments), settings, options.valid,
         TextPairs(pairs=options.valid_pairs) if options.valid_pairs else None,
         [TextPairs(pairs=path) for path in options.align_with], not options.quiet,
-        [TextPairs(pairs=path) for path in options.background],
     )  # fmt: skip
     name = options.name or options.output.name
     made = extraction.run(options.output, name, (options.source_lang, options.target_lang))

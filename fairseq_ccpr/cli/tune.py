@@ -15,7 +15,6 @@ from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
 from fairseq_ccpr.decoding.trust_file import save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
-from fairseq_ccpr.evaluation.tuning.heat_maps import draw_grids
 from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
 from fairseq_ccpr.evaluation.tuning.tune import Tuned, tune
 from fairseq_ccpr.evaluation.tuning.worth import table
@@ -40,8 +39,8 @@ One teacher-forced pass over each text scores hundreds of settings by the likeli
 with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the held-out pairs is
 then decoded with each candidate and with the model alone. If none beats the model, all weights are set to 0. Trust
 in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone, or else 32. Where the
-tokens alone are better, the weight of phrases becomes 0. A picture of the grid, tuned.png, is stored with the datastore.
---output FILE writes the options there instead, for $(cat FILE), trust to FILE.trust, and the picture to FILE.png.
+tokens alone are better, the weight of phrases becomes 0. --output FILE writes the options there instead, for $(cat FILE),
+and trust to FILE.trust.
 
 For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
 one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
@@ -84,8 +83,7 @@ def tune_command(options: Options, rest: list[str]) -> int:
     if not tuned.helps:
         print("nothing is better than the model alone here: the interpolation weights are 0")
     if options.output is not None:
-        path, picture = options.output, Path(f"{options.output}.png")
-        words = tuned.options
+        path, words = options.output, tuned.options
         if tuned.best.ensemble.trust is not None:
             file = Path(f"{options.output}.trust")
             save_trust(tuned.best.ensemble.trust, tuned.description(system.task.parts), file)
@@ -93,8 +91,6 @@ def tune_command(options: Options, rest: list[str]) -> int:
         write_text(path, words + "\n")
     else:
         path = leave(system, tuned)
-        picture = path.with_suffix(".png")
-    draw_grids(tuned.token_grid, tuned.phrase_grid, picture)
     print(f"{path}: {tuned.best.name}")
     return 0
 
