@@ -7,6 +7,12 @@ from fairseq_ccpr.settings import option
 data_bin_option = partial(
     option, help="folder that fairseq-ccpr prepare or fairseq-preprocess wrote", positional=True, metavar="DATA_BIN"
 )
+data_option = partial(
+    option,
+    None,
+    "folder with the model's dictionaries (found in the datastore, or next to the model)",
+    metavar="DATA_BIN",
+)
 cpu_option = partial(option, False, "use the CPU even where there is a GPU")
 quiet_option = partial(option, False, "no progress bars")
 bf16_option = partial(option, False, "run the encoder in bfloat16, faster where the processor has it")

@@ -14,13 +14,12 @@ import inspect
 import json
 import re
 from dataclasses import MISSING, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import fairseq_ccpr
-from fairseq_ccpr.cli import COMMANDS, DAILY, RESEARCH, module_of
-from fairseq_ccpr.cli.command import Command, HelpFormatter, markdown_table
+from fairseq_ccpr.cli import COMMANDS, DAILY, RESEARCH, load
+from fairseq_ccpr.cli.command import HelpFormatter, markdown_table
 from fairseq_ccpr.decoding.options import RETRIEVAL, RetrievalConfig
 from fairseq_ccpr.settings import option_name
 
@@ -61,12 +60,13 @@ def options() -> str:
     """Write the options of all commands as data, a line for each: for completion, and for what is typed wrongly."""
     lines = []
     for name in COMMANDS:
-        command = _main(name)
+        command = load(name)
         own = [
             [action.option_strings or [action.dest], action.nargs, action.choices, action.metavar, _shown(action)]
-            for action in command.help_parser()._actions
+            for action in command.parser()._actions
+            if action.help != argparse.SUPPRESS
         ]
-        of_fairseq = sorted(command.passed_on()) if command.rest else []
+        of_fairseq = sorted(command.passed_on())
         lines.append(f"{json.dumps(name)}: {json.dumps({'own': own, 'of_fairseq': of_fairseq})}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -101,21 +101,16 @@ def python() -> str:
 
 
 def _command(name: str, what: str) -> str:
-    command = _main(name)
+    command = load(name)
     parts = [f"### {name}", f"{what[0].upper()}{what[1:]}.", _code(command.text)]
     rows = [["option", "default", "meaning"]]
-    rows += [_own_option(action) for action in command.parser()._actions if action.dest != "help"]
+    rows += [_own_option(action) for action in command.parser(everything=False)._actions if action.dest != "help"]
     parts += [markdown_table(rows)] if len(rows) > 1 else []
     if command.rest and command.retrieval:
         parts.append("It also accepts the [options of decoding](decoding-options.md) and those of fairseq-generate.")
     elif command.rest:
         parts.append("It also accepts fairseq's options of tokenizers and subwords.")
     return "\n\n".join(parts)
-
-
-def _main(name: str) -> Command:
-    main: Command = import_module(module_of(name)).main
-    return main
 
 
 def _shown(action: argparse.Action) -> str:

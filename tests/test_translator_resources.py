@@ -143,7 +143,7 @@ def test_tuned_settings_stay_with_the_datastore(world: World, sentences: list[st
     common = ["--datastore", store, "--cpu", "--no-progress-bar", "--max-len-b", 45]
     before = texts(Translator(datastore=store, max_len_b=45, device="cpu"), sentences)
     shown = call("tune", world.data_bin, *common, "--subset", "test", "--decode", 2).stdout
-    assert str(store / TUNED) in shown and (store / "tuned.png").stat().st_size > 1000
+    assert str(store / TUNED) in shown
     found = Translator(datastore=store, max_len_b=45, device="cpu")
     options = dict(pair.split(":") for pair in found.signature.split("|") if pair.count(":") == 1)
     assert "trust:learned-" in found.signature and texts(found, sentences) != before

@@ -125,11 +125,6 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
         ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
     encoder = load_phrase_encoder(settings.encoder, bf16=settings.bf16)
-    if encoder.marked:
-        raise ConfigurationError(
-            f"{settings.encoder} was trained with --mark-phrases, which takes a pass for each phrase: give an encoder that "
-            "was trained without"
-        )
     kind = choose_segmentation(settings.segmentation, encoder)
     segmentation = Segmentation(kind, settings.threshold, settings.max_words)
     build = _Build(settings, encoder, segmentation, processes)

@@ -8,10 +8,13 @@ import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairseq_ccpr.errors import PROGRAM, CcprError, did_you_mean, explain_usage
 from fairseq_ccpr.version import __version__
+
+if TYPE_CHECKING:
+    from fairseq_ccpr.cli.command import Command
 
 DAILY = {
     "convert": "convert a Hugging Face model to fairseq: Marian (OPUS-MT), or an encoder",
@@ -50,6 +53,13 @@ RESEARCH = {
 }
 COMMANDS = DAILY | RESEARCH
 COMPLETION = "completion"  # prints a script for the shell
+MODULES = {  # of commands by their first word, and of those that have another
+    "build": "cli.build", "convert": "cli.text", "prepare": "cli.text", "extract": "cli.text", "retrieve": "cli.retrieve",
+    "tune": "cli.decode", "translate": "cli.decode", "serve": "cli.decode", "explain": "cli.decode",
+    "compare": "cli.decode", COMPLETION: "cli.completion", "evaluate": "lab.commands.evaluate",
+    "benchmark": "lab.commands.benchmark", "experiment": "lab.commands.experiment", "mine": "lab.commands.mining",
+    "lexicon": "lab.commands.mining", "evaluate mining": "lab.commands.mining",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -66,7 +76,7 @@ def main() -> None:
         if command in COMMANDS:
             refuse_misspelt(command, sys.argv[1:])
         try:
-            import_module(module_of(command)).main()
+            load(command)()
         except KeyboardInterrupt:  # before the command itself would notice
             print(f"{PROGRAM} {command}: interrupted", file=sys.stderr)
             sys.exit(130)
@@ -80,7 +90,10 @@ def main() -> None:
         print(overview(words[0] if words and _group(words[0]) else ""), file=sys.stdout if asked else sys.stderr)
         sys.exit(0 if asked else 2)
     else:
-        print(f"{PROGRAM}: error: there is no command '{_typed(words)}'{_meant(words)}", file=sys.stderr)
+        typed = " ".join(words[:2]) if _group(words[0]) else words[0]
+        near = did_you_mean(" ".join(words[:2]), COMMANDS) or did_you_mean(words[0], COMMANDS)
+        near = near or f"; {PROGRAM} --help lists them"
+        print(f"{PROGRAM}: error: there is no command '{typed}'{near}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -91,9 +104,11 @@ def in_utf8() -> None:
         os.execve(sys.executable, words, os.environ | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"})
 
 
-def module_of(command: str) -> str:
-    """Name the module of a command; research has its own, in the lab."""
-    return f"fairseq_ccpr.{'lab.commands' if command in RESEARCH else 'cli'}.{command.replace(' ', '_')}"
+def load(command: str) -> Command:
+    """Import the module of a command; this is what takes seconds."""
+    module = MODULES.get(command) or MODULES.get(command.split()[0], "cli.memory")
+    found: Command = getattr(import_module(f"fairseq_ccpr.{module}"), command.replace(" ", "_"))
+    return found
 
 
 @cache
@@ -131,12 +146,3 @@ def overview(group: str = "") -> str:
 
 def _group(word: str) -> list[str]:
     return [name for name in COMMANDS if name.startswith(f"{word} ")]
-
-
-def _typed(words: list[str]) -> str:
-    return " ".join(words[:2]) if _group(words[0]) else words[0]
-
-
-def _meant(words: list[str]) -> str:
-    near = did_you_mean(" ".join(words[:2]), COMMANDS) or did_you_mean(words[0], COMMANDS)
-    return near or f"; {PROGRAM} --help lists them"

@@ -11,13 +11,13 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import Field, fields, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from fairseq_ccpr.errors import ConfigurationError, describe, did_you_mean, explain_usage, naming
+from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe, explain_usage, naming
 from fairseq_ccpr.settings import add_options, check, read_options
 
 CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
@@ -34,109 +34,124 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
         return super()._get_help_string(action)
 
 
+class PassedOn(argparse.Action):
+    """An option of fairseq, which is kept as it was typed, for fairseq to read."""
+
+    def __call__(self, parser: Any, given: Any, values: Any, name: str | None = None) -> None:
+        """Put its words after those before."""
+        glued = isinstance(values, str) and values.startswith("-")
+        words = [f"{name}={values}"] if glued else [name, *([values] if isinstance(values, str) else values or [])]
+        given.rest = [*getattr(given, "rest", []), *words]
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one sentence, with the option that may have been meant."""
 
-    of_fairseq: Collection[str] = ()  # options that are passed on to it
-    words: Collection[str] = ()  # of the command line
-
     def error(self, message: str) -> NoReturn:
         """Print the sentence and exit."""
-        known = [name for action in self._actions for name in action.option_strings] + [*self.of_fairseq]
-        if "arguments are required" in message:  # perhaps since the option that was given is misspelt
-            names = [word.partition("=")[0] for word in self.words if word.startswith("--")]
-            misspelt = [name for name in names if name not in known and did_you_mean(name, known)]
-            message = f"unrecognized arguments: {misspelt[0]}" if misspelt else message
+        known = [name for action in self._actions for name in action.option_strings]
         print(f"{self.prog}: error: {explain_usage(message, known)}", file=sys.stderr)
         sys.exit(2)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if not isinstance(action, PassedOn):  # whose choices are for --help alone: fairseq checks them
+            super()._check_value(action, value)
 
-@dataclass(frozen=True)
+
 class Command:
     """A subcommand, called without arguments to run with those of the command line.
 
-    Attributes:
-        name: as it is typed.
+    Args:
         text: what `--help` says before the options.
-        work: takes the options of each kind, a function that reads those of each of `tuned` from what was tuned, and with
-            `rest` the words that are no options of its own; returns the exit code.
-        kinds: dataclasses of options, see `settings.option`.
-        tuned: kinds whose options, when left out, take the values tuned for a datastore; see `read_options`.
-        rest: whether it takes options of fairseq as well.
+        work: a function, named as the command, that returns the exit code. Its parameters are the options: one whose default
+            is a `settings.option`; a dataclass, for all options of that; a callable that returns a dataclass, and reads its
+            options given what was tuned, see `read_options`; and `rest`, the words of options of fairseq.
         retrieval: whether these are all options of decoding; otherwise those of tokenizers and subwords alone.
     """
 
-    name: str
-    text: str
-    work: Callable[..., int]
-    kinds: tuple[type, ...]
-    tuned: tuple[type, ...]
-    rest: bool
-    retrieval: bool
+    def __init__(self, text: str, work: Callable[..., int], retrieval: bool) -> None:
+        self.name, self.text, self.work = f"{PROGRAM} {work.__name__.replace('_', ' ')}", text, work
+        parameters, hints = inspect.signature(work).parameters.values(), get_type_hints(work)
+        self.rest, self.retrieval = "rest" in hints, retrieval
+        own = [(one.name, hints[one.name], one.default) for one in parameters if isinstance(one.default, Field)]
+        self.kinds: dict[str, type] = {}  # by parameter, the command's own without one
+        self.tuned = {name for name, hint in hints.items() if get_origin(hint) is Callable}
+        for one in parameters:
+            if isinstance(one.default, Field):
+                self.kinds.setdefault("", make_dataclass("Options", own, kw_only=True))
+            elif one.name != "rest":
+                self.kinds[one.name] = get_args(hints[one.name])[-1] if one.name in self.tuned else hints[one.name]
 
-    def parser(self) -> Parser:
-        """Return the parser of the command's own options."""
+    def parser(self, everything: bool = True) -> Parser:
+        """Return the parser of the command's own options and, with `everything`, of those that are passed on to fairseq."""
         parser = Parser(prog=self.name, description=self.text, formatter_class=HelpFormatter, allow_abbrev=False)
-        for kind in (*self.kinds, *self.tuned):
+        for kind in self.kinds.values():
             add_options(parser, kind)
-        return parser
-
-    def help_parser(self) -> Parser:
-        """Return the parser with all options that the command takes: those of retrieval as well, and fairseq's by name."""
-        parser = self.parser()
-        if self.rest and self.retrieval:
+        if not self.rest or not everything:
+            return parser
+        if self.retrieval:
             from fairseq_ccpr.decoding.options import RETRIEVAL, TranslationRetrievalConfig
 
-            group = parser.add_argument_group("retrieval")
+            group, shown = parser.add_argument_group("retrieval"), argparse.ArgumentParser(add_help=False)
             of_task = {one.name: one.metadata.get("help") for one in fields(TranslationRetrievalConfig)}
-            group.add_argument("--datastore", metavar="DIR", help=of_task["datastore"])
-            group.add_argument("--untuned", action="store_true", help=of_task["untuned"])
+            shown.add_argument("--datastore", metavar="DIR", help=of_task["datastore"])
+            shown.add_argument("--untuned", action="store_true", help=of_task["untuned"])
             for kind in RETRIEVAL:
-                add_options(group, kind)
-        if self.rest:
-            listed = {name for action in parser._actions for name in action.option_strings}
-            names = " ".join(sorted(n for n in self.passed_on() if n.startswith("--") and n not in listed))
-            wrapped = textwrap.wrap(names, 110, break_on_hyphens=False, break_long_words=False)
-            parser.epilog = "options of fairseq-generate, whose --help explains them:\n  " + "\n  ".join(wrapped)
+                add_options(shown, kind)
+            for one in shown._actions:
+                kept = {key: getattr(one, key) for key in ("dest", "nargs", "default", "choices", "metavar", "help")}
+                group.add_argument(*one.option_strings, action=PassedOn, **kept)
+        listed = {name for action in parser._actions for name in action.option_strings}
+        others = {name: nargs for name, nargs in self.passed_on().items() if name not in listed}
+        for name, nargs in others.items():
+            parser.add_argument(name, action=PassedOn, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        names = " ".join(sorted(name for name in others if name.startswith("--")))
+        wrapped = textwrap.wrap(names, 110, break_on_hyphens=False, break_long_words=False)
+        parser.epilog = "options of fairseq-generate, whose --help explains them:\n  " + "\n  ".join(wrapped)
         return parser
 
-    def passed_on(self) -> dict[str, int | str | None]:
-        """Return the options that are passed on to fairseq."""
-        from fairseq_ccpr.inference.passed_on import options_of_decoding, options_of_subwords
+    def passed_on(self) -> dict[str, Any]:
+        """Return the options that are passed on to fairseq, and how many values each takes, as argparse has it."""
+        from fairseq_ccpr.inference.arguments import decoding_actions, subword_actions
 
-        return {**options_of_subwords(), **(options_of_decoding() if self.retrieval else {})}
+        actions = [*subword_actions(), *(decoding_actions() if self.retrieval else ())] if self.rest else []
+        return {name: action.nargs for action in actions for name in action.option_strings}
 
-    def parse(self, words: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
-        """Return the command's own options and, with `rest`, the words of others, which fairseq must know."""
+    def parse(self, words: list[str]) -> argparse.Namespace:
+        """Return the command's own options and, as `rest`, the words of those that are passed on."""
         parser = self.parser()
-        parser.words = words
-        if not self.rest:
-            return parser.parse_args(words), []
-        from fairseq_ccpr.inference.passed_on import part
-
-        parser.of_fairseq = self.passed_on()
-        own = [name for action in parser._actions for name in action.option_strings]
-        mine, others = part(words, own, parser.of_fairseq)
-        if "--user-dir" not in others:
-            return parser.parse_args(mine), [others]
-        given, of_plug_in = parser.parse_known_args(mine)  # whose tasks may have options of their own
-        return given, [[*others, *of_plug_in]]
+        given, others = parser.parse_known_intermixed_args(words)
+        given.rest = getattr(given, "rest", [])
+        if others and "--user-dir" not in given.rest:
+            parser.error(f"unrecognized arguments: {' '.join(others)}")
+        given.rest += others  # of a plug-in, whose tasks may have options of their own
+        return given
 
     def __call__(self) -> None:
         """Parse, check, work, exit."""
         words = own_arguments()
         if {"-h", "--help"} & set(words):
-            self.help_parser().print_help()
+            self.parser().print_help()
             sys.exit(0)
-        given, others = self.parse(words)
+        given = self.parse(words)
 
         def checked() -> int:
-            options: list[Any] = [read_options(kind, given) for kind in self.kinds]
-            for one in options:
-                check(one)
-            return self.work(*options, *(partial(read_options, kind, given) for kind in self.tuned), *others)
+            options: dict[str, Any] = {"rest": given.rest} if self.rest else {}
+            for name, kind in self.kinds.items():
+                if name in self.tuned:
+                    options[name] = partial(read_options, kind, given)
+                else:
+                    read: Any = read_options(kind, given)
+                    check(read)
+                    options |= {name: read} if name else vars(read)
+            return self.work(**options)
 
         run(self.name, checked)
+
+
+def command(text: str, retrieval: bool = True) -> Callable[[Callable[..., int]], Command]:
+    """Return a decorator that makes a function a command; see `Command`."""
+    return lambda work: Command(text, work, retrieval)
 
 
 def counted(number: int, noun: str) -> str:
@@ -146,19 +161,6 @@ def counted(number: int, noun: str) -> str:
     ('1 pair', '1,200 pairs')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def command(
-    text: str,
-    work: Callable[..., int],
-    *kinds: type,
-    tuned: tuple[type, ...] = (),
-    rest: bool = False,
-    retrieval: bool = True,
-) -> Command:
-    """Make the command that is named as the file that `work` is in; see `Command`."""
-    stem = Path(inspect.getfile(work)).stem
-    return Command(f"fairseq-ccpr {stem.replace('_', ' ')}", text, work, kinds, tuned, rest, retrieval)
 
 
 def own_arguments() -> list[str]:
@@ -195,22 +197,24 @@ def named(words: list[str], what: str) -> dict[str, str]:
     return by_name
 
 
-def check_folder(option: str, path: Path | None) -> None:
-    """Check that the file of an option, where it was given, can be written.
+def check_folders(**options: Path | None) -> None:
+    """Check that the files of options, where they were given, can be written.
 
     Raises:
-        ConfigurationError: its folder is missing, or it is one.
+        ConfigurationError: a folder is missing, or the file is one.
     """
-    if path is not None and path.is_dir():
-        raise ConfigurationError(f"{option} {path} is a folder: give a file")
-    if path is not None and not path.parent.is_dir():
-        raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}")
+    for name, path in options.items():
+        if path is not None and path.is_dir():
+            raise ConfigurationError(f"--{name.replace('_', '-')} {path} is a folder: give a file")
+        if path is not None and not path.parent.is_dir():
+            raise ConfigurationError(f"--{name.replace('_', '-')} {path}: there is no folder {path.parent}")
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
-    """Write what a command found as JSON."""
-    with naming(path):
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+def write_results(path: Path | None, results: dict[str, Any]) -> None:
+    """Write what a command found as JSON, if there is a path for it."""
+    if path is not None:
+        with naming(path):
+            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def markdown_table(rows: list[list[Any]]) -> str:
@@ -223,6 +227,11 @@ def markdown_table(rows: list[list[Any]]) -> str:
     """
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def print_table(title: str, rows: list[list[Any]]) -> None:
+    """Print a title and its table, with an empty line after each."""
+    print(f"{title}\n\n{markdown_table(rows)}\n")
 
 
 def run(name: str, command: Callable[[], int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
 import shtab
 
@@ -12,31 +11,17 @@ from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean
 from fairseq_ccpr.settings import option
 
-HELP = """\
-Print a script that completes the commands and their options in the shell.
-
-  fairseq-ccpr completion bash >> ~/.bashrc
-"""
 SHELLS = ("bash", "zsh", "fish")
 
 
-@dataclass
-class Options:
-    """The command's option."""
+@command("""\
+Print a script that completes the commands and their options in the shell.
 
-    shell: str = option(help="bash, zsh or fish", positional=True, metavar="SHELL")
-
-
-def complete(options: Options) -> int:
-    """Print the script."""
-    if options.shell not in SHELLS:
-        raise ConfigurationError(f"there is no script for '{options.shell}'{did_you_mean(options.shell, SHELLS)}")
-    print(shtab.complete(tree(), options.shell))
-    return 0
-
-
-def tree() -> argparse.ArgumentParser:
-    """Return one parser of all commands."""
+  fairseq-ccpr completion bash >> ~/.bashrc
+""")
+def completion(shell: str = option(help="bash, zsh or fish", positional=True, metavar="SHELL")) -> int:
+    if shell not in SHELLS:
+        raise ConfigurationError(f"there is no script for '{shell}'{did_you_mean(shell, SHELLS)}")
     root = argparse.ArgumentParser(prog=PROGRAM)
     commands = root.add_subparsers(dest="command")
     groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
@@ -49,7 +34,5 @@ def tree() -> argparse.ArgumentParser:
             flag = {"action": "help" if "--help" in names else "store_true"}
             named = flag if nargs == 0 else {"nargs": nargs, "choices": choices, "metavar": metavar}
             parser.add_argument(*names, **named, help=text)
-    return root
-
-
-main = command(HELP, complete, Options)
+    print(shtab.complete(root, shell))
+    return 0

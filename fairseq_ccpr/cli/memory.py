@@ -1,25 +1,154 @@
-"""`fairseq-ccpr memory`: show what a datastore has learnt, and export it."""
+"""What a datastore holds: `fairseq-ccpr learn`, `forget`, `memory`, `compact`, `merge` and `inspect`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
-from fairseq_ccpr.cli.command import check_folder, command, counted
-from fairseq_ccpr.common_options import count_option, source_language_option, target_language_option
+import numpy as np
+
+from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.merge import MergeSettings, merge_datastores
+from fairseq_ccpr.cli.command import check_folders, command, counted, markdown_table, named
+from fairseq_ccpr.cli.retrieve import marked
+from fairseq_ccpr.common_options import (
+    count_option,
+    data_option,
+    quiet_option,
+    source_language_option,
+    target_language_option,
+)
 from fairseq_ccpr.datastore.learnt import LearntStore
-from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
-from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.token import KEYS, UNKNOWN, TokenDatastore
+from fairseq_ccpr.datastore.tuned import tuned_signatures
+from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
+from fairseq_ccpr.inference.learning import Learner
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.search.base import EXACT_UP_TO
+from fairseq_ccpr.search.recall import DEPTH, SAMPLE
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.languages import as_bcp47
-from fairseq_ccpr.text.translation_memory import tmx_lines
+from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 
-HELP = """\
+WINDOW = 256  # pairs that are learnt together
+SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on one GPU", "devices": "on GPUs"}
+
+
+@command("""\
+Learn sentence pairs into a datastore: corrections, or a translation memory. What was learnt counts from the next translation
+on, and is on disk before the command says so.
+
+  fairseq-ccpr learn --datastore datastores/mine --source "Guten Morgen." --target "Good morning."
+  fairseq-ccpr learn --datastore datastores/mine memory.tmx project.xlf pairs.tsv
+
+Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is already there is counted, not stored twice. Pairs
+with an empty or too long side, and lines of a TSV that are no pair or not UTF-8, are left out and counted by reason. An
+interrupted run may be run again.
+
+memory shows what was learnt, and exports it; forget removes pairs.
+""")
+def learn(
+    rest: list[str],
+    files: list[Path] = option([], "translation memories", positional=True, nargs="*", metavar="FILE"),
+    source: Optional[str] = option(None, "a sentence", metavar="TEXT"),
+    target: Optional[str] = option(None, "its translation", metavar="TEXT"),
+    data: Optional[Path] = data_option(),
+    quiet: bool = quiet_option(),
+) -> int:
+    if (source is None) != (target is None):
+        raise ConfigurationError("--source and --target go together: give a sentence and its translation")
+    if not files and source is None:
+        raise ConfigurationError("there is nothing to learn: give files, or --source and --target")
+    system = System.of(rest, data)
+    learner, ids, again, skipped = (
+        Learner(system),
+        list[int](),
+        0,
+        Counter[str](),
+    )  # new ones, others, left out by reason
+
+    def learn_pairs(pairs: Iterable[Pair]) -> None:
+        nonlocal again
+        known, waiting = set(learner.memory.store.pairs), iter(pairs)
+        while some := list(islice(waiting, WINDOW)):
+            for learnt in learner.learn(some):
+                if isinstance(learnt, str):
+                    skipped[learnt] += 1
+                elif learnt in known:
+                    again += 1
+                else:
+                    ids.append(learnt)
+                    known.add(learnt)
+            bar.update(len(some))
+
+    def report() -> None:
+        which = f" (id {ids[0]})" if len(ids) == 1 else f" (ids {ids[0]} to {ids[-1]})" if ids else ""
+        known = f"; {again:,} were there already, and are counted" if again else ""
+        print(f"learnt {counted(len(ids), 'pair')}{which}{known}")
+        for reason, count in skipped.most_common():
+            print(f"left out {count:,}: {reason}")
+
+    languages = system.task.cfg.source_lang, system.task.cfg.target_lang
+    with closing(learner.memory.store), progress_bar("learnt", "pair", quiet=quiet or not files) as bar:
+        if source is not None and target is not None:
+            learn_pairs([(source, target)])
+        for path in files:
+            try:
+                learn_pairs(read_memory(path, *languages, skipped))
+            except ConfigurationError:  # the file is damaged from somewhere on; what came before counts already
+                if ids or again:
+                    report()
+                raise
+    report()
+    size = learner.memory.entries.index.size
+    if size > EXACT_UP_TO:
+        print(
+            f"{size:,} learnt entries are searched as well as the index at each step: fairseq-ccpr compact moves them into it"
+        )
+    return 0 if ids or again else 1
+
+
+@command("""\
+Forget learnt sentence pairs by their ids, which fairseq-ccpr learn and memory print. From the next translation on, they
+are no longer retrieved.
+
+  fairseq-ccpr forget datastores/mine 17 18
+
+fairseq-ccpr compact erases their text and keys from the journal.
+""")
+def forget(
+    datastore: Path = option(help="the datastore", positional=True, metavar="DIR"),
+    ids: list[int] = option([], "ids of the pairs", positional=True, nargs="*", metavar="ID"),
+    all: bool = option(False, "forget everything that was learnt"),
+) -> int:
+    if all == bool(ids):
+        raise ConfigurationError("say what to forget: give ids, or --all")
+    with closing(LearntStore(TokenDatastore(datastore))) as store:
+        store.lock()  # others may have learnt since
+        chosen = list(store.pairs) if all else list(dict.fromkeys(ids))
+        pairs = [store.pairs[number] for number in chosen if number in store.pairs]
+        store.forget(chosen)
+    for pair in pairs:
+        print(f"{pair.id}\t{pair.source}\t{pair.target}")
+    left = len(store.pairs)
+    print(f"forgot {counted(len(pairs), 'pair')}; {left:,} {'is' if left == 1 else 'are'} left")
+    return 0
+
+
+@command("""\
 Show the sentence pairs that a datastore has learnt, newest first: id, how often each was learnt, source and target, separated
 by tabs. Words after the folder restrict the list to pairs that contain all of them. The exit code is 1 if the journal is
 damaged: pairs before the damage are kept and shown.
@@ -27,49 +156,228 @@ damaged: pairs before the damage are kept and shown.
   fairseq-ccpr memory datastores/mine
   fairseq-ccpr memory datastores/mine guten morgen
   fairseq-ccpr memory datastores/mine --export memory.tmx
-"""
-
-
-@dataclass
-class Options:
-    """The command's options."""
-
-    datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
-    words: list[str] = option([], "of source or target", positional=True, nargs="*", metavar="WORD")
-    most: Optional[int] = count_option(None, "show at most N pairs")
-    export: Optional[Path] = option(None, "write them to this TMX file instead, oldest first", metavar="FILE")
-    source_lang: Optional[str] = source_language_option(None, "source language in the TMX (that of the datastore)")
-    target_lang: Optional[str] = target_language_option(None, "target language in the TMX (that of the datastore)")
-
-
-def memory(options: Options) -> int:
-    """Show or export."""
-    check_folder("--export", options.export)
-    store = LearntStore(TokenDatastore(options.datastore))
-    pairs = store.find(" ".join(options.words))[: options.most]
-    if options.export is not None:
+""")
+def memory(
+    datastore: Path = option(help="the datastore", positional=True, metavar="DIR"),
+    words: list[str] = option([], "of source or target", positional=True, nargs="*", metavar="WORD"),
+    most: Optional[int] = count_option(None, "show at most N pairs"),
+    export: Optional[Path] = option(None, "write them to this TMX file instead, oldest first", metavar="FILE"),
+    source_lang: Optional[str] = source_language_option(None, "source language in the TMX (that of the datastore)"),
+    target_lang: Optional[str] = target_language_option(None, "target language in the TMX (that of the datastore)"),
+) -> int:
+    check_folders(export=export)
+    store = LearntStore(TokenDatastore(datastore))
+    pairs = store.find(" ".join(words))[:most]
+    if export is not None:
+        known = remembered(datastore)
+        source = source_lang or (known.source_lang if known is not None else None)
+        target = target_lang or (known.target_lang if known is not None else None)
+        if source is None or target is None:
+            raise ConfigurationError(f"{datastore} does not remember its languages: give -s and -t")
         exported = ((str(one.id), one.source, one.target) for one in reversed(pairs))
-        write_text(options.export, "\n".join([*tmx_lines(*_languages(options), exported), ""]))
-        print(f"{options.export}: {counted(len(pairs), 'pair')}")
+        write_text(export, "\n".join([*tmx_lines(as_bcp47(source), as_bcp47(target), exported), ""]))
+        print(f"{export}: {counted(len(pairs), 'pair')}")
     else:
         for one in pairs:
-            print(_line(one))
+            print(f"{one.id}\t{one.count}\t{one.source}\t{one.target}")
         if not store.pairs:
-            print(f"nothing was learnt alongside {options.datastore}", file=sys.stderr)
+            print(f"nothing was learnt alongside {datastore}", file=sys.stderr)
     return 1 if store.damage else 0
 
 
-def _line(pair: LearntPair) -> str:
-    return f"{pair.id}\t{pair.count}\t{pair.source}\t{pair.target}"
+@command("""\
+Move what a datastore has learnt into its own entries, which its index finds, and erase what was forgotten: none of its text
+or keys remains in any file of the datastore.
+
+  fairseq-ccpr compact datastores/mine
+
+Do it from time to time: what was learnt since is searched in addition to the index, which takes time. Pairs keep their ids,
+and can be shown, exported and forgotten as before. Other programs may translate meanwhile. Programs that learn must end
+first, or compact by themselves, as serve does. The datastore is replaced at one moment. Run the command again if it was
+interrupted. Tuned settings and trust stay valid.
+""")
+def compact(settings: CompactSettings) -> int:
+    done = compact_datastore(settings)
+    print(
+        f"{settings.datastore}: {done.section.size:,} entries, index {done.section.index}; "
+        f"{counted(done.moved, 'pair')} moved into it, {done.removed:,} that were forgotten left it"
+    )
+    return 0
 
 
-def _languages(options: Options) -> tuple[str, str]:
-    known = remembered(options.datastore)
-    source = options.source_lang or (known.source_lang if known is not None else None)
-    target = options.target_lang or (known.target_lang if known is not None else None)
-    if source is None or target is None:
-        raise ConfigurationError(f"{options.datastore} does not remember its languages: give -s and -t")
-    return as_bcp47(source), as_bcp47(target)
+@command("""\
+Write a new datastore from others, tokens, phrases or both, without encoding anything again: from the shards of one build
+(--num-shards), or from datastores of several texts, which are then known by NAME. Or remove texts from one.
+
+  fairseq-ccpr merge mine.0 mine.1 mine.2 --output mine
+  fairseq-ccpr merge office=datastores/office koran=datastores/koran --output datastores/both
+  fairseq-ccpr merge datastores/both laws=datastores/laws --output datastores/three
+  fairseq-ccpr merge datastores/three --remove koran --output datastores/two
+
+All must be built with the same model or encoder, adapter, PCA, key layer, metric and segmentation. A phrase datastore holds
+a sentence that several texts share once, until the last of them is removed. The index is rebuilt. The input datastores are
+not changed; the output appears when it is complete.
+""")
+def merge(
+    datastores: list[str] = option(
+        help="datastores, or shards; NAME is that of the text, by default the folder's; merged texts keep theirs",
+        positional=True, nargs="+", metavar="[NAME=]DIR",
+    ),
+    *,
+    settings: MergeSettings,
+) -> int:  # fmt: skip
+    folders = {name: Path(path) for name, path in named(datastores, "datastores").items()}
+    manifest = merge_datastores(replace(settings, datastores=folders))
+    for what, section in (("tokens", manifest.token), ("phrases", manifest.phrase)):
+        if section is not None:
+            of = f" of {', '.join(f'{s.name} ({s.size:,})' for s in section.sources)}" if section.sources else ""
+            print(f"{settings.output}: {section.size:,} {what}{of}, width {section.dimension}, index {section.index}")
+    return 0
 
 
-main = command(HELP, memory, Options)
+@command("""\
+Show what a datastore holds and what it was built from, and verify every byte of its tokens and phrases. The exit code is 0
+if it is whole, 1 if it is damaged.
+
+  fairseq-ccpr inspect datastores/mine
+
+--plan prints instead what each index needs, at this size or another: bytes on disk, in memory and on GPUs, and a lower bound
+on the time of a step, from the bytes it reads and the bandwidth, which is measured here unless --speeds gives it.
+
+  fairseq-ccpr inspect datastores/mine --plan --size 1000000000 --speeds device=3350 disk=3
+""")
+def inspect(
+    datastore: Path = option(help="the datastore", positional=True, metavar="DIR"),
+    top: int = option(10, "how many of the most frequent tokens, and of the phrases, to show", metavar="N"),
+    plan: bool = option(False, "print what it needs; reads up to 0.3 GB of its keys to measure the disk"),
+    size: Optional[int] = count_option(None, "entries to plan for (those it has)"),
+    queries: int = count_option(160, "looked up together: hypotheses of a batch, or phrases", metavar="H"),
+    speeds: list[str] = option(
+        [], "of host, device or disk, in place of measured ones", nargs="+", metavar="PLACE=GB/S"
+    ),
+    index: list[str] = option([], "further indexes to plan for: FACTORY or disk:FACTORY", nargs="+", metavar="FACTORY"),
+) -> int:
+    if plan:
+        return _plan(datastore, size, queries, speeds, index)
+    manifest = Manifest.read(datastore)
+    print(f"datastore      {datastore}")
+    known = remembered(datastore)
+    if known is not None:  # decoding need not be told
+        print(
+            f"translates     {known.source_lang} to {known.target_lang}, by {known.model or 'a model that is not known'}"
+        )
+        print(f"subwords       {known.options.get('bpe', 'not known: give --bpe')}")
+    for parts, signature in tuned_signatures(datastore).items():
+        print(f"{f'tuned, {parts}':14} {signature}")
+    healthy = True
+    if manifest.phrase is None or manifest.token is not None:
+        healthy = _inspect_tokens(TokenDatastore(datastore), top)
+    if manifest.phrase is not None:
+        healthy = _inspect_phrases(PhraseDatastore(datastore), top) and healthy
+    return 0 if healthy else 1
+
+
+def _plan(directory: Path, size: int | None, queries: int, speeds: list[str], index: list[str]) -> int:
+    manifest, given = Manifest.read(directory), parse_speeds(speeds)
+    for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):
+        if section is None:
+            continue
+        known = measure_speeds(directory / section.folder / f"{KEYS}.npy", given)
+        entries = size or section.size
+        rates = ", ".join(f"{place} {limits.bytes_per_second / 1e9:,.3g} GB/s" for place, limits in known.items())
+        print(
+            f"{part} entries: {entries:,} of width {section.dimension}; {queries:,} queries per step; speeds: {rates}"
+        )
+        rows: list[list[Any]] = [
+            ["index", "searched", "on disk", "in memory", "on GPUs", "read per step", "per step, at least"]
+        ]
+        for need in needs(section, entries, queries, known, tuple(index)):
+            counts = [f"{count / 1e9:,.4g} GB" for count in (need.disk, need.host, need.device, need.read)]
+            rows.append([need.index, SEARCHED[need.place], *counts, _seconds(need.seconds)])
+        print(markdown_table(rows))
+    print(f"this machine: {describe_room(directory)}")
+    return 0
+
+
+def _seconds(seconds: float | None) -> str:
+    return "speed not known" if seconds is None else f"{seconds:,.3g} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
+
+
+def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
+    """Print the token part; return whether it is undamaged."""
+    section = datastore.section
+    print(f"entries        {section.size:,} (keys fp16, {section.dimension} wide, {section.key_layer})")
+    if section.projection is not None:
+        print(f"adapter        {section.projection}, from states {section.projection.query_dimension} wide")
+    print(f"sentences      {', '.join(f'{name} {count:,}' for name, count in section.subsets.items())}")
+    if REVERSE_MODEL in section.fingerprints:
+        print("sources        back-translations by the reverse model")
+    _print_origin(section)
+    if _print_damage(datastore.find_damage()):
+        return False
+    if unknown := datastore.count_unknown():
+        print(f"unused         {unknown:,} of unknown tokens ({UNKNOWN}), which decoding passes over")
+    if (domain := datastore.open_domain()) is not None:
+        print(
+            f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
+            f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
+        )
+    learnt = LearntStore(datastore)
+    if learnt.pairs:
+        phrases = ""
+        if learnt.phrase_section is not None:
+            with_phrases = sum(pair.sentence is not None for pair in learnt.pairs.values()) + len(learnt.phrases)
+            count = sum(len(of_pair.spans) for of_pair in learnt.phrases.values())
+            phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
+        print(f"learnt         {counted(len(learnt.pairs), 'pair')}, in addition to them{phrases}")
+    if _print_damage([learnt.damage] if learnt.damage else []):
+        return False
+    symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
+    for token in np.argsort(-counts, kind="stable")[:top]:
+        print(f"top token      {symbols[token]:20} {counts[token]:>12,}  {counts[token] / section.size:.1%}")
+    print("health         good: checksums, numbers, tokens and index")
+    return True
+
+
+def _inspect_phrases(datastore: PhraseDatastore, top: int) -> bool:
+    """Print the phrase part; return whether it is undamaged."""
+    section = datastore.section
+    print(f"phrases        {section.size:,} (keys fp16, {section.dimension} wide) of {section.sentences:,} sentences")
+    print(f"segmentation   {', '.join(f'{name} {value}' for name, value in section.segmentation.items())}")
+    _print_origin(section)
+    if _print_damage(datastore.find_damage()):
+        return False
+    for entry in np.linspace(0, section.size, min(top, section.size), endpoint=False, dtype=int).tolist():
+        print(f"phrase         {marked(RetrievedPhrase(entry, *datastore.phrase(entry), score=0.0))}")
+    print("health         good: checksums, numbers, places and index of the phrases")
+    return True
+
+
+def _print_origin(section: TokenSection | PhraseSection) -> None:
+    """Print fraction, index, fingerprints and files of a part."""
+    if section.share < 1:
+        print(f"fraction       {section.share:g} of them, drawn at random")
+    if section.shard is not None:
+        print(f"shard          {section.shard[0]} of {section.shard[1]}, counted from 0")
+    for source in section.sources:
+        back = f", sources translated back by {source.reverse_model}" if source.reverse_model else ""
+        print(f"text           {source.name}: {source.size:,} entries, {source.sentences:,} sentences{back}")
+    print(f"index          {section.index} ({section.index.metric})")
+    if isinstance(section, PhraseSection) and section.store is not None:
+        print(f"keys in        {section.store}")
+    if section.index_recall is not None:
+        print(
+            f"recall         {section.index_recall:.1%} of the {DEPTH} nearest keys, for {SAMPLE} of its own drawn at random"
+        )
+    for name, value in section.fingerprints.items():
+        print(f"{name:14} {value}")
+    for name, file in section.files.items():
+        print(f"{name:32} {file['bytes']:>16,} bytes")
+    total = sum(file["bytes"] for file in section.files.values())
+    print(f"{'total':32} {total:>16,} bytes" + (f", {total / section.size:,.0f} per entry" if section.size else ""))
+
+
+def _print_damage(faults: list[str]) -> bool:
+    for fault in faults:
+        print(f"damaged        {fault}")
+    return bool(faults)

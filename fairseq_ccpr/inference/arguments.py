@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from fairseq import options
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.decoding.task import BILINGUAL, RETRIEVING
 from fairseq_ccpr.decoding.task_options import TASKS
 from fairseq_ccpr.errors import ConfigurationError, did_you_mean, explain_usage
-from fairseq_ccpr.inference.passed_on import generation_parser
 from fairseq_ccpr.paths import configuration
 from fairseq_ccpr.settings import as_words
 
@@ -58,9 +59,29 @@ def parse_generation(words: list[str]) -> Any:
     return cfg
 
 
+def decoding_actions() -> list[argparse.Action]:
+    """Return fairseq's options of generation, and those of the tasks that retrieve."""
+    actions: list[argparse.Action] = []
+    for task in TASKS:
+        parser = options.get_generation_parser(default_task=task)
+        options.parse_args_and_arch(parser, input_args=["."], parse_known=True)  # this adds those of the task
+        actions += parser._actions
+    return actions
+
+
+def subword_actions() -> list[argparse.Action]:
+    """Return fairseq's options of tokenizers and subwords, whichever are chosen."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for kind in ("tokenizer", "bpe"):
+        parser.add_argument(f"--{kind}")
+        for config in REGISTRIES[kind]["dataclass_registry"].values():
+            gen_parser_from_dataclass(parser, config(), delete_default=True)
+    return parser._actions
+
+
 def words_by_name(named: Mapping[str, Any]) -> list[str]:
     """Return options given by name, such as `beam=5`, as words; False is the opposite of an option that has one."""
-    known = {action.dest for task in TASKS for action in generation_parser(task)._actions}
+    known = {action.dest for action in decoding_actions()}
     given = {}
     for name, value in named.items():
         has_opposite = value is False and f"no_{name}" in known

@@ -30,7 +30,6 @@ class SpanEncoder(BaseFairseqModel):
         segments: whether it can tell which spans are phrases.
         dimension: o, width of a phrase vector.
         trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
-        marked: whether it was trained on phrases marked in their sentences.
         edges: the rule that barred words from the edges of the phrases it was trained on; of a loaded CCPR encoder.
     """
 
@@ -38,7 +37,6 @@ class SpanEncoder(BaseFairseqModel):
     segments: bool
     dimension: int
     trained_on: list[str]
-    marked: bool = False
     edges: str = UNTOLD_EDGES
 
     @property
@@ -119,6 +117,8 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         settings = state["cfg"]["model"]
+        if state["task_state"].get("marked"):
+            raise ValueError("it was trained with --mark-phrases, which is gone")
         weights = {name: weight for name, weight in state["model"].items() if not name.startswith(MOMENTUM)}
         kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
         if not issubclass(kind, wanted):
@@ -129,7 +129,6 @@ def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf1
         context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, context_weights, bf16)
         model = kind.restore(context, weights, settings)
         model.trained_on = list(state["task_state"].get("trained_on", []))
-        model.marked = bool(state["task_state"].get("marked", False))
         model.edges = str(state["task_state"].get("edges", UNTOLD_EDGES))
     except pickle.UnpicklingError:
         raise

@@ -147,10 +147,9 @@ class XprEncoder(SpanEncoder):
             self.momentum.follow(nn.ModuleDict({"context": self.context, "head": self.head}))
 
     def fingerprint(self) -> str:
-        """Digest the context encoder, the head, the layer, and whether phrases are marked."""
+        """Digest the context encoder, the head and the layer."""
         heads = [(name, tensor) for name, tensor in self.named_parameters() if name.startswith("head.")]
-        how = f"{NAME} layer={self.layer}" + (" marked" if self.marked else "")
-        return of_strings([self.context.fingerprint(), of_parameters(heads), how])
+        return of_strings([self.context.fingerprint(), of_parameters(heads), f"{NAME} layer={self.layer}"])
 
 
 ENCODER_CLASSES[NAME] = XprEncoder

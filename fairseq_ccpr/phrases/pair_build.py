@@ -20,7 +20,7 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
 from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans, parse_links
 from fairseq_ccpr.phrases.pair_extraction import character_spans, consistent_pairs
-from fairseq_ccpr.phrases.pair_filters import GENERAL, OWN, FilterCounts, PairFilter, WordFilter
+from fairseq_ccpr.phrases.pair_filters import FilterCounts, PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
 from fairseq_ccpr.phrases.statistical_aligners import MAX_WORDS, SYMMETRIZATIONS
 from fairseq_ccpr.progress import progress_bar
@@ -58,9 +58,6 @@ class ExtractionSettings:
         "no phrase begins or ends with a word that makes up more than this fraction of all words; 1 allows every word",
         within="(0, 1]", needs="a fraction of all words above 0 (1 drops none)", metavar="X",
     )  # fmt: skip
-    frequent_may_begin: bool = option(
-        False, "phrases may begin, though not end, with such a word: the document, of the Lord"
-    )
     punctuation_edges: bool = option(False, "phrases may begin and end with punctuation")
 
     def check(self) -> None:
@@ -124,7 +121,6 @@ class PairExtraction:
         valid: how many sentence pairs to hold out: the last of `text`, or the first of `valid_text`; None: all of that.
         valid_text: held-out sentence pairs.
         more_text: further sentence pairs for the aligner to learn from.
-        background: sentence pairs of other domains: only words that are also frequent in each of them are barred from edges.
         show: whether to draw progress bars.
 
     Raises:
@@ -133,11 +129,11 @@ class PairExtraction:
 
     def __init__(
         self, text: TextPairs, settings: ExtractionSettings, valid: int | None = None, valid_text: TextPairs | None = None,
-        more_text: list[TextPairs] | None = None, show: bool = False, background: list[TextPairs] | None = None,
+        more_text: list[TextPairs] | None = None, show: bool = False,
     ) -> None:  # fmt: skip
         settings.check()
-        self.more_text, self.background, self.show = more_text or [], background or [], show
-        for path in (p for t in (text, valid_text, *self.more_text, *self.background) if t for p in t.paths):
+        self.more_text, self.show = more_text or [], show
+        for path in (p for t in (text, valid_text, *self.more_text) if t for p in t.paths):
             if not path.exists():
                 raise ConfigurationError(f"there is no file {path}")
             if not path.is_file():
@@ -151,7 +147,6 @@ class PairExtraction:
             options = AlignerOptions(settings.symmetrization, settings.encoder, settings.encoder_layer)
             self.aligner = ALIGNERS[settings.aligner](options)
         self.frequencies: tuple[Counter[str], Counter[str]] = Counter(), Counter()  # of either side
-        self.background_frequencies: list[tuple[Counter[str], Counter[str]]] = []  # of each text
 
     def run(self, output: Path, name: str, languages: tuple[str, str]) -> dict[str, tuple[Split, FilterCounts]]:
         """Extract all and write OUTPUT/train and, if pairs are held out, OUTPUT/valid.
@@ -168,8 +163,6 @@ class PairExtraction:
             for split_name, split in splits.items():
                 fingerprints = {"text": fingerprint.of_files(split.text.paths)}
                 fingerprints |= self.aligner.fingerprints() if self.aligner is not None else {}
-                if self.background:
-                    fingerprints["background"] = fingerprint.of_files([p for t in self.background for p in t.paths])
                 skipped = dict(split.skipped)
                 manifest = PhraseManifest(name, *languages, self._described(), fingerprints, skipped)
                 with PairWriter(partial / split_name, manifest) as writer:
@@ -202,7 +195,6 @@ class PairExtraction:
             self.aligner.train(pairs, self.show)
         for _ in pairs:  # count the pairs that the aligner, if any, has not read
             pass
-        self.background_frequencies = [self._count(text) for text in self.background]
         if self.valid_text is None and self.valid:
             splits[VALID] = Split(self.text, train.count - self.valid, self.valid)
             train.count -= self.valid
@@ -217,32 +209,14 @@ class PairExtraction:
                 )
         return splits
 
-    def _count(self, text: TextPairs) -> tuple[Counter[str], Counter[str]]:
-        """Count the words of either side of a text."""
-        counted: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-        skipped = Counter[str]()
-        for pair in self._usable(text, skipped):
-            for counter, words in zip(counted, pair.words()):
-                counter.update(words)
-        tell_skipped(f"--background {text.paths[0]}", skipped)
-        if not all(counted):
-            raise ConfigurationError(f"--background {text.paths[0]} has no sentence pair: give text with both sides")
-        return counted
-
     def _usable(self, text: TextPairs, skipped: Counter[str]) -> Iterator[SentencePair]:
         return usable_pairs(text, self.find_words, self.settings.max_words, skipped)
 
     def _write(self, split: Split, writer: PairWriter, name: str) -> FilterCounts:
         """Read one set for the second time and write its phrase pairs."""
         settings = self.settings
-        elsewhere = zip(*self.background_frequencies) if self.background else ((), ())
         pair_filter = PairFilter(
-            *(
-                WordFilter(
-                    counter, settings.max_edge_share, settings.punctuation_edges, others, settings.frequent_may_begin
-                )
-                for counter, others in zip(self.frequencies, elsewhere)
-            )
+            *(WordFilter(words, settings.max_edge_share, settings.punctuation_edges) for words in self.frequencies)
         )
         pairs = islice(self._usable(split.text, Counter()), split.first, split.first + split.count)
         with progress_bar(name, "pair", total=split.count, quiet=not self.show) as bar:
@@ -274,7 +248,6 @@ class PairExtraction:
         settings = {
             name: value for name, value in asdict(self.settings).items() if name not in ("encoder", "encoder_layer")
         }
-        settings["frequent_in"] = GENERAL if self.background else OWN
         if self.aligner is None:
             return settings | {"aligner": READY, "symmetrization": READY}
         return settings | self.aligner.describe()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,23 +11,20 @@ import numpy as np
 
 from fairseq_ccpr.phrases.alignment import SentencePair
 
-OWN, GENERAL = (
-    "own",
-    "general",
-)  # where a word must be frequent to be barred: in its own text; in those of other domains too
-
 
 def edge_rule(settings: Mapping[str, Any]) -> str:
     """Name the rule by which words were barred from the edges of phrases.
 
     Args:
-        settings: of an extraction, as its manifest has them.
+        settings: of an extraction, as its manifest has them; earlier versions had two more rules.
 
+    >>> edge_rule({"max_edge_share": 0.003})
+    'own>0.003'
     >>> edge_rule({"max_edge_share": 0.003, "frequent_in": "general", "frequent_may_begin": True})
     'general>0.003,begin'
     """
     begins = ",begin" if settings.get("frequent_may_begin") else ""
-    return f"{settings.get('frequent_in', OWN)}>{settings['max_edge_share']:g}{begins}"
+    return f"{settings.get('frequent_in', 'own')}>{settings['max_edge_share']:g}{begins}"
 
 
 @dataclass
@@ -43,39 +40,27 @@ class FilterCounts:
 class WordFilter:
     """Judges the words of one language, each kind once.
 
-    A word that is frequent in only one domain is a term of it; one that is frequent in all of them is a function word.
-
     Args:
         frequencies: how often each word, in lower case, occurs in the text.
         max_share: a word that makes up a larger fraction of all words of the text is too frequent for an edge.
         punctuation_edges: whether punctuation may stand at an edge.
-        background: frequencies in texts of other domains, in each of which a word must be as frequent.
-        may_begin: whether a phrase may begin, though not end, with a frequent word.
     """
 
-    def __init__(
-        self, frequencies: Counter[str], max_share: float, punctuation_edges: bool,
-        background: Sequence[Counter[str]] = (), may_begin: bool = False,
-    ) -> None:  # fmt: skip
-        self.frequent = set.intersection(*(_frequent(text, max_share) for text in (frequencies, *background)))
-        self.punctuation_edges, self.may_begin = punctuation_edges, may_begin
-        self._judged: dict[str, tuple[bool, bool, bool]] = {}
+    def __init__(self, frequencies: Counter[str], max_share: float, punctuation_edges: bool) -> None:
+        limit = max_share * sum(frequencies.values())
+        self.frequent = {word for word, count in frequencies.items() if count > limit}
+        self.punctuation_edges = punctuation_edges
+        self._judged: dict[str, tuple[bool, bool]] = {}
 
     def judge(self, words: list[str]) -> np.ndarray:
-        """Judge words, bool [W, 3]: whether a phrase may begin with the word, or end with it, and whether it has a letter."""
-        return np.array([self._judged.get(word) or self._judge(word) for word in words], bool).reshape(-1, 3)
+        """Judge words, bool [W, 2]: whether one may stand at an edge of a phrase, and whether it has a letter."""
+        return np.array([self._judged.get(word) or self._judge(word) for word in words], bool).reshape(-1, 2)
 
-    def _judge(self, word: str) -> tuple[bool, bool, bool]:
+    def _judge(self, word: str) -> tuple[bool, bool]:
         letter = any(character.isalpha() for character in word)
         wordlike = self.punctuation_edges or letter or any(c.isnumeric() for c in word)
-        rare = word not in self.frequent
-        self._judged[word] = judged = wordlike and (rare or self.may_begin), wordlike and rare, letter
+        self._judged[word] = judged = wordlike and word not in self.frequent, letter
         return judged
-
-
-def _frequent(frequencies: Counter[str], max_share: float) -> set[str]:
-    limit = max_share * sum(frequencies.values())
-    return {word for word, count in frequencies.items() if count > limit}
 
 
 class PairFilter:
@@ -93,10 +78,10 @@ class PairFilter:
             texts = [both[side] for both in words]
             first = np.concatenate([[0], np.cumsum([len(text) for text in texts])])
             judged = word_filter.judge([word for text in texts for word in text])
-            letters = np.concatenate([[0], np.cumsum(judged[:, 2])])  # [W + 1]
+            letters = np.concatenate([[0], np.cumsum(judged[:, 1])])  # [W + 1]
             start = first[pairs[:, 0]] + pairs[:, 1 + 2 * side]
             end = first[pairs[:, 0]] + pairs[:, 2 + 2 * side]
-            edges &= judged[start, 0] & judged[end - 1, 1]
+            edges &= judged[start, 0] & judged[end - 1, 0]
             lettered &= letters[end] > letters[start]
         kept = pairs[edges & lettered]
         self.counts.consistent += len(pairs)

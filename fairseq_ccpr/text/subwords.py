@@ -67,18 +67,6 @@ class Subwords:
         )
         return Subwords(self.text, ids, starts, ends), before
 
-    def marked(self, first: int, last: int) -> Subwords:
-        """Put the end marker before and after some subwords; see `around` for which."""
-        ids, starts, ends = (
-            [*all_of[:first], left, *all_of[first : last + 1], right, *all_of[last + 1 :]]
-            for all_of, left, right in (
-                (self.ids, self.ids[-1], self.ids[-1]),
-                (self.starts, self.starts[first], self.ends[last]),
-                (self.ends, self.starts[first], self.ends[last]),
-            )
-        )
-        return Subwords(self.text, ids, starts, ends)
-
 
 class SubwordTokenizer(ABC):
     """From text to the ids of an encoder's dictionary: <s> <pad> </s> <unk>, the pieces, <mask>.

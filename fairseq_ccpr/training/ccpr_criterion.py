@@ -22,10 +22,6 @@ class CcprConfig(FairseqDataclass):
     """Options of `--criterion ccpr`."""
 
     segmentation_weight: float = field(default=1.0, metadata={"help": "beta, weight of the segmentation loss"})
-    mask_equal_strings: bool = field(
-        default=False,
-        metadata={"help": "never take the same string for a negative, whatever its context (an ablation)"},
-    )
 
 
 @register_criterion("ccpr", dataclass=CcprConfig)
@@ -50,10 +46,7 @@ class CcprCriterion(FairseqCriterion):
         vectors = [all_gather_rows(side_vectors) for side_vectors, _ in outputs]
         strings, contexts = ([all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
         alignment = segmentation = vectors[0].new_zeros(())
-        of_source, of_target = (
-            equal_candidates(*of_side, self.cfg.mask_equal_strings) for of_side in zip(strings, contexts)
-        )
-        excluded = of_source | of_target
+        excluded = torch.stack([equal_candidates(*side) for side in zip(strings, contexts)]).any(dim=0)
         for one, other in ((0, 1), (1, 0)):
             alignment = alignment + alignment_losses(vectors[one], vectors[other], scale, excluded).sum()
             are_phrases = torch.arange(len(outputs[one][1]), device=excluded.device) < count

@@ -31,7 +31,7 @@ def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, ex
         return logits.logsumexp(dim=1) - logits.diagonal()
 
 
-def equal_candidates(strings: Tensor, contexts: Tensor, any_context: bool = False) -> Tensor:
+def equal_candidates(strings: Tensor, contexts: Tensor) -> Tensor:
     """Mark the candidates that are the same phrase as each other, and so are not negatives, bool [K, K].
 
     The same string in another context is another phrase: telling the two apart is what CCPR learns.
@@ -39,10 +39,8 @@ def equal_candidates(strings: Tensor, contexts: Tensor, any_context: bool = Fals
     Args:
         strings: int64 [K], equal where the strings are.
         contexts: int64 [K], equal where the sentences are.
-        any_context: treat equal strings as equal in any context, an ablation.
     """
-    same = strings.unsqueeze(0) == strings.unsqueeze(1)
-    return same if any_context else same & (contexts.unsqueeze(0) == contexts.unsqueeze(1))
+    return (strings.unsqueeze(0) == strings.unsqueeze(1)) & (contexts.unsqueeze(0) == contexts.unsqueeze(1))
 
 
 def segmentation_losses(logits: Tensor, are_phrases: Tensor) -> Tensor:

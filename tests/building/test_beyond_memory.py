@@ -36,7 +36,7 @@ import torch
 from fairseq.data import indexed_dataset
 from fairseq_cli import generate
 import fairseq_ccpr
-from fairseq_ccpr.cli import merge
+from fairseq_ccpr.cli import load
 from fairseq_ccpr.search import ExactIndex, exact, faiss_build, faiss_library
 
 warm = faiss_library.make_index(32, "IVF64,SQ8", "l2")  # libraries take memory of their own when they first multiply
@@ -161,7 +161,7 @@ def test_a_store_three_times_the_memory_limit_is_built_and_decoded_from_disk(wor
     manifest.write(two)
     large = tmp_path / "large"
     index = ["--index", "disk:IVF64,SQ8", "--index-parameters", "nprobe=1"]
-    limited("merge.main", one, two, "--output", large, *index, "--cpu", "--quiet")
+    limited('load("merge")', one, two, "--output", large, *index, "--cpu", "--quiet")
     assert sum(path.stat().st_size for path in (large / TOKEN).glob("*.npy")) > 3 * LIMIT
     words = world.options("--datastore", large, "--max-tokens", 300, "--num-shards", 40, "--shard-id", 0)
     words += ["--beam", "1", "--max-len-b", "4"]

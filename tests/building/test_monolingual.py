@@ -158,7 +158,7 @@ def test_stopped_between_the_stages_it_resumes(
         "binarise": lambda: patch.object(back_translation, "binarise", side_effect=KeyboardInterrupt),
         "rename": lambda: patch.object(back_translation, "rmtree", side_effect=KeyboardInterrupt),
         "build_token_datastore": lambda: patch(
-            "fairseq_ccpr.cli.build_tokens.build_token_datastore", side_effect=KeyboardInterrupt
+            "fairseq_ccpr.cli.build.build_token_datastore", side_effect=KeyboardInterrupt
         ),
     }
     with stops[stage]():

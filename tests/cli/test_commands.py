@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 import subprocess
-from importlib import import_module
+import sys
 from pathlib import Path
 
 import pytest
 
-from fairseq_ccpr.cli import COMMANDS, module_of, tune
-from fairseq_ccpr.cli.command import HelpFormatter
+from fairseq_ccpr.cli import COMMANDS, COMPLETION, load
+from fairseq_ccpr.cli.command import Command, HelpFormatter
 from fairseq_ccpr.version import __version__
 from tests.helpers import ROOT, call, refused, run
 from tests.small_models import World
 
 
-def test_every_command_is_a_module_and_every_module_a_command() -> None:
-    folders = [ROOT / "fairseq_ccpr/cli", ROOT / "fairseq_ccpr/lab/commands"]
-    modules = {path.stem for folder in folders for path in folder.glob("*.py")}
-    shared = {"__init__", "command", "completion", "phrase_prompt"}
-    assert modules - shared == {name.replace(" ", "_") for name in COMMANDS}
+def test_every_function_that_is_a_command_is_listed() -> None:
+    modules = {load(name).work.__module__ for name in [*COMMANDS, COMPLETION]}
+    made = [value for name in modules for value in vars(sys.modules[name]).values() if isinstance(value, Command)]
+    assert {one.name for one in made} == {f"fairseq-ccpr {name}" for name in [*COMMANDS, COMPLETION]}
     assert "fairseq-ccpr = fairseq_ccpr.cli:main" in (ROOT / "setup.py").read_text()
 
 
@@ -29,10 +28,10 @@ def test_help_names_the_command_and_explains_every_option(name: str) -> None:
     shown = call(name, "--help").stdout
     assert shown.startswith(f"usage: fairseq-ccpr {name} ")
     assert "(default: None)" not in shown and "(default: False)" not in shown and "(default: )" not in shown
-    command = import_module(module_of(name)).main
+    command = load(name)
     for line in command.text.splitlines():
         assert line.count("fairseq-ccpr ") < 2 and not re.search(r"\S {2,}--", line), f"a line break is lost: {line}"
-    for action in command.help_parser()._actions:
+    for action in command.parser()._actions:
         line = HelpFormatter("")._get_help_string(action) or ""
         assert line and line.count("(default: ") < 2 and "default: [" not in line, action.option_strings
 
@@ -112,11 +111,13 @@ def test_the_options_of_fairseq_may_stand_before_the_folder() -> None:
         "--decode",
         "2",
     ]
-    given, (others,) = tune.main.parse(words)
-    assert (given.data_bin, given.subset, given.decode) == ("DATA", "test", 2)
-    assert others == ["--path", "model.pt", "-s", "de", "--cpu", "--remove-bpe", "--lenpen", "-0.5", "--beam=3"]
-    given, (others,) = tune.main.parse(["--user-dir", "mine", "DATA", "--gate", "0.5"])
-    assert given.data_bin == "DATA" and others == ["--user-dir", "mine", "--gate", "0.5"]
+    given = load("tune").parse(words)
+    assert (given.data_bin, given.subset, given.decode) == (Path("DATA"), "test", 2)
+    assert given.rest == ["--path", "model.pt", "-s", "de", "--cpu", "--remove-bpe", "--lenpen=-0.5", "--beam", "3"]
+    given = load("tune").parse(["--user-dir", "mine", "DATA", "--gate", "0.5"])
+    assert given.data_bin == Path("DATA") and given.rest == ["--user-dir", "mine", "--gate", "0.5"]
+    given = load("learn").parse(["one.tmx", "--beam", "5", "two.tmx"])
+    assert given.files == [Path("one.tmx"), Path("two.tmx")] and given.rest == ["--beam", "5"]
 
 
 @pytest.mark.parametrize("words", [[], ["evaluate"]])

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table, marked
+from fairseq_ccpr.cli.retrieve import as_json, as_prompt, as_table, marked
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedPhrase

@@ -236,7 +236,7 @@ def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, t
         return explain_with(world, output, *extra, check=False)
 
     refused(explain("--output", tmp_path / "no" / "page.html"), "there is no folder .*no")
-    refused(explain("--output", tmp_path), "is a folder: give the name of a file")
+    refused(explain("--output", tmp_path), "is a folder: give a file")
     refused(explain("--ids", 3, 40), "the subset 'test' has no sentence 40, only 0 to 39")
     refused(explain("--ids", -1), "no sentence -1")
     refused(explain("--ids", 3, "--max-source-positions", 2), "longer than the model takes|has no sentence that")

@@ -29,7 +29,7 @@ from fairseq_ccpr.lab.accuracy.retrieved_phrases import (
     measure,
 )
 from fairseq_ccpr.lab.accuracy.significance import resample
-from fairseq_ccpr.lab.commands import benchmark_phrases
+from fairseq_ccpr.lab.commands import benchmark
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.text.words import word_spans
@@ -317,6 +317,6 @@ def test_the_benchmark(encoder: Path, tmp_path: Path) -> None:
         (["--sizes", 200, 3], "IVF4,Flat has 4 lists"),
         (["--index", "exact", "Nonsense"], "FAISS cannot make an index 'Nonsense'"),
     ):
-        with patch.object(benchmark_phrases, "measure_search", side_effect=AssertionError("work in vain")):
+        with patch.object(benchmark, "measure_search", side_effect=AssertionError("work in vain")):
             refused(call(*words, *extra, check=False), pattern)
     refused(call("benchmark phrases", "--text", tmp_path / "text", check=False), "--text needs --encoder to build")

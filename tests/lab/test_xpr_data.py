@@ -76,8 +76,7 @@ def test_without_a_sentence_the_phrase_stands_alone(xpr: Xpr, sentences: int, ma
         assert (one.first, one.last) == (1, len(one.subwords.ids) - 2)
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_a_cut_sentence_keeps_its_phrase(xpr: Xpr, marked: bool) -> None:
+def test_a_cut_sentence_keeps_its_phrase(xpr: Xpr) -> None:
     """All that fits is used, wherever the phrase stands, and as much of the sentence as there is room for."""
     tokenizer, types = load_tokenizer(xpr.context), Lexicon(xpr.lexicon / "train").sides[0]
     end, moved = tokenizer.dictionary.eos(), 0
@@ -88,13 +87,13 @@ def test_a_cut_sentence_keeps_its_phrase(xpr: Xpr, marked: bool) -> None:
             continue
         phrase = whole.ids[bounds[0] : bounds[1] + 1]
         for limit in (3, 5, 8, len(whole.ids), len(whole.ids) + 2):
-            (one,) = usable_examples(tokenizer, 0, types.phrases[number], [(text, start, stop)], 1, limit, marked)
-            if len(phrase) > limit - 2 * marked:
+            (one,) = usable_examples(tokenizer, 0, types.phrases[number], [(text, start, stop)], 1, limit)
+            if len(phrase) > limit:
                 assert one.subwords.text == types.phrases[number]
                 continue
             ids = one.subwords.ids
-            assert len(ids) - 2 == min(len(whole.ids) - 2 + 2 * marked, limit)
-            assert ids[one.first : one.last + 1] == ([end, *phrase, end] if marked else phrase)
+            assert len(ids) - 2 == min(len(whole.ids) - 2, limit)
+            assert ids[one.first : one.last + 1] == phrase
             inner = ids[1 : one.first] + phrase + ids[one.last + 1 : -1]
             at = bounds[0] - (one.first - 1)
             assert inner == whole.ids[at : at + len(inner)] and [ids[0], ids[-1]] == [whole.ids[0], end]

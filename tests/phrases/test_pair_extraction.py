@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.phrases.pair_extraction import consistent_pairs
-from fairseq_ccpr.phrases.pair_filters import PairFilter, WordFilter, edge_rule
+from fairseq_ccpr.phrases.pair_filters import PairFilter, WordFilter
 from fairseq_ccpr.phrases.pair_store import FILES, PhrasePairs
 from fairseq_ccpr.text.words import word_spans
-from tests.helpers import call, write_lines
-from tests.phrases.small_language import LEXICON, extract, refused, sentences, worded
+from tests.helpers import call
+from tests.phrases.small_language import LEXICON, extract, sentences, worded
 
 
 def enumerate_pairs(source_size: int, target_size: int, links: set[tuple[int, int]], max_words: int) -> set[tuple]:
@@ -75,26 +75,6 @@ def test_filters_judge_edges_and_letters() -> None:
     assert kept(0.39, False) == ["7 house", "house"]
     assert kept(0.60, False) == ["the", "the 7", "the 7 house", "7 house", "house"]
     assert kept(0.39, True) == ["7 house", "7 house .", "house", "house ."]
-
-
-def test_terms_of_a_domain_are_not_barred_and_function_words_may_begin() -> None:
-    """Against judging each word by hand: 'document' is frequent in this text alone, 'the' in both, 'lord' in the other."""
-    own = Counter({"the": 40, "document": 30, "of": 20, "lord": 5, "page": 5})
-    other = Counter({"the": 50, "lord": 30, "of": 19, "document": 1})
-    pair = worded("the document of the lord", "the document of the lord")
-    boxes = np.array([[0, a, b, a, b] for a, b in itertools.combinations(range(6), 2)])
-
-    def kept(background: list[Counter[str]], may_begin: bool) -> set[str]:
-        sides = (WordFilter(own, 0.1, False, background, may_begin) for _ in range(2))
-        words = pair.target.split()
-        return {" ".join(words[a:b]) for _, a, b, _, _ in PairFilter(*sides)([pair], boxes).tolist()}
-
-    assert kept([], False) == {"lord"}
-    assert kept([other], False) == {"document", "document of the lord", "lord"}
-    begun = {"the document", "of the lord", "the lord", "the document of the lord"}
-    assert kept([other], True) == kept([other], False) | begun
-    assert kept([other, Counter({"x": 1})], False) > kept([other], False)  # nothing is frequent in all three
-    assert edge_rule({"max_edge_share": 0.003}) == "own>0.003"
 
 
 def test_phrases_of_a_text(text: Path, tmp_path: Path) -> None:
@@ -162,23 +142,3 @@ def test_options_change_the_result(text: Path, tmp_path: Path) -> None:
     (tmp_path / "some" / "text.en").write_text("one two three.\n" + "a b c d e f g.\n" * 399)
     extract(tmp_path / "some", tmp_path / "words", "--max-words", 7, "--max-edge-share", 1)
     assert PhrasePairs(tmp_path / "words" / "train").manifest.skipped == {"too long": 399}
-
-
-def test_words_are_barred_by_texts_of_other_domains_and_the_manifest_says_so(text: Path, tmp_path: Path) -> None:
-    """Of 'the' and 'der', the most frequent words, which the other text does not have."""
-    other = write_lines(tmp_path / "other.tsv", "ein Hund\ta dog", "ein Baum\ta tree")
-
-    def edges(name: str, *extra: object) -> tuple[set[str], dict[str, object], dict[str, str]]:
-        extract(text, tmp_path / name, *extra)
-        pairs = PhrasePairs(tmp_path / name / "train")
-        first = {pairs.sentence(n)[1][c:d].split()[0].lower() for n, _, _, c, d in pairs.pairs[:400].tolist()}
-        return first, pairs.manifest.settings, pairs.manifest.fingerprints
-
-    first, settings, fingerprints = edges("own")
-    assert "the" not in first and settings["frequent_in"] == "own" and "background" not in fingerprints
-    first, settings, fingerprints = edges("general", "--background", other)
-    assert "the" in first and settings["frequent_in"] == "general" and len(fingerprints["background"]) == 64
-    first, settings, _ = edges("begin", "--frequent-may-begin")
-    assert "the" in first and edge_rule(settings) == "own>0.15,begin"
-    empty = write_lines(tmp_path / "empty.tsv", "\t")
-    refused(extract(text, tmp_path / "no", "--background", empty, check=False), "empty.tsv has no sentence pair")

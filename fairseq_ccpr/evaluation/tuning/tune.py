@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
-from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of
+from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.translation.comparison import BASE
 from fairseq_ccpr.evaluation.translation.scores import TranslationScores
@@ -101,6 +102,13 @@ class Tuned:
         return TrustDescription(
             trust.KIND, trust.arguments(), needs_of(parts), keys, self.settings, texts, weight=weight
         )
+
+    def save_trust(self, parts: Any, path: Path) -> None:
+        """Write the trust of the best, and what was trained of its memories, for the parts of the datastore."""
+        ensemble = self.best.ensemble
+        assert ensemble.trust is not None  # or there is nothing to write
+        trained = {memory.name: memory.trained() for memory in ensemble.voting}
+        save_trust(ensemble.trust, trained, self.description(parts), path)
 
 
 def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> Tuned:

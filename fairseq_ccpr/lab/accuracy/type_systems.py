@@ -50,22 +50,21 @@ class TransformerTypes:
         finish: layer and means [n, d] -> vectors of length 1.
         digest: of all that decides the vectors.
         trained_on: see `TypeSystem`.
-        marked: see `usable_examples`.
     """
 
     def __init__(
         self, context: ContextEncoder, layers: Sequence[int], encode: Encode, finish: Callable[[int, Tensor], Tensor],
-        digest: str, trained_on: Sequence[str] | None, marked: bool = False,
+        digest: str, trained_on: Sequence[str] | None,
     ) -> None:  # fmt: skip
         self.context, self.layers, self._encode, self._finish = context, layers, encode, finish
-        self.fingerprint, self.trained_on, self.marked = digest, trained_on, marked
+        self.fingerprint, self.trained_on = digest, trained_on
 
     @torch.inference_mode()
     def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
         """Average the vectors of each phrase over its sentences."""
         context, device = self.context, next(self.context.parameters()).device
         source, target = (
-            type_means(self._encode, context.tokenizer, types, counts, context.max_positions, device, show, self.marked)
+            type_means(self._encode, context.tokenizer, types, counts, context.max_positions, device, show)
             for types in lexicon.sides
         )
         return {
@@ -196,9 +195,7 @@ def _xpr_types(encoder: XprEncoder, layers: Sequence[int] | None) -> Transformer
         return encoder.project(means) if layer == encoder.layer else normalize(means, dim=1)
 
     encode = _means_of_layers(encoder.context, layers)
-    return TransformerTypes(
-        encoder.context, layers, encode, finish, encoder.fingerprint(), encoder.trained_on, encoder.marked
-    )
+    return TransformerTypes(encoder.context, layers, encode, finish, encoder.fingerprint(), encoder.trained_on)
 
 
 def _context_types(encoder: SpanEncoder) -> TransformerTypes:

@@ -25,16 +25,14 @@ class LexiconDataset(SizedDataset):
         sentences: example sentences of a phrase in a batch, at most; 0: the phrase alone.
         max_subwords: sentences are cut to this.
         seed: of order and examples.
-        marked: see `usable_examples`.
     """
 
     def __init__(
-        self, lexicons: list[Lexicon], tokenizer: SubwordTokenizer, sentences: int, max_subwords: int, seed: int,
-        marked: bool = False,
-    ) -> None:  # fmt: skip
+        self, lexicons: list[Lexicon], tokenizer: SubwordTokenizer, sentences: int, max_subwords: int, seed: int
+    ) -> None:
         super().__init__()
         self.lexicons, self.tokenizer, self.sentences = lexicons, tokenizer, sentences
-        self.max_subwords, self.marked, self.seed, self.epoch = max_subwords, marked, seed, 1
+        self.max_subwords, self.seed, self.epoch = max_subwords, seed, 1
         self.starts = np.cumsum([0, *(len(lexicon.pairs) for lexicon in lexicons)])
 
     def __len__(self) -> int:
@@ -52,9 +50,7 @@ class LexiconDataset(SizedDataset):
             places = (types.example(phrase, place) for place in order)
             strings.append(types.phrases[phrase])
             examples.append(
-                usable_examples(
-                    self.tokenizer, phrase, strings[-1], places, self.sentences, self.max_subwords, self.marked
-                )
+                usable_examples(self.tokenizer, phrase, strings[-1], places, self.sentences, self.max_subwords)
             )
         return (strings[0], strings[1]), examples, int(index)
 

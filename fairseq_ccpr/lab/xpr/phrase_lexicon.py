@@ -32,12 +32,6 @@ class PhraseLexiconConfig(PhraseTaskConfig):
         metadata={"help": "example sentences of a phrase, drawn again each epoch; 0: the phrase alone (an ablation)"},
     )
     max_subwords: int = field(default=128, metadata={"help": "sentences are cut to this, around the phrase"})
-    mark_phrases: bool = field(
-        default=False,
-        metadata={
-            "help": "put </s> before and after the phrase in a sentence; no datastore can be built then (an ablation)"
-        },
-    )
     max_tokens: Optional[int] = II("dataset.max_tokens")
 
 
@@ -51,8 +45,6 @@ class PhraseLexiconTask(PhraseTask):
             raise ConfigurationError(f"--sentences is {cfg.sentences}: give at least 1, or 0 for phrases alone")
         if cfg.max_subwords < 1:
             raise ConfigurationError(f"--max-subwords is {cfg.max_subwords}: give at least 1")
-        if cfg.mark_phrases and cfg.max_subwords < 3:
-            raise ConfigurationError(f"--max-subwords is {cfg.max_subwords}: give at least 3 with --mark-phrases")
         if cfg.max_tokens is not None:
             raise ConfigurationError(
                 "--max-tokens has no meaning here, where pairs are put together before their sentences are drawn: give "
@@ -69,14 +61,14 @@ class PhraseLexiconTask(PhraseTask):
             )
         lexicons = list(self.open_folders(split, Lexicon))
         self.datasets[split] = LexiconDataset(
-            lexicons, self.tokenizer, self.cfg.sentences, self.cfg.max_subwords, self.cfg.seed, self.cfg.mark_phrases
+            lexicons, self.tokenizer, self.cfg.sentences, self.cfg.max_subwords, self.cfg.seed
         )
         if split == "train":
             self.trained_on = sorted({lexicon.manifest.language_pair for lexicon in lexicons})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: the settings of the context encoder, and the data it was trained on."""
-        return super().state_dict() | {"trained_on": self.trained_on, "marked": self.cfg.mark_phrases}
+        return super().state_dict() | {"trained_on": self.trained_on}
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         """Take an optimizer step, once per update; the momentum encoder follows."""
@@ -98,9 +90,7 @@ class PhraseLexiconTask(PhraseTask):
 
         def means(types: PhraseTypes) -> Tensor:
             counts, most = [self.cfg.sentences], self.cfg.max_subwords
-            return type_means(encode, self.tokenizer, types, counts, most, pairs.device, marked=self.cfg.mark_phrases)[
-                0, 0
-            ]
+            return type_means(encode, self.tokenizer, types, counts, most, pairs.device)[0, 0]
 
         sources, targets = (model.project(means(types)) for types in lexicon.sides)
         found = find_translations(sources, targets, pairs), find_translations(targets, sources, pairs.flip(1))

@@ -24,13 +24,12 @@ class TypeExample:
 
 
 def usable_examples(
-    tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int,
-    marked: bool = False,
-) -> list[TypeExample]:  # fmt: skip
+    tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int
+) -> list[TypeExample]:
     """Return the first `most` examples that the encoder can handle.
 
     Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or does not consist of whole
-    subwords, is skipped. If no sentence is left, the phrase itself serves as one, without marks.
+    subwords, is skipped. If no sentence is left, the phrase itself serves as one.
 
     Args:
         tokenizer: the encoder's.
@@ -39,21 +38,17 @@ def usable_examples(
         places: its examples, in order of preference.
         most: how many; 0: the phrase itself.
         max_subwords: without the markers.
-        marked: whether an end marker is put before and after the phrase, as part of it, as in the released code.
     """
-    room = max_subwords - 2 * marked
     found: list[TypeExample] = []
     for text, start, end in places:
         if len(found) == most:
             break
         whole = tokenizer.encode(text)
         bounds = subword_bounds(whole, start, end)
-        if bounds is None or bounds[1] + 1 - bounds[0] > room:
+        if bounds is None or bounds[1] + 1 - bounds[0] > max_subwords:
             continue
-        subwords, before = whole.around(*bounds, room)
+        subwords, before = whole.around(*bounds, max_subwords)
         first, last = (bound - before for bound in bounds)
-        if marked:
-            subwords, last = subwords.marked(first, last), last + 2
         found.append(TypeExample(phrase, len(found), subwords, first, last))
     if found:
         return found
@@ -62,12 +57,12 @@ def usable_examples(
 
 
 def stored_examples(
-    tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int, marked: bool = False
+    tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int
 ) -> Iterator[list[TypeExample]]:
     """Yield the examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
     for number in range(len(types)):
         places = (types.example(number, place) for place in range(int(types.counts[number])))
-        yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords, marked)
+        yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords)
 
 
 def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:

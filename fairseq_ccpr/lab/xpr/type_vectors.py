@@ -21,7 +21,7 @@ Encode = Callable[[Tensor, Tensor], Tensor]
 @torch.inference_mode()
 def type_means(
     encode: Encode, tokenizer: SubwordTokenizer, types: PhraseTypes, counts: Sequence[int], max_subwords: int,
-    device: torch.device, show: bool = False, marked: bool = False,
+    device: torch.device, show: bool = False,
 ) -> Tensor:  # fmt: skip
     """Average the vectors of the first m example sentences of each phrase, for several m.
 
@@ -33,7 +33,6 @@ def type_means(
         max_subwords: of a sentence.
         device: where the encoder is.
         show: whether to draw a progress bar.
-        marked: see `usable_examples`.
 
     Returns:
         fp32 [C, J, n, d], on the device.
@@ -42,7 +41,7 @@ def type_means(
     numbers = torch.zeros(len(counts), len(types), device=device)
     for most in sorted({0, max(counts)} if 0 in counts else {max(counts)}):
         rows = [row for row, count in enumerate(counts) if bool(count) == bool(most)]
-        examples = stored_examples(tokenizer, types, most, max_subwords, marked)
+        examples = stored_examples(tokenizer, types, most, max_subwords)
         with progress_bar(f"{most} sentences", "phrase", total=len(types), quiet=not show) as bar:
             while block := list(islice(examples, BLOCK)):
                 for table in as_tables([one for phrase_examples in block for one in phrase_examples], tokenizer.pad):

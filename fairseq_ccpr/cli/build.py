@@ -1,0 +1,144 @@
+"""Building datastores: `fairseq-ccpr build tokens`, `build phrases` and `build memory`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+from fairseq_ccpr.building.adapter_build import build_projected_datastore
+from fairseq_ccpr.building.distributed import launched
+from fairseq_ccpr.building.empty_store import EmptyStore, one_model
+from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
+from fairseq_ccpr.building.token_build import NO_ADAPTER, TokenBuildSettings, build_token_datastore
+from fairseq_ccpr.cli.command import command
+from fairseq_ccpr.datastore.preprocessing import remember
+from fairseq_ccpr.datastore.token import UNKNOWN, TokenDatastore
+from fairseq_ccpr.inference.back_translation import back_translate, refuse_begun, tell_left_out
+from fairseq_ccpr.inference.resources import preprocessing_for_build
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.models.key_layer import KEY_LAYERS
+from fairseq_ccpr.settings import option
+from fairseq_ccpr.storage.fingerprint import short
+
+
+@command("""\
+Build a token datastore: force-decode the sentence pairs of DATA_BIN with a trained model, and store one entry per target
+token. The decoder's state is its key, the token its value.
+
+  fairseq-ccpr build tokens data-bin --path model.pt --output datastores/mine
+
+The datastore stores model, languages, dictionaries and subwords, so that later commands need no such options.
+
+--adapter clknn also trains a small network on those states with a contrastive loss (CLKNN), and stores its outputs as
+keys: narrower, and trained to find the right token. Decoding needs no further options.
+
+--monolingual builds from text of the target language alone. A model of the opposite direction translates each sentence back,
+and these pairs take the place of those of DATA_BIN, whose subwords and dictionaries are used:
+
+  fairseq-ccpr build tokens data-bin --path model.pt --output mine --monolingual mono.txt --reverse-model reverse.pt
+
+The folder back-translations of the datastore keeps the pairs: a table, pairs.tsv, and a DATA_BIN. Lines that are empty, too
+long for the reverse model, or translated with nothing are left out and counted. fairseq-ccpr merge joins such a datastore
+with one of pairs.
+
+Run the same command again to resume an interrupted build. On a finished datastore, another --index rebuilds only the index.
+Several processes share the work: torchrun --nproc-per-node 4 -m fairseq_ccpr build tokens ...
+""")
+def build_tokens(settings: TokenBuildSettings) -> int:
+    settings.check()
+    preprocessing = preprocessing_for_build(
+        settings.data_bin, Path(settings.path), settings.source_lang, settings.target_lang
+    )
+    settings = replace(settings, source_lang=preprocessing.source_lang, target_lang=preprocessing.target_lang)
+    start = time.monotonic()
+    with launched() as processes:
+        if settings.monolingual:
+            settings = replace(settings, pseudo_pairs=back_translate(settings, preprocessing, processes))
+        else:
+            refuse_begun(settings.output)
+        build = build_token_datastore if settings.adapter == NO_ADAPTER else build_projected_datastore
+        section, left_out = build(settings, processes)
+        if processes.first:
+            remember(preprocessing, settings.output)
+            print(
+                f"{settings.output}: {section.size:,} entries of width {section.dimension}, index {section.index}, "
+                f"model {short(section.fingerprints['model'])}, {time.monotonic() - start:.0f} s"
+            )
+            if len(section.subsets) > 1:
+                print(f"subsets: {', '.join(f'{name} {count:,} sentences' for name, count in section.subsets.items())}")
+            if settings.pseudo_pairs and (told := tell_left_out(settings.pseudo_pairs.left_out)):
+                print(told)
+            if left_out:
+                print(f"{left_out:,} sentences longer than the model takes were left out")
+            if unknown := TokenDatastore(settings.output).count_unknown():
+                print(f"{unknown:,} entries are of unknown tokens ({UNKNOWN}), which decoding passes over")
+    return 0
+
+
+@command("""\
+Build a phrase datastore from text of the target language alone: find the phrases of each sentence with a trained phrase
+encoder and keep a vector of each and its place.
+
+  fairseq-ccpr build phrases mono.en.txt --encoder ccpr/phrase-encoder/ccpr.pt --output datastores/mine
+  fairseq-ccpr build phrases mono.en.txt --encoder xpr/phrase-encoder/xpr.pt --segmentation lexicon:dictionary.tsv \\
+    --output datastores/types
+
+With a CCPR encoder each phrase of each sentence is an entry. With an XPR encoder each string is one, its vector the mean
+over all its sentences, of which the first is kept. XPR cannot tell phrases from other words, so give it a lexicon: FILE lists
+phrases, one per line or separated by tabs. A dictionary of both languages serves for source sentences as well.
+
+The text has a sentence per line, plain, .gz or .xz; the same sentence counts once. The output may hold a token part
+already. Run the same command again to resume an interrupted build.
+
+  fairseq-ccpr build phrases mono.en.txt --encoder ccpr.pt --output datastores/mine --store http://localhost:19530
+
+--store moves the keys to Milvus and keeps the rest in the folder, which is used as before. Credentials, user:password or
+an API key, are taken from the URI or, better, from the environment variable MILVUS_TOKEN, where decoding looks for them too.
+""")
+def build_phrases(settings: PhraseBuildSettings) -> int:
+    settings.check()
+    start = time.monotonic()
+    with launched() as processes:
+        report = build_phrase_datastore(settings, processes)
+    if report is None:
+        return 0
+    section, lines = report.section, report.lines
+    speed = f" ({report.encoded / report.seconds:.0f} sentences/s)" if report.encoded else ""
+    print(
+        f"{settings.output}: {section.size:,} phrases of {section.sentences:,} sentences "
+        f"({section.size / section.sentences:.1f} per sentence), width {section.dimension}, index {section.index}, "
+        f"encoder {short(section.fingerprints['encoder'])}, {time.monotonic() - start:.0f} s{speed}"
+    )
+    if lines.empty or lines.repeated:
+        print(f"{lines.empty:,} empty lines and {lines.repeated:,} repeated sentences were left out")
+    if report.too_long:
+        print(f"{report.too_long:,} sentences longer than the encoder reads were read in windows")
+    return 0
+
+
+@command("""\
+Make an empty token datastore: fairseq-ccpr learn adds sentence pairs, one or many at a time, each of which counts from the
+next translation on.
+
+  fairseq-ccpr build memory --path model.pt --output datastores/mine
+
+It stores model, languages, dictionaries and subwords. If there is text of the domain, build from that instead (fairseq-ccpr
+build tokens), and learn in addition. A datastore of phrases alone, which cannot learn without tokens, gets an empty token
+part.
+""")
+def build_memory(
+    rest: list[str],
+    output: Path = option(help="the datastore: a folder that does not exist, or one of phrases alone", metavar="DIR"),
+    key_layer: str = option(KEY_LAYERS[0], "the decoder state that becomes the key", choices=KEY_LAYERS),
+    data: Optional[Path] = option(
+        None, "folder with the model's dictionaries (found next to the model)", metavar="DATA_BIN"
+    ),
+) -> int:
+    system = System.of(rest, data)
+    symbols, languages = system.task.target_dictionary.symbols, system.task.tags.languages
+    section = EmptyStore(one_model(system.models), symbols, key_layer, languages).write(output)
+    remember(system.preprocessing, output)
+    print(f"{output}: nothing yet, for entries of width {section.dimension}; fairseq-ccpr learn adds to it")
+    return 0

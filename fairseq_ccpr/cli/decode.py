@@ -1,0 +1,294 @@
+"""Translating with a datastore: `fairseq-ccpr tune`, `translate`, `serve`, `explain` and `compare`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import Optional
+
+from fairseq_ccpr.cli.command import check_folders, command, markdown_table
+from fairseq_ccpr.common_options import count_option, data_bin_option, data_option, quiet_option
+from fairseq_ccpr.datastore.preprocessing import remember, remembered
+from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.evaluation.explain.translate import explain_subset
+from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, compare_decoding
+from fairseq_ccpr.evaluation.tuning import tune as tuning
+from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
+from fairseq_ccpr.evaluation.tuning.worth import table
+from fairseq_ccpr.extras import installing
+from fairseq_ccpr.inference.system import WINDOW, System
+from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, read_key
+from fairseq_ccpr.settings import option
+from fairseq_ccpr.storage.files import write_json, write_text
+from fairseq_ccpr.text.pairs import read_lines, read_standard_input
+from fairseq_ccpr.translator import Translator
+
+LEARNED, FIXED = "learned", "fixed"
+FEW = 150  # sentences, of which a point of BLEU may be chance
+TEXT, JSONL = "text", "jsonl"
+
+
+@command("""\
+Tune retrieval on held-out pairs: settings (--knn-k, --knn-lambda, --knn-temperature for tokens; --phrase-lambda with
+--combiner fixed), the votes of retrieved phrases, and trust, a small network that weighs model, tokens and phrases at each
+token. The result is stored with the datastore, where every command and fairseq-generate find it:
+
+  fairseq-ccpr tune data-bin --path model.pt --datastore datastores/mine --also other-data-bin
+  fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
+
+--also names pairs of other domains, a few hundred or more, whose translations should lose nothing. Trust that has seen only
+the datastore's domain helps there and harms elsewhere.
+
+One teacher-forced pass over each text scores hundreds of settings by the likelihood of the references. Trust is learned
+with the best temperature, for 8 and for 32 neighbours, and starts from a weight of 0.5. A third of the held-out pairs is
+then decoded with each candidate and with the model alone. If none beats the model, all weights are set to 0. Trust
+in tokens and phrases together takes the number of neighbours that was tuned for the tokens alone, or else 32. Where the
+tokens alone are better, the weight of phrases becomes 0. --output FILE writes the options there instead, for $(cat FILE),
+and trust to FILE.trust.
+
+For an adapter's keys the grid has both a fixed lambda and lambda*; --knn-confidence or --no-knn-confidence restricts it to
+one of them, --knn-k and --knn-temperature to one value. These are not tuned, and are stored as given:
+--knn-lambda-star, --knn-min-similarity, --knn-lambda-max, --knn-guard, --phrase-k, --phrase-min-similarity,
+--phrase-threshold, --phrase-segmentation, --phrase-queries, --phrase-reach, --retrieval-lambda-max.
+""")
+def tune(
+    rest: list[str],
+    data_bin: Path = data_bin_option(),
+    output: Optional[Path] = option(None, "where the chosen options go (with the datastore)", metavar="FILE"),
+    subset: str = option("valid", "the held-out pairs", metavar="NAME"),
+    also: list[str] = option(
+        [], "held-out pairs of other domains, which are to lose nothing (subset: valid)", nargs="+",
+        metavar="DATA_BIN[:SUBSET]",
+    ),
+    combiner: str = option(
+        LEARNED, "what decides the weights: learned trust, or fixed, the settings", choices=(LEARNED, FIXED)
+    ),
+    decode: int = count_option(8, "how many settings to decode with (--combiner fixed)"),
+) -> int:  # fmt: skip
+    check_folders(output=output)
+    if any(word.split("=")[0] == "--gen-subset" for word in rest):
+        raise ConfigurationError("--gen-subset is for decoding: name the held-out pairs with --subset")
+    system = System.of([*rest, "--gen-subset", subset, "--untuned"], data_bin)
+    parts = system.task.parts
+    if system.cfg.task.trust is not None:
+        raise ConfigurationError(
+            f"--trust is {system.cfg.task.trust}, but tuning learns it: leave it out, or give --combiner fixed"
+        )
+    if also and combiner == FIXED:
+        raise ConfigurationError("--also is for what is learned, and --combiner is fixed: leave one of them out")
+    folder = next(iter(parts.values())).directory if parts else None
+    if output is None and folder is not None and not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"{folder} cannot be written to: give --output FILE, where the options go instead")
+    others = other_texts(also, OtherText(data_bin, subset))
+    for text in others:
+        text.check(system)
+    tuned = tuning.tune(system, others, combiner == LEARNED, decode)
+    _print_what_was_tried(tuned, subset)
+    trust = tuned.best.ensemble.trust
+    if output is not None:
+        path, words = output, tuned.options
+        if trust is not None:
+            file = Path(f"{output}.trust")
+            tuned.save_trust(parts, file)
+            words += f" --trust {shlex.quote(str(file))}"
+        write_text(path, words + "\n")
+    else:  # with the datastore, and the preprocessing if it has none yet
+        if trust is not None:
+            tuned.save_trust(parts, trust_path(parts))
+        path = write_tuned(parts, tuned.settings, tuned.best.ensemble.signature(), trust is not None)
+        known = remembered(path.parent)
+        if known is None or not known.options:
+            remember(system.preprocessing, path.parent)
+    print(f"{path}: {tuned.best.name}")
+    return 0
+
+
+def _print_what_was_tried(tuned: tuning.Tuned, subset: str) -> None:
+    if tuned.linear:
+        print(f"{subset} is small: trust is a linear function of its features")
+    print("\n".join(table(tuned.texts)))
+    for name, scores in sorted(tuned.scores.items(), key=lambda item: -item[1].bleu):
+        print(f"{scores.bleu:7.2f}  {name}")
+    print(f"BLEU {tuned.scores[BASE].bleu_signature}, of {tuned.sentences:,} sentences, a third of {subset}")
+    if tuned.sentences < FEW:
+        print(f"{tuned.sentences:,} sentences are few: differences of a point of BLEU may be chance")
+    print(f"retrieval {tuned.best.ensemble.signature()}")
+    print(
+        f"{len(tuned.token_grid) + len(tuned.phrase_grid):,} settings by likelihood, {len(tuned.scores) - 1} by BLEU, in "
+        f"{tuned.seconds:.0f} s: {tuned.seconds / tuned.base_seconds:.1f} times a decoding of {subset} without retrieval"
+    )
+    if tuned.left_out is not None and tuned.helps:
+        print("phrases bring nothing here: their weight is 0, and they are not retrieved")
+    if not tuned.helps:
+        print("nothing is better than the model alone here: the interpolation weights are 0")
+
+
+@command("""\
+Translate text, one sentence per line, from standard input or files to standard output.
+
+  fairseq-ccpr translate --datastore datastores/mine < in.txt > out.txt
+  fairseq-ccpr translate --path model.pt --datastore datastores/mine --input in.txt.xz --output-format jsonl > out.jsonl
+
+The datastore stores model, languages, dictionaries, subwords and tuned settings. Without a datastore the model translates
+alone, with the dictionaries and subwords in its own folder. Any option of fairseq-generate may be given, such as --beam or
+--lenpen.
+
+Every input line yields one output line. An empty line yields an empty one. So does a line that is longer than the model
+accepts, which is reported on standard error; the exit code is then 1.
+""")
+def translate(
+    rest: list[str],
+    input: list[Path] = option([], "text to translate, plain, .gz or .xz (standard input)", nargs="+", metavar="FILE"),
+    output_format: str = option(
+        TEXT, "text: translations alone; jsonl: with source, score, subwords and their scores", choices=(TEXT, JSONL)
+    ),
+    data: Optional[Path] = data_option(),
+    buffer_size: int = count_option(WINDOW, "sentences read before they are translated in batches of similar lengths"),
+    quiet: bool = quiet_option(),
+) -> int:
+    for path in input:
+        if not path.is_file():
+            raise ConfigurationError(f"--input: there is no file {path}")
+    system = System.of(rest, data)
+    print(f"retrieval signature: {system.signature or 'none, the model translates alone'}", file=sys.stderr)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # as the input is read, whatever the locale
+    terminal = not input and sys.stdin.isatty()
+    at_once = terminal or buffer_size == 1
+    lines = chain.from_iterable(map(read_lines, input)) if input else read_standard_input()
+    shown = not quiet and sys.stderr.isatty()
+    total = sum(1 for path in input for _ in read_lines(path)) if input and shown else None
+    faults = []
+    with progress_bar("translations", "sentence", total=total, quiet=quiet or terminal) as bar:
+        for number, one in enumerate(system.translate(lines, bar.update, 1 if terminal else buffer_size), 1):
+            print(one.text if output_format == TEXT else json.dumps(asdict(one), ensure_ascii=False), flush=at_once)
+            if one.fault:
+                faults.append((number, one.fault))
+    for number, fault in faults:
+        print(f"line {number} has no translation: {fault}", file=sys.stderr)
+    terms = system.task.glossary
+    if terms is not None and terms.searched and not terms.found:
+        print(
+            f"--glossary: no sentence has a term of {terms.path}: its first column is of the language translated from",
+            file=sys.stderr,
+        )
+    return 1 if faults else 0
+
+
+@command(f"""\
+Serve LibreTranslate's API, and a page for the browser where translations are corrected and learnt.
+
+  fairseq-ccpr serve --datastore datastores/mine
+  curl http://127.0.0.1:5000/translate -d source=de -d target=en -d q="Guten Morgen."
+
+All options of decoding apply, as for translate. Besides /translate, /languages, /detect and /health there are /learn, /memory
+and /explain. The server listens on this machine only, unless --host names another address, which needs an API key in a file
+or in the environment variable {KEY_VARIABLE}. SIGTERM or Ctrl-C stop it when all accepted requests are answered.
+
+It needs further packages: {installing("serve")}.
+""")
+def serve(
+    rest: list[str],
+    host: str = option(Limits.host, "address to listen on", metavar="ADDRESS"),
+    port: int = option(5000, "port to listen on; 0: any free one", within="[0, 65535]", needs="a port", metavar="N"),
+    api_key_file: Optional[Path] = option(None, "file with the API key that requests must carry", metavar="FILE"),
+    max_characters: int = count_option(Limits.most_characters, "longest request, in characters"),
+    log: str = option(
+        NOTHING, "what is logged to standard error: nothing, requests without their texts, or with texts",
+        choices=LOGS,
+    ),
+    data: Optional[Path] = data_option(),
+) -> int:  # fmt: skip
+    try:
+        from fairseq_ccpr.server import serving
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the server needs {error.name}, which is not installed: {installing('serve')}"
+        ) from None
+    key = read_key(api_key_file)
+    if host not in LOOPBACK and key is None:
+        raise ConfigurationError(
+            f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
+        )
+    with serving.listen(host, port) as listening:
+        translator = Translator.of(rest, data)
+        translator.check_encoding()
+        translator.lock()
+        print(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}", flush=True)
+        print(f"retrieval signature: {translator.signature or 'none, the model translates alone'}", file=sys.stderr)
+        serving.serve(translator, Limits(host, key, max_characters, log), listening)
+    return 0
+
+
+@command("""\
+Translate sentences with and without retrieval, and write a page for any browser, one file that needs no network. It shows
+how much of each token's probability came from the model, the token datastore and the phrase datastore. It lists the
+neighbours and phrases that proposed the token, in their sentences, and what the model alone would have written.
+
+  fairseq-ccpr explain data-bin --datastore datastores/mine --output page.html
+
+DATA_BIN is what prepare makes of pairs; Translator.explain, in Python, explains sentences without references.
+All other options are those of fairseq-generate --task translation_retrieval. A file of that name is overwritten.
+""")
+def explain(
+    rest: list[str],
+    data_bin: Path = data_bin_option(),
+    output: Path = option(help="the page", metavar="FILE"),
+    sentences: Optional[int] = count_option(None, "how many, the first of the subset (50)"),
+    ids: list[int] = option([], "these sentences, counted from 0", nargs="+", metavar="N"),
+    neighbours: int = option(16, "shown of each token, at most", within="[0, inf)", needs="at least 0", metavar="N"),
+) -> int:
+    if ids and sentences is not None:
+        raise ConfigurationError("--sentences and --ids exclude each other: give one of them")
+    check_folders(output=output)
+    done = explain_subset(System.of(rest, data_bin), sentences or 50, ids or None, neighbours)
+    done.save(output)
+    line = f"{output}: {len(done.sentences):,} of {done.sentences_in_subset:,} of {done.subset}"
+    if done.bleu is not None:
+        line += f", BLEU of these {done.bleu[BASE]:.2f}, with retrieval {done.bleu[RETRIEVAL]:.2f}"
+    print(line)
+    return 0
+
+
+@command("""\
+Decode a subset with the base model and with retrieval, in turns. Print BLEU, chrF and speed of both, and three
+sentences that retrieval improved. All options are those of fairseq-generate --task translation_retrieval:
+--knn-k, --knn-lambda, --knn-temperature, --gen-subset, --beam, --max-tokens, --bpe and so on. With
+--results-path DIR it writes base.txt, retrieval.txt, source.txt, reference.txt and comparison.json there once both
+are decoded. Without --datastore the base model decodes alone.
+""")
+def compare(rest: list[str], data_bin: Path = data_bin_option()) -> int:
+    system = System.of(rest, data_bin)
+    done = compare_decoding(system)
+    rows, decodings = done.rows(), done.decodings
+    cells = [["system", "BLEU", "chrF", "seconds", "tokens/s", "speed"]]
+    for row in rows:
+        numbers = [f"{row['bleu']:.2f}", f"{row['chrf']:.2f}", f"{row['seconds']:.1f}", f"{row['tokens_per_second']}"]
+        cells.append([row["system"], *numbers, f"{row['speed']:.0%}"])
+    print(f"{markdown_table(cells)}\n\n{len(decodings.references):,} sentences")
+    print(f"BLEU {rows[0]['bleu_signature']}\nchrF {rows[0]['chrf_signature']}")
+    if done.retrieval_signature is not None:
+        print(f"retrieval {done.retrieval_signature}")
+        print("\nThe three sentences that retrieval brought nearest to their references, by chrF gained:")
+        for i in done.examples(3):
+            print(f"\nsource     {decodings.sources[i]}")
+            for name in (BASE, RETRIEVAL):
+                print(f"{name:10} {decodings.systems[name].hypotheses[i]}")
+            print(f"reference  {decodings.references[i]}")
+    if system.cfg.common_eval.results_path is not None:
+        folder = Path(system.cfg.common_eval.results_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {"source": decodings.sources, "reference": decodings.references}
+        texts |= {name: one.hypotheses for name, one in decodings.systems.items()}
+        for name, sentences in texts.items():  # in the order of the corpus
+            write_text(folder / f"{name}.txt", "".join(f"{sentences[i]}\n" for i in sorted(sentences)))
+        write_json(folder / "comparison.json", {"retrieval_signature": done.retrieval_signature, "rows": rows})
+    return 0
