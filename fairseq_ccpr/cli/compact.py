@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import command, counted
 
 HELP = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fairseq_ccpr.building.merge import MergeSettings, merge_datastores
+from fairseq_ccpr.building.rewrite import MergeSettings, merge_datastores
 from fairseq_ccpr.cli.command import command, named
 from fairseq_ccpr.settings import option
 
