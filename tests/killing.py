@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
 from fairseq_ccpr.datastore.learnt_records import NewPair
 from fairseq_ccpr.datastore.manifest import Manifest

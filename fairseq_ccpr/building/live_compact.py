@@ -1,7 +1,7 @@
 """Compacting while a memory is in use: translation and learning continue.
 
 1. Copy the datastore as links to its files, with the journal as it is now.
-2. Compact the copy in a separate process; see `compact`. Pairs may be learnt and forgotten meanwhile.
+2. Compact the copy in a separate process; see `rewrite`. Pairs may be learnt and forgotten meanwhile.
 3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was learnt and
    forgotten meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have
    begun finish with the files they began with, which the system keeps until then.
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_ccpr.building.compact import SCRATCH, remove_others, remove_put_aside
+from fairseq_ccpr.building.rewrite import SCRATCH, disk_faults_named, remove_others, remove_put_aside
 from fairseq_ccpr.datastore.learnt import LEARNT, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -63,18 +63,13 @@ class LiveCompaction:
         """
         try:
             self.memory.lock()
-            with scratch_directory(self.directory / SCRATCH) as scratch:
+            with disk_faults_named(self.directory), scratch_directory(self.directory / SCRATCH) as scratch:
                 copy = scratch / self.directory.resolve().name  # which what was learnt is named by
                 reader = self._link(copy)
                 if not self._compact(copy):
                     return False
                 with self.memory.paused():
                     self._adopt(copy, reader)
-        except OSError as error:
-            raise DatastoreError(
-                f"{self.directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see "
-                "to the disk"
-            ) from None
         finally:
             self._ended.set()
         return True

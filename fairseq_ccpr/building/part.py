@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, Generic, TypeVar
+from typing import Any, Union
 
 import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.datastore import phrase, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
-from fairseq_ccpr.datastore.token import KEYS
+from fairseq_ccpr.datastore.phrase import SPANS
+from fairseq_ccpr.datastore.token import KEYS, PROVENANCE
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import Index, build_index, open_index
@@ -30,24 +31,28 @@ BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of mo
 # Names in plans and manifests that users know by another one.
 KNOWN_AS = {"share": "fraction", "shard_tokens": "chunk tokens", "shard_sentences": "chunk sentences"}
 
-Section = TypeVar("Section", TokenSection, PhraseSection)
+Section = Union[TokenSection, PhraseSection]
 
 
 @dataclass(frozen=True)
-class PartKind(Generic[Section]):
-    """What differs between token and phrase parts once they are filled."""
+class PartKind:
+    """What differs between token and phrase parts, and would be said of a third kind."""
 
     name: str  # of the folder, and of the section in the manifest
-    files: Callable[[Section], list[str]]
+    shapes: Callable[
+        [int, int], dict[str, tuple[tuple[int, ...], str]]
+    ]  # of the arrays, from numbers of rows and width
+    places: str  # the array whose first column is the sentence of each row
+    files: Callable[[Any], list[str]]  # names, from the section
     effort: Effort  # of an approximate search
     depth: int  # neighbours that a search asks for, at least
 
 
-TOKENS: PartKind[TokenSection] = PartKind(TOKEN, token.part_files, TOKEN_EFFORT, 0)
-PHRASES: PartKind[PhraseSection] = PartKind(PHRASE, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
+TOKENS = PartKind(TOKEN, token.array_shapes, PROVENANCE, token.part_files, TOKEN_EFFORT, 0)
+PHRASES = PartKind(PHRASE, phrase.array_shapes, SPANS, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
 
 
-class FolderKeys(Generic[Section]):
+class FolderKeys:
     """Keys that are searched where they were written: in the part's folder, alongside their index.
 
     Args:
@@ -57,7 +62,7 @@ class FolderKeys(Generic[Section]):
     def __init__(self, show: bool) -> None:
         self.show = show
 
-    def make_index(self, section: Section, published: Section | None, folder: Path) -> None:
+    def make_index(self, section: Any, published: Any, folder: Path) -> None:
         """Make the keys in `folder` searchable as `section.index` says, unless an earlier run did.
 
         Args:
@@ -72,7 +77,7 @@ class FolderKeys(Generic[Section]):
         with self.progress(f"index {description.factory}", section.size) as bar:
             build_index(open_keys(section, folder), description, path, bar.update)
 
-    def open_index(self, section: Section, folder: Path) -> Index:
+    def open_index(self, section: Any, folder: Path) -> Index:
         """Open what `make_index` has made."""
         return open_index(section.index, open_keys(section, folder), folder)
 
@@ -81,7 +86,7 @@ class FolderKeys(Generic[Section]):
         return progress_bar(what, unit, total=total, done=done, quiet=not self.show)
 
 
-class Part(Generic[Section]):
+class Part:
     """A part of the datastore at `output`: what exists of it, and the stages to come, each of which survives a kill.
 
     While its owner fills it, its folder is NAME.partial, where a plan says what it is built from. Publishing renames the
@@ -100,12 +105,9 @@ class Part(Generic[Section]):
         DatastoreError: the folder holds a part built from something else, or a damaged one.
     """
 
-    def __init__(
-        self, output: Path, kind: PartKind[Section], keys: FolderKeys[Section], identity: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, output: Path, kind: PartKind, keys: FolderKeys, identity: dict[str, Any] | None = None) -> None:
         self.output, self.identity = output, identity or {}
-        self.kind: PartKind[Section] = kind
-        self.keys: FolderKeys[Section] = keys
+        self.kind, self.keys = kind, keys
         self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
         self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
         self.published: Section | None = getattr(self.manifest, kind.name)
@@ -190,7 +192,7 @@ class Part(Generic[Section]):
         return recall_of_sample(index, open_keys(section, self.final), self.kind.depth)
 
 
-def open_keys(section: TokenSection | PhraseSection, folder: Path) -> np.ndarray:
+def open_keys(section: Section, folder: Path) -> np.ndarray:
     """Memory-map the keys of a part, fp16 [N, d]."""
     return open_array(folder / f"{KEYS}.npy", (section.size, section.dimension), "float16")
 

@@ -13,12 +13,11 @@ from fairseq_ccpr.building.part import PHRASES, Part
 from fairseq_ccpr.building.phrase_chunks import CHUNKS, PhraseChunks
 from fairseq_ccpr.building.phrase_keys import PhraseKeys, StoreKeys
 from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
-from fairseq_ccpr.building.string_hashes import write_string_hashes
 from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
 from fairseq_ccpr.building.type_merge import merge_types
 from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
 from fairseq_ccpr.datastore.manifest import PhraseSection
-from fairseq_ccpr.datastore.phrase import HASHES, TOTALS
+from fairseq_ccpr.datastore.phrase import HASHES, TOTALS, write_string_hashes
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder

@@ -23,7 +23,7 @@ from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage import fingerprint
 
 
-class PhraseKeys(FolderKeys[PhraseSection]):
+class PhraseKeys(FolderKeys):
     """Keys in the folder of the phrase part.
 
     Args:
@@ -44,7 +44,7 @@ class PhraseKeys(FolderKeys[PhraseSection]):
         """Resolve `--index` and `--index-parameters` for `size` keys."""
         return plan_index(choice, "ip", parameters, size, dimension, gpu, PHRASES.effort, self.address)
 
-    def check(self, published: PhraseSection | None, identity: dict[str, Any]) -> None:
+    def check(self, published: Any, identity: dict[str, Any]) -> None:
         """Check, before any work is done, that the keys can be here.
 
         Args:
@@ -80,7 +80,7 @@ class StoreKeys(PhraseKeys):
         self.address, self._token = read_address(store, collection or name)
         self.timeout = timeout
 
-    def check(self, published: PhraseSection | None, identity: dict[str, Any]) -> None:
+    def check(self, published: Any, identity: dict[str, Any]) -> None:
         """Check that the database answers, and has no other keys under this name."""
         if published is not None and published.store is not None:
             return  # `make_index` compares

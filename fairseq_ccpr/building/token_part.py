@@ -20,7 +20,7 @@ from fairseq_ccpr.storage.atomic import atomic_file
 from fairseq_ccpr.storage.write_behind import write_behind
 
 
-class TokenPart(Part[TokenSection]):
+class TokenPart(Part):
     """The token part at `output`, of known size.
 
     Args:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.lib.format import open_memmap
 
-from fairseq_ccpr.building.string_hashes import write_string_hashes
-from fairseq_ccpr.datastore.phrase import HASHES, KEYS, SPANS
+from fairseq_ccpr.datastore.phrase import HASHES, KEYS, SPANS, write_string_hashes
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space
 from fairseq_ccpr.storage.atomic import atomic_file, scratch_directory

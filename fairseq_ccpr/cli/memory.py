@@ -13,8 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
-from fairseq_ccpr.building.merge import MergeSettings, merge_datastores
+from fairseq_ccpr.building.rewrite import CompactSettings, MergeSettings, compact_datastore, merge_datastores
 from fairseq_ccpr.cli.command import check_folders, command, counted, markdown_table, named
 from fairseq_ccpr.cli.retrieve import marked
 from fairseq_ccpr.common_options import (

@@ -99,12 +99,10 @@ class Domain:
     def _span(self) -> Tensor:
         return (self.far - self.near).clamp_min(1e-6)
 
-    def select(self, chosen: Tensor, shift: int = 0) -> Domain:
-        """Keep some sentences of the sample, bool, with `shift` added to their numbers; the statistics stay."""
+    def select(self, chosen: Tensor) -> Domain:
+        """Keep some sentences of the sample, bool; the statistics stay."""
         rows = chosen.repeat_interleave(self.lengths)
-        return replace(
-            self, states=self.states[rows], lengths=self.lengths[chosen], numbers=self.numbers[chosen] + shift
-        )
+        return replace(self, states=self.states[rows], lengths=self.lengths[chosen], numbers=self.numbers[chosen])
 
     def save(self, path: Path) -> None:
         """Write to a safetensors file, under its final name only when it is complete."""

@@ -17,8 +17,9 @@ from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription
 from fairseq_ccpr.search.placement import CPU, open_for_device
-from fairseq_ccpr.storage.arrays import open_array
-from fairseq_ccpr.storage.equal_strings import hash_strings
+from fairseq_ccpr.storage.arrays import GrowingArray, open_array
+from fairseq_ccpr.storage.atomic import atomic_file
+from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.storage.text_lines import TextLines
@@ -28,6 +29,11 @@ SENTENCES = "sentences.txt"  # UTF-8, one per line
 TOTALS = "totals.json"  # what was counted when it was built
 SOURCES = "sources"  # where several texts were merged
 SAMPLE_SEED = 1
+
+
+def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shapes and dtypes of the arrays of a phrase datastore of `size` entries."""
+    return {KEYS: ((size, dimension), "float16"), SPANS: ((size, 3), "int32")}
 
 
 def part_files(section: PhraseSection) -> list[str]:
@@ -45,6 +51,7 @@ class PhraseDatastore:
         keys: fp16 [N, o]; None where a database has them.
         spans: int32 [N, 3]: sentence, start, end in characters.
         hashes: uint64 [N], of the strings; None in datastores that have none yet.
+        sentences: S lines.
 
     Raises:
         DatastoreError: missing, unfinished, damaged, or without a phrase part.
@@ -64,7 +71,7 @@ class PhraseDatastore:
         self.keys = open_array(folder / f"{KEYS}.npy", shape, "float16") if section.store is None else None
         self.spans = open_array(folder / f"{SPANS}.npy", (section.size, 3), "int32")
         self.hashes = open_array(folder / f"{HASHES}.npy", (section.size,), "uint64") if section.hashes else None
-        self._sentences = TextLines(folder / SENTENCES, folder / f"{OFFSETS}.npy", section.sentences)
+        self.sentences = open_sentences(folder, section.sentences)
 
     @property
     def keys_fingerprint(self) -> str:
@@ -80,13 +87,13 @@ class PhraseDatastore:
 
     def sentence(self, number: int) -> str:
         """Return a sentence as it stood in the text."""
-        return self._sentences[number]
+        return self.sentences[number]
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
         """Hash the strings of entries, int64 [n] -> uint64 [n]."""
         if self.hashes is not None:
             return self.hashes[entries]
-        return hash_strings(self.spans[entries], self._sentences)
+        return hash_strings(self.spans[entries], self.sentences)
 
     def phrase(self, entry: int) -> tuple[str, str, int, int]:
         """Return an entry's string, its sentence, and the characters of the sentence where it begins and ends."""
@@ -163,7 +170,7 @@ class PhraseDatastore:
             found = of_keys(self.section.size, self.section.dimension, index.read())
             if found != self.section.fingerprints[KEYS]:
                 faults.append(f"phrase keys: those in {self.section.store} have changed since they were written")
-        lengths = np.diff(self._sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
+        lengths = np.diff(self.sentences.offsets)  # bytes of each sentence, and so no fewer than its characters
         for start in range(0, self.section.size, block_rows):
             rows = f"rows {start:,} to {start + block_rows:,}"
             if self.keys is not None and not np.isfinite(self.keys[start : start + block_rows]).all():
@@ -175,9 +182,30 @@ class PhraseDatastore:
                 faults.append(f"phrase spans: places outside their sentences in {rows}")
             elif self.hashes is not None:
                 spans = self.spans[start : start + block_rows]
-                if not np.array_equal(hash_strings(spans, self._sentences), self.hashes[start : start + block_rows]):
+                if not np.array_equal(hash_strings(spans, self.sentences), self.hashes[start : start + block_rows]):
                     faults.append(f"phrase hashes: other than those of the strings in {rows}")
         return faults
+
+
+def open_sentences(folder: Path, count: int) -> TextLines:
+    """Map the sentences of a phrase part."""
+    return TextLines(folder / SENTENCES, folder / f"{OFFSETS}.npy", count)
+
+
+def write_string_hashes(folder: Path, sentences: int) -> None:
+    """Write the hash of each phrase's string, uint64 [N], alongside spans and sentences, so that no search has to.
+
+    Args:
+        folder: of the phrase part.
+        sentences: S.
+    """
+    spans = np.load(folder / f"{SPANS}.npy", mmap_mode="r", allow_pickle=False)
+    lines = open_sentences(folder, sentences)
+    with atomic_file(folder / f"{HASHES}.npy") as path:
+        array = GrowingArray(path, (), "uint64")
+        for start in range(0, len(spans), HASHED):
+            array.append(hash_strings(spans[start : start + HASHED], lines))
+        array.close()
 
 
 def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:

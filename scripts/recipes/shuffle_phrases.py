@@ -14,7 +14,6 @@ import numpy as np
 
 from fairseq_ccpr.building.part import PHRASES, FolderKeys, Part
 from fairseq_ccpr.cli.command import run
-from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import HASHES, SPANS, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.arrays import save_array
@@ -31,7 +30,7 @@ def shuffle_phrases(source: Path, output: Path) -> int:
         )
     order = np.random.default_rng(0).permutation(store.section.size)
     with atomic_directory(output) as folder:
-        part: Part[PhraseSection] = Part(folder, PHRASES, FolderKeys(show=False))
+        part = Part(folder, PHRASES, FolderKeys(show=False))
         part.partial.mkdir()
         for name in PHRASES.files(store.section):
             shutil.copy(store.folder / name, part.partial / name)

@@ -134,10 +134,10 @@ def test_selecting_keeps_whole_sentences() -> None:
     domain = Text().domain(30)
     chosen = torch.rand(30) < 0.4
     chosen[3] = True
-    kept = domain.select(chosen, shift=100)
+    kept = domain.select(chosen)
     parts = domain.states.split(domain.lengths.tolist())
     assert torch.equal(kept.states, torch.cat([part for part, wanted in zip(parts, chosen) if wanted]))
-    assert kept.numbers.tolist() == [100 + i for i in range(30) if chosen[i]] and kept.lengths.sum() == len(kept.states)
+    assert kept.numbers.tolist() == [i for i in range(30) if chosen[i]] and kept.lengths.sum() == len(kept.states)
 
 
 def test_the_sample_is_enough_to_compute_all_again(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.building.compact import CompactSettings, compact_datastore
+from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learnt import LearntStore
 from fairseq_ccpr.datastore.learnt_records import NewPair
 from fairseq_ccpr.datastore.pair_phrases import PairPhrases

@@ -1,0 +1,705 @@
+"""Rewriting datastores: merged with others, without a corpus, or with the pairs learnt alongside. Nothing is encoded again.
+
+All are one algorithm: copy the rows of sentences that stay and append those that come, number the sentences anew, index the
+keys, publish. What differs is which sentences stay (`Rows.renumber`), and what stands alongside the rows of each kind.
+
+A merge appears under its name when it is complete. Compaction replaces parts of a datastore that others may be reading:
+
+1. A new token part is written next to the old one, complete with its index, and a new phrase part, where phrases were learnt
+   or forgotten; then a new journal that knows the pairs by their text and by the places of their entries.
+2. The manifest that names them replaces the old one: readers see the old state until then, and the new one from then on.
+3. The old parts and the old journal are removed. The next run completes one that was killed, or starts over.
+
+Letters: S sentences, n texts (corpora), d width of keys.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from shutil import copyfile, rmtree
+from typing import Any, NamedTuple, TypeVar, Union
+
+import numpy as np
+import torch
+
+from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
+from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, PartKind, Section, open_keys
+from fairseq_ccpr.common_options import cpu_option, quiet_option
+from fairseq_ccpr.datastore import learnt_records as records
+from fairseq_ccpr.datastore.domain import Domain
+from fairseq_ccpr.datastore.learnt import LEARNT, LOCK, LearntStore, header_of, journal_path
+from fairseq_ccpr.datastore.learnt_records import OWN_SENTENCE, LearntPair
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, Source, TokenSection
+from fairseq_ccpr.datastore.pair_phrases import identity_of_phrases
+from fairseq_ccpr.datastore.phrase import (
+    OFFSETS,
+    SENTENCES,
+    SOURCES,
+    SPANS,
+    TOTALS,
+    PhraseDatastore,
+    open_sentences,
+    write_string_hashes,
+)  # fmt: skip
+from fairseq_ccpr.datastore.preprocessing import remember, remembered
+from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROJECTION, PROVENANCE, SYMBOLS, VALUES, TokenDatastore
+from fairseq_ccpr.datastore.written_subwords import remove_stale
+from fairseq_ccpr.device import choose_device
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.search import DISK
+from fairseq_ccpr.search.base import EXACT_UP_TO
+from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.settings import option
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
+from fairseq_ccpr.storage.atomic import atomic_directory, partial_path, scratch_directory, sync_directory
+from fairseq_ccpr.storage.equal_strings import first_of_equals
+from fairseq_ccpr.storage.files import write_json
+from fairseq_ccpr.storage.journal import create_journal
+from fairseq_ccpr.storage.text_lines import TextLines, write_lines
+
+BLOCK_ROWS = 1 << 16  # memory holds so many rows at a time, whatever the size of a datastore
+MOST_SENTENCES = 2**31 - 1  # what an int32 counts
+LEAVES = -MOST_SENTENCES - 1  # below zero, whatever number is added
+SCRATCH = "compacted"  # the name, less its ending, of the folder that the new parts are written in
+
+Datastore = Union[TokenDatastore, PhraseDatastore]
+AnySection = TypeVar("AnySection", TokenSection, PhraseSection)
+Progress = Callable[[int], object]
+Renumber = Callable[[np.ndarray], np.ndarray]  # from old numbers to new ones, int64 [n]; -1 for sentences that leave
+
+logger = logging.getLogger(__name__)
+
+
+# The algorithm
+
+
+class Rows(NamedTuple):
+    """Rows of one kind of part: of a datastore, or of learnt pairs."""
+
+    arrays: dict[str, np.ndarray]  # see `PartKind.shapes`
+    renumber: Renumber  # of their sentences
+
+
+def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
+    """Write the rows of sentences that stay, part after part and each in its order; return how many.
+
+    Args:
+        dimension: d.
+        folder: to write the arrays to.
+        progress: told how many rows were read.
+    """
+    shapes = kind.shapes(0, dimension)
+    written = {name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype) for name, (shape, dtype) in shapes.items()}
+    for arrays, renumber in parts:
+        for start in range(0, len(arrays[kind.places]), BLOCK_ROWS):
+            block = {name: arrays[name][start : start + BLOCK_ROWS] for name in written}
+            places = block[kind.places] = np.array(block[kind.places])
+            places[:, 0] = renumber(places[:, 0].astype(np.int64))
+            stay = places[:, 0] >= 0
+            for name, array in written.items():
+                array.append(block[name][stay])
+            progress(len(stay))
+    for array in written.values():
+        array.close()
+    return written[kind.places].rows
+
+
+def _rows(kind: PartKind, store: Datastore, renumber: Renumber) -> Rows:
+    return Rows({name: getattr(store, name) for name in kind.shapes(0, 0)}, renumber)
+
+
+def write_tokens(
+    base: TokenDatastore, parts: list[Rows], sources: list[Source], folder: Path, progress: Progress
+) -> TokenSection:
+    """Write a token part without its index, like that of `base`.
+
+    Args:
+        sources: the corpora of the rows. Statistics of their text that no sample of keys gives are in the folder already.
+    """
+    size = copy_rows(TOKENS, base.section.dimension, parts, folder, progress)
+    for name in (SYMBOLS, *([PROJECTION] if base.section.projection else [])):
+        copyfile(base.folder / name, folder / name)
+    section = replace(_describe(base.section, sources), size=size)
+    if section.projection is None and size:
+        provenance = open_array(folder / f"{PROVENANCE}.npy", *TOKENS.shapes(size, 0)[PROVENANCE])
+        sample_domain(open_keys(section, folder), provenance).save(folder / DOMAIN)
+    section.domain = (folder / DOMAIN).exists()
+    return section
+
+
+class Text(NamedTuple):
+    """Sentences of a datastore, or of learnt pairs, with their phrases."""
+
+    sentences: Sequence[str] | TextLines  # S
+    members: np.ndarray  # bool [S, n], which of its texts have each
+    columns: list[int | None]  # int [n], where these are among the texts of the result; None: they leave
+    arrays: dict[str, np.ndarray]
+
+
+def _text(store: PhraseDatastore, columns: list[int | None]) -> Text:
+    arrays = {name: getattr(store, name) for name in PHRASES.shapes(0, 0)}
+    return Text(store.sentences, store.open_sources(), columns, arrays)
+
+
+def write_phrases(
+    base: PhraseDatastore, texts: list[Text], sources: list[Source], folder: Path, progress: Progress
+) -> PhraseSection:
+    """Write a phrase part without its index, like that of `base`; a sentence of several texts is there once.
+
+    1. Find repeated sentences, and the texts of each.
+    2. Number the sentences that stay in the order in which they first come.
+    3. Copy the phrases of the first of equal sentences in the order in which they stood.
+
+    Args:
+        sources: the corpora that stay, counted here; one without a fingerprint gets that of its sentences.
+    """
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    begins = np.cumsum([0, *(len(text.sentences) for text in texts)]).tolist()
+    first = first_of_equals((text.sentences[i] for text in texts for i in range(len(text.sentences))), scratch)
+    members = _mark_members(texts, begins, first, len(sources), scratch)
+    kept_path = (folder if len(sources) > 1 else scratch) / f"{SOURCES}.npy"
+    kept_array = GrowingArray(kept_path, (len(sources),), "bool")
+    numbers_array = GrowingArray(scratch / "numbers.npy", (), "int64")
+    for start in range(0, len(members), BLOCK_ROWS):
+        stay = members[start : start + BLOCK_ROWS].any(axis=1)
+        numbers_array.append(np.where(stay, kept_array.rows + np.cumsum(stay) - 1, -1))
+        kept_array.append(members[start : start + BLOCK_ROWS][stay])
+    numbers_array.close()
+    kept_array.close()
+    numbers = open_array(scratch / "numbers.npy", (len(first),), "int64")
+    places = ((text.sentences, i, begin + i) for begin, text in zip(begins, texts) for i in range(len(text.sentences)))
+    staying = (sentences[i] for sentences, i, place in places if numbers[place] >= 0)
+    write_lines(folder / SENTENCES, folder / f"{OFFSETS}.npy", staying)
+    parts = [Rows(text.arrays, numbers[begin:].__getitem__) for begin, text in zip(begins, texts)]
+    size, count = copy_rows(PHRASES, base.section.dimension, parts, folder, progress), kept_array.rows
+    sources = _count(sources, open_array(kept_path, (count, len(sources)), "bool"), size, folder)
+    rmtree(scratch)
+    totals = {"phrases": size, "sentences": count, "too_long": sum(source.too_long for source in sources)}
+    write_json(folder / TOTALS, totals)
+    write_string_hashes(folder, count)
+    return replace(_describe(base.section, sources), size=size, sentences=count, hashes=True)
+
+
+def _mark_members(texts: list[Text], begins: list[int], first: np.ndarray, columns: int, scratch: Path) -> np.ndarray:
+    """Mark the texts of each sentence of all, bool [S, n]; a repeated one is marked where it first comes."""
+    blank = GrowingArray(scratch / "members.npy", (columns,), "bool")
+    for start in range(0, len(first), BLOCK_ROWS):  # a sparse file would end the process where the disk is full
+        blank.append(np.zeros((min(BLOCK_ROWS, len(first) - start), columns), bool))
+    blank.close()
+    members: np.ndarray = np.load(scratch / "members.npy", mmap_mode="r+", allow_pickle=False)
+    for begin, text in zip(begins, texts):
+        for start in range(0, len(text.sentences), BLOCK_ROWS):
+            block = text.members[start : start + BLOCK_ROWS]
+            rows = first[begin + start : begin + start + len(block)]
+            for column, has in zip(text.columns, block.T):
+                if column is not None:
+                    members[rows[has], column] = True
+    return members
+
+
+def _count(sources: list[Source], members: np.ndarray, size: int, folder: Path) -> list[Source]:
+    """Count the entries and sentences of each text, given which of them have each sentence, bool [S, n]."""
+    spans = open_array(folder / f"{SPANS}.npy", *PHRASES.shapes(size, 0)[SPANS])
+    entries, sentences = np.zeros((2, len(sources)), np.int64)
+    for start in range(0, max(size, len(members)), BLOCK_ROWS):
+        entries += members[spans[start : start + BLOCK_ROWS, 0]].sum(axis=0)
+        sentences += members[start : start + BLOCK_ROWS].sum(axis=0)
+    lines = open_sentences(folder, len(members))
+    return [
+        replace(
+            source, size=int(entries[i]), sentences=int(sentences[i]),
+            corpus=source.corpus or fingerprint.of_strings(lines[n] for n in range(len(lines)) if members[n, i]),
+        )
+        for i, source in enumerate(sources)
+    ]  # fmt: skip
+
+
+def sources_of(name: str, store: Datastore) -> list[Source]:
+    """List the corpora of a datastore; one that was built from a single one calls it `name`."""
+    section: Section = store.section
+    if section.sources:
+        return list(section.sources)
+    whole = Source(
+        name, section.fingerprints["corpus"], section.size, 0, section.share,
+        reverse_model=section.fingerprints.get(REVERSE_MODEL, ""),
+    )  # fmt: skip
+    if isinstance(section, TokenSection):
+        return [replace(whole, sentences=sum(section.subsets.values()), subsets=dict(section.subsets))]
+    totals = json.loads((store.folder / TOTALS).read_text(encoding="utf-8"))
+    return [replace(whole, sentences=section.sentences, too_long=totals["too_long"])]
+
+
+def _describe(section: AnySection, sources: list[Source]) -> AnySection:
+    """Record the corpora in a new section: a single one as if the datastore was built from it, several by their names."""
+    one = sources[0] if len(sources) == 1 else None
+    prints = {name: digest for name, digest in section.fingerprints.items() if name != REVERSE_MODEL}
+    prints["corpus"] = one.corpus if one else fingerprint.of_strings(source.corpus for source in sources)
+    if one and one.reverse_model:
+        prints[REVERSE_MODEL] = one.reverse_model
+    described = replace(
+        section, fingerprints=prints, share=one.share if one else 1.0, shard=None, sources=[] if one else sources,
+        files={}, index_recall=None, ancestors=[],
+    )  # fmt: skip
+    if isinstance(described, TokenSection):
+        named = {f"{source.name}/{subset}": n for source in sources for subset, n in source.subsets.items()}
+        described.subsets = dict(one.subsets) if one else named
+    return described
+
+
+def _write_part(
+    kind: PartKind, folder: Path, size: int, write: Callable[[Path, Progress], Section],
+    settings: MergeSettings | CompactSettings, choice: str, parameters: str, kept_parameters: str = "",
+) -> Section:  # fmt: skip
+    """Write a part to a new folder, from `size` rows, index it as chosen, and publish it."""
+    part = Part(folder, kind, FolderKeys(not settings.quiet))
+    part.partial.mkdir()
+    with progress_bar(f"{kind.name}s", "entry", total=size, quiet=settings.quiet) as bar:
+        section = write(part.partial, bar.update)
+    gpu, metric = choose_device(settings.cpu).type == "cuda", section.index.metric
+    parameters = parameters or kept_parameters
+    section.index = plan_index(choice, metric, parameters, section.size, section.dimension, gpu, kind.effort)
+    if kept_parameters:  # as they are: without defaults for those not given
+        section.index = replace(section.index, parameters=kept_parameters)
+    part.publish(section)
+    return section
+
+
+# Merging, and removing a corpus
+
+
+@dataclass(frozen=True)
+class MergeSettings:
+    """The options of `fairseq-ccpr merge`, and the datastores that it is given by name."""
+
+    output: Path = option(help="the new datastore: a folder that does not exist", metavar="DIR")
+    remove: list[str] = option([], "texts to remove", nargs="+", metavar="NAME")
+    index: str = option(
+        "auto", "as of fairseq-ccpr build; disk, or disk:FACTORY, keeps inverted lists on disk", metavar="exact|FACTORY"
+    )
+    index_parameters: str = option("", "FAISS search parameters", metavar="P=V,...")
+    cpu: bool = option(False, "choose the index for a CPU even where there is a GPU")
+    quiet: bool = quiet_option()
+    datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
+
+    def check(self) -> None:
+        """Check that the options go together.
+
+        Raises:
+            ConfigurationError: names the option.
+        """
+        paths = list(self.datastores.values())
+        output = self.output.resolve()
+        written = {output, partial_path(output), *output.parents}
+        for path in paths:
+            if path.resolve() in written:
+                raise ConfigurationError(
+                    f"--output {self.output} is, or is in, {path}, which is read: give another folder"
+                )
+        if self.remove and len(paths) > 1:
+            raise ConfigurationError(f"--remove takes from one datastore, but {len(paths)} are given: merge them first")
+        if not self.remove and len(paths) == 1:
+            raise ConfigurationError(f"{paths[0]} alone cannot be merged: give several datastores, or --remove NAME")
+
+
+class Input(NamedTuple):
+    """One kind of part of a datastore that is merged."""
+
+    store: Any  # TokenDatastore or PhraseDatastore
+    sources: list[Source]
+
+
+def merge_datastores(settings: MergeSettings) -> Manifest:
+    """Write a new datastore from others, which stay unchanged, or from one without some of its corpora.
+
+    The output appears when it is complete; after a kill the command starts over.
+
+    Raises:
+        ConfigurationError, DatastoreError: one sentence for the user.
+    """
+    settings.check()
+    directories = settings.datastores
+    manifests = {name: Manifest.read(path) for name, path in directories.items()}
+    tokens = [(name, TokenDatastore(directories[name])) for name, one in manifests.items() if one.token]
+    phrases = [(name, _open_phrases(directories[name])) for name, one in manifests.items() if one.phrase]
+    for _, store in tokens:
+        _refuse_learnt(store)
+    plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
+    for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
+        inputs = _in_order([Input(store, sources_of(name, store)) for name, store in stores])
+        plans.append((kind, merge_kind, inputs, _sources_together(inputs)))
+    names = list(dict.fromkeys(source.name for *_, sources in plans for source in sources))
+    directory = next(iter(directories.values()))  # the only one where corpora are removed
+    for name in settings.remove:
+        if name not in names:
+            raise ConfigurationError(f"--remove {name}: the texts of {directory} are {', '.join(names)}")
+    if not set(names) - set(settings.remove):
+        raise ConfigurationError(f"--remove names all texts of {directory}: nothing would be left")
+    sections = [section for one in manifests.values() for section in (one.token, one.phrase) if section is not None]
+    files = [file for section in sections for file in section.files.items()]
+    check_space(settings.output, sum(file["bytes"] for name, file in files if "/index-" not in name))
+    with atomic_directory(settings.output) as folder:
+        for kind, merge, inputs, sources in plans:
+            if kept := [source for source in sources if source.name not in settings.remove]:
+                size, write = sum(store.section.size for store, _ in inputs), partial(merge, inputs, kept)
+                _write_part(kind, folder, size, write, settings, settings.index, settings.index_parameters)
+        known = [found for path in directories.values() if (found := remembered(path)) is not None]
+        if known:  # all are of one model
+            remember(known[0], folder)
+    return Manifest.read(settings.output)
+
+
+def _open_phrases(directory: Path) -> PhraseDatastore:
+    store = PhraseDatastore(directory)
+    if store.keys is None:
+        raise ConfigurationError(
+            f"the keys of {directory} are in {store.section.store}, and only those in a folder can be merged: build it "
+            "without --store"
+        )
+    if store.section.pooled:
+        raise ConfigurationError(
+            f"the phrases of {directory} are one entry a string, the mean over the places of one text (XPR): build them "
+            "again from all texts together"
+        )
+    return store
+
+
+def _refuse_learnt(store: TokenDatastore) -> None:
+    learnt = LearntStore(store)
+    if learnt.entries or learnt.gone or _phrases_changed(learnt):
+        raise ConfigurationError(
+            f"{store.directory} has learnt pairs ({len(learnt.pairs):,}), and only a datastore's own entries are merged: "
+            f"fairseq-ccpr compact {store.directory} makes them its own"
+        )
+
+
+def _merge_tokens(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> TokenSection:
+    """Append tokens. Of states that a projection has made keys of, the samples are joined, as far as all have one."""
+    starts = dict(zip((source.corpus for source in kept), np.cumsum([0, *(one.sentences for one in kept)]).tolist()))
+    parts, base = [], inputs[0].store
+    samples: list[tuple[Domain, int]] | None = [] if base.section.projection is not None else None
+    for store, sources in inputs:
+        ends = np.cumsum([source.sentences for source in sources])
+        shifts = np.array([starts.get(source.corpus, LEAVES) + source.sentences for source in sources]) - ends
+        parts.append(_rows(TOKENS, store, partial(_shift, ends, shifts)))
+        if samples is not None and (domain := store.open_domain()) is None:
+            logger.warning(
+                "%s lacks statistics of its own text, so the merged datastore has none: build it again", store.directory
+            )
+            samples = None
+        if samples is not None:
+            numbers = torch.from_numpy(_shift(ends, shifts, domain.numbers.numpy()))
+            for source in (source for source in sources if source.corpus in starts):
+                inside = (numbers >= starts[source.corpus]) & (numbers < starts[source.corpus] + source.sentences)
+                if inside.any():
+                    samples.append((replace(domain, numbers=numbers).select(inside), source.size))
+    if samples:
+        join_domains(*map(list, zip(*samples))).save(folder / DOMAIN)
+    return write_tokens(base, parts, kept, folder, progress)
+
+
+def _shift(ends: np.ndarray, shifts: np.ndarray, sentences: np.ndarray) -> np.ndarray:
+    """Renumber sentences by what that corpus is shifted which each is of; `ends` and `shifts` are of the corpora."""
+    return np.maximum(sentences + shifts[np.searchsorted(ends, sentences, "right")], -1)
+
+
+def _merge_phrases(inputs: list[Input], kept: list[Source], folder: Path, progress: Progress) -> PhraseSection:
+    columns = {source.corpus: column for column, source in enumerate(kept)}
+    texts = [_text(store, [columns.get(source.corpus) for source in sources]) for store, sources in inputs]
+    return write_phrases(inputs[0].store, texts, kept, folder, progress)
+
+
+def _built_with(section: Section) -> dict[str, Any]:
+    """Collect the properties that must be equal in all of them, by name."""
+    same: dict[str, Any] = {
+        name.replace("_", " "): digest
+        for name, digest in section.fingerprints.items()
+        if name not in ("corpus", REVERSE_MODEL)  # of its text
+    }
+    same |= {"the width of keys": section.dimension, "the metric": section.index.metric}
+    if isinstance(section, PhraseSection):
+        return same | {"the segmentation": section.segmentation}
+    return same | {"the key layer": section.key_layer, "the projection": section.digest(PROJECTION)}
+
+
+def _in_order(inputs: list[Input]) -> list[Input]:
+    """Check that datastores go together, and sort them so that the shards of a corpus follow one another."""
+    for store, _ in inputs[1:]:
+        first, second = (_built_with(one.section) for one in (inputs[0].store, store))
+        for name in first | second:
+            if (both := [one.get(name) for one in (first, second)])[0] != both[1]:
+                brief = [fingerprint.short(v) if isinstance(v, str) and len(v) == 64 else str(v) for v in both]
+                raise DatastoreError(
+                    f"{inputs[0].store.directory} and {store.directory} cannot be merged: {name} is {brief[0]} in the first, "
+                    f"and {brief[1]} in the second; build both with the same"
+                )
+    by_corpus: dict[str, list[Any]] = {}
+    for store, sources in inputs:
+        for source in sources:
+            by_corpus.setdefault(source.corpus, []).append(store)
+    for group in by_corpus.values():
+        _check_shards(group)
+    places = {corpus: place for place, corpus in reversed([*enumerate(one.sources[0].corpus for one in inputs)])}
+    return sorted(inputs, key=lambda one: (places[one.sources[0].corpus], one.store.section.shard or []))
+
+
+def _check_shards(group: list[Any]) -> None:
+    """Check that the datastores of one corpus are a single one, or all of its shards."""
+    by_number: dict[int, Path] = {}
+    first = group[0].section.shard
+    fractions = {store.section.share for store in group}
+    for store in group:
+        shard = store.section.shard
+        if first and shard and first[1:] != shard[1:]:
+            raise ConfigurationError(
+                f"{group[0].directory} is one of {first[1]} shards in chunks of {first[2]:,}, and {store.directory} one of "
+                f"{shard[1]} in chunks of {shard[2]:,}: build all with the same --num-shards and --chunk-sentences or "
+                "--chunk-tokens, otherwise they do not line up"
+            )
+        number = shard[0] if shard else 0
+        if number in by_number or (first is None) != (shard is None) or len(fractions) > 1:
+            raise ConfigurationError(
+                f"{by_number.get(number, group[0].directory)} and {store.directory} hold the same text"
+                f"{f' (shard {number})' if shard else ''}: give each once"
+            )
+        by_number[number] = store.directory
+    shards = first[1] if first else 1
+    if missing := [str(number) for number in range(shards) if number not in by_number]:
+        raise ConfigurationError(
+            f"{group[0].directory} is one of {shards} shards, and these are missing: {', '.join(missing)}; give all of them"
+        )
+
+
+def _sources_together(inputs: list[Input]) -> list[Source]:
+    """List the corpora in their order; the corpus of shards once, with the size of all of them."""
+    sources: dict[str, Source] = {}
+    for source in (source for one in inputs for source in one.sources):
+        if (before := sources.get(source.corpus)) is None:
+            sources[source.corpus] = replace(source)
+        else:
+            before.size += source.size
+            before.too_long += source.too_long
+            before.sentences += 0 if source.subsets else source.sentences  # those of tokens are of the whole corpus
+    names: set[str] = set()
+    for source in sources.values():
+        if source.name in names:
+            raise ConfigurationError(
+                f"two texts are called '{source.name}': name them, as in {source.name}-2=DATASTORE"
+            )
+        names.add(source.name)
+    if sum(source.sentences for source in sources.values()) > MOST_SENTENCES:
+        raise ConfigurationError(f"the datastores have more than {MOST_SENTENCES:,} sentences together: merge fewer")
+    return list(sources.values())
+
+
+# Compacting
+
+
+@dataclass(frozen=True)
+class CompactSettings:
+    """The options of `fairseq-ccpr compact`."""
+
+    datastore: Path = option(help="the datastore", positional=True, metavar="DIR")
+    index: str = option(
+        "", "of tokens, as of fairseq-ccpr build tokens (of the kind there is)", metavar="exact|FACTORY"
+    )
+    index_parameters: str = option("", "search parameters (those there are)", metavar="P=V,...")
+    cpu: bool = cpu_option()
+    quiet: bool = quiet_option()
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """The outcome of compaction."""
+
+    section: TokenSection
+    moved: int  # pairs that are its own entries now, and were not before
+    removed: int  # pairs that were forgotten, and have left it
+
+
+def compact_datastore(settings: CompactSettings) -> Compacted:
+    """Move learnt pairs into a datastore's own entries, and erase forgotten ones from every file.
+
+    It stays unchanged if nothing was learnt or forgotten since the last time.
+
+    Raises:
+        ConfigurationError, DatastoreError: one sentence for the user.
+    """
+    datastore = TokenDatastore(settings.datastore)
+    directory = datastore.directory
+    with closing(LearntStore(datastore)) as learnt:
+        learnt.lock()
+        remove_others(directory, Manifest.read(directory))
+        moved, removed = len(learnt.entries.keys() | learnt.phrases.keys()), learnt.forgotten
+        if moved or removed:
+            with disk_faults_named(directory):
+                _compact(datastore, learnt, settings)
+        remove_put_aside(learnt.folder)
+    return Compacted(TokenDatastore(directory).section, moved, removed)
+
+
+@contextmanager
+def disk_faults_named(directory: Path) -> Iterator[None]:
+    """Report a full disk in one sentence; nothing changes until the manifest is replaced, which comes last."""
+    try:
+        yield
+    except OSError as error:
+        raise DatastoreError(
+            f"{directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see to the "
+            "disk"
+        ) from None
+
+
+def _compact(datastore: TokenDatastore, learnt: LearntStore, settings: CompactSettings) -> None:
+    directory, pairs = datastore.directory, dict(learnt.pairs)
+    manifest = Manifest.read(directory)
+    plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
+    if _phrases_changed(learnt):
+        plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
+    sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
+    check_space(directory, sum(sizes) + learnt.path.stat().st_size)
+    with scratch_directory(directory / SCRATCH) as scratch:
+        for kind, store, compact in plans:
+            before: Section = store.section
+            choice, parameters = (settings.index, settings.index_parameters) if kind is TOKENS else ("", "")
+            kept = "" if choice or parameters else before.index.parameters
+            write = partial(compact, store, learnt, pairs)
+            grown = _write_part(
+                kind, scratch, before.size, write, settings, choice or _existing_kind(before), parameters, kept
+            )
+            grown.ancestors = [*before.ancestors, store.keys_fingerprint]
+            grown.files = {f"{grown.folder}/{Path(name).name}": file for name, file in grown.files.items()}
+            rmtree(directory / grown.folder, ignore_errors=True)  # left by a run that was killed
+            (scratch / kind.name).rename(directory / grown.folder)
+            setattr(manifest, kind.name, grown)
+    assert manifest.token is not None
+    first = [header_of(manifest.token, learnt.next_id)]
+    if any(pair.sentence is not None for pair in pairs.values()):
+        first.append(records.phrases_of(identity_of_phrases(manifest.phrase)))
+    path = journal_path(directory, manifest.token.generation)
+    create_journal(path, [*first, *(records.moved(pair) for pair in pairs.values())])
+    manifest.write(directory)
+    sync_directory(directory)
+    remove_others(directory, manifest)
+
+
+def _phrases_changed(learnt: LearntStore) -> bool:
+    """Check whether the phrase part still lacks learnt phrases, or still has forgotten ones."""
+    return bool(learnt.phrases or learnt.gone_sentences)
+
+
+def _own_sources(store: Datastore) -> tuple[list[Source], str]:
+    """List the corpora of a datastore without what was learnt, which is the last one, and what that is called."""
+    name = store.directory.resolve().name
+    sources = sources_of(name, store)
+    return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNT}")
+
+
+def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Join the rows of learnt pairs, of which there may be none."""
+    shapes = kind.shapes(0, dimension)
+    return {name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes}
+
+
+def _compact_tokens(
+    datastore: TokenDatastore, learnt: LearntStore, pairs: dict[int, LearntPair], folder: Path, progress: Progress
+) -> TokenSection:
+    """Write the tokens, each learnt pair a sentence, and record in the pairs where they begin."""
+    section = datastore.section
+    gone = np.array(sorted(span for span in learnt.gone if span[1]), np.int64).reshape(-1, 2)  # first entry, entries
+    gone_before = np.cumsum([0, *gone[:, 1]])
+    gone_sentences = datastore.provenance[gone[:, 0], 0]
+    blocks = [
+        {KEYS: keys, VALUES: values, PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1)}
+        for n, (values, keys) in enumerate(learnt.entries.values())
+    ]
+    first_sentence, first_row = sum(section.subsets.values()), section.size - int(gone_before[-1])
+    parts = [
+        _rows(TOKENS, datastore, lambda numbers: np.where(np.isin(numbers, gone_sentences), -1, numbers)),
+        Rows(_joined(TOKENS, section.dimension, blocks), lambda numbers: numbers + first_sentence),
+    ]
+    for number, pair in pairs.items():
+        if pair.first_entry is not None:
+            before = int(gone_before[np.searchsorted(gone[:, 0], pair.first_entry)])
+            pairs[number] = replace(pair, first_entry=pair.first_entry - before)
+    for number, block in zip(learnt.entries, blocks):
+        pairs[number] = replace(pairs[number], first_entry=first_row)
+        first_row += len(block[VALUES])
+    sources, name = _own_sources(datastore)
+    sources = [source for source in sources if source.size]
+    corpus = fingerprint.of_strings(text for pair in pairs.values() for text in (pair.source, pair.target))
+    sentences = first_sentence + len(blocks) - sum(source.sentences for source in sources)
+    size = first_row - sum(source.size for source in sources)
+    sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNT: sentences}))
+    if section.domain:  # of the decoder's states, which keys of an adapter are not; replaced where they are
+        copyfile(datastore.folder / DOMAIN, folder / DOMAIN)
+    return write_tokens(datastore, parts, sources, folder, progress)
+
+
+def _compact_phrases(
+    datastore: PhraseDatastore, learnt: LearntStore, pairs: dict[int, LearntPair], folder: Path, progress: Progress
+) -> PhraseSection:
+    """Write the phrases as if all text had been built together, and record in the pairs where their targets are."""
+    sources, name = _own_sources(datastore)
+    column = len(sources)  # of what was learnt
+    having = [pair for pair in pairs.values() if pair.sentence is not None or pair.id in learnt.phrases]
+    blocks = [
+        {KEYS: found.keys, SPANS: np.insert(found.spans, 0, n, axis=1)}
+        for n, pair in enumerate(having)
+        if (found := learnt.phrases.get(pair.id)) is not None
+    ]
+    arrays = _joined(PHRASES, datastore.section.dimension, blocks)
+    texts = [
+        _text(datastore, [*range(column), None]),  # None: of what was learnt before, which `having` has
+        Text([pair.target for pair in having], np.ones((len(having), 1), bool), [column], arrays),
+    ]
+    section = write_phrases(datastore, texts, [*sources, Source(name, "", 0, 0, 1.0)], folder, progress)
+    members = open_array(folder / f"{SOURCES}.npy", (section.sentences, column + 1), "bool")
+    lines = open_sentences(folder, section.sentences)
+    places = {
+        lines[n]: OWN_SENTENCE if members[n, :column].any() else n for n in np.flatnonzero(members[:, column]).tolist()
+    }
+    for pair in having:
+        pairs[pair.id] = replace(pairs[pair.id], sentence=places[pair.target])
+    return section
+
+
+def _existing_kind(section: Section) -> str:
+    """Name the kind of an index as `--index` does; `auto` if search is exact only because the datastore was small."""
+    index = section.index
+    if section.size <= EXACT_UP_TO and not index.factory:
+        return "auto"
+    return f"{DISK}:{index.factory}" if index.backend == DISK else index.factory or index.backend
+
+
+def remove_others(directory: Path, manifest: Manifest) -> None:
+    """Remove parts and journals that compaction has superseded, and those that a killed run left.
+
+    Phrases written in a model's subwords are removed too: they hold the tokens of forgotten sentences.
+    """
+    for section in filter(None, (manifest.token, manifest.phrase)):
+        for path in directory.glob(f"{section.PART}*"):
+            found = re.fullmatch(rf"{section.PART}(?:-(\d+))?", path.name)
+            if found and int(found[1] or 0) != section.generation:
+                rmtree(path)
+    if manifest.phrase is not None:
+        remove_stale(PhraseDatastore(directory))
+    for path in (directory / LEARNT).glob("*.journal"):
+        if manifest.token is not None and path != journal_path(directory, manifest.token.generation):
+            path.unlink()
+
+
+def remove_put_aside(folder: Path) -> None:
+    """Remove bytes of a journal that were set aside as damaged: they may hold forgotten pairs."""
+    for path in folder.glob("*"):
+        if path.name != LOCK and not path.name.endswith(".journal"):
+            path.unlink()
