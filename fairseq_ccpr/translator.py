@@ -11,13 +11,13 @@ from typing import Any, Self
 import torch
 
 from fairseq_ccpr.building.live_compact import LiveCompaction
-from fairseq_ccpr.datastore.learnt_records import LearntPair
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.datastore.learned import LearnedPair
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_sentences
 from fairseq_ccpr.inference.arguments import words_by_name
-from fairseq_ccpr.inference.learning import Learner, learnt_memory
+from fairseq_ccpr.inference.learning import Learner, learned_memory
 from fairseq_ccpr.inference.resources import configure_system
 from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
 
@@ -141,7 +141,7 @@ class Translator(System):
         if self.ensemble is None or self.ensemble.tokens is None:
             return False
         try:
-            learnt_memory(self).lock()
+            learned_memory(self).lock()
         except NotWritableError as error:
             logger.warning("%s", error)
             return False
@@ -166,15 +166,15 @@ class Translator(System):
             ConfigurationError: there is no token datastore, or no such pair.
             DatastoreError: another process learns, or the journal cannot be written: nothing was forgotten then.
         """
-        learnt_memory(self).forget(ids)
+        learned_memory(self).forget(ids)
 
-    def memory(self, query: str = "") -> list[LearntPair]:
+    def memory(self, query: str = "") -> list[LearnedPair]:
         """Return what was learnt, newest first: the pairs that have all words of the query, or all pairs.
 
         Raises:
             ConfigurationError: there is no token datastore.
         """
-        return learnt_memory(self).store.find(query)
+        return learned_memory(self).store.find(query)
 
     def compact(self) -> bool:
         """Move what was learnt into the datastore's own entries, as fairseq-ccpr compact does, while this one is in use.
@@ -188,7 +188,7 @@ class Translator(System):
             ConfigurationError: there is no token datastore, or it has phrases as well.
             DatastoreError: it could not be done, as where the disk is full, and all is as it was.
         """
-        memory = learnt_memory(self)
+        memory = learned_memory(self)
         assert self.ensemble is not None and self.ensemble.tokens is not None
         kind: Any = type(self.ensemble.tokens.retriever)
         self._compaction = LiveCompaction(memory, lambda datastore: kind(datastore, memory.device))
@@ -200,7 +200,7 @@ class Translator(System):
         if self._compaction is not None:
             self._compaction.cancel()
         learnt = self.ensemble.tokens.learnt if self.ensemble is not None and self.ensemble.tokens is not None else None
-        if isinstance(learnt, LearntMemory):
+        if isinstance(learnt, LearnedMemory):
             learnt.store.close()
 
     @cached_property

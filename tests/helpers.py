@@ -30,7 +30,7 @@ from fairseq_ccpr.cli import main
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import Vote
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import install_report
 from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, read_checked_json, write_checked_json
@@ -215,7 +215,7 @@ def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None
     numbers = translator.learn_all(rows)
     assert translator.ensemble is not None and translator.ensemble.tokens is not None
     learnt = translator.ensemble.tokens.learnt
-    assert isinstance(learnt, LearntMemory)
+    assert isinstance(learnt, LearnedMemory)
     for sentence, number in enumerate(numbers):
         assert isinstance(number, int), number
         values, keys = learnt.store.entries[number]

@@ -24,11 +24,16 @@ from fairseq_ccpr.building.compatible import Opened, describe_corpora
 from fairseq_ccpr.building.domain_sample import sample_domain
 from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Section, open_keys
 from fairseq_ccpr.common_options import cpu_option, quiet_option
-from fairseq_ccpr.datastore import learnt_records as records
-from fairseq_ccpr.datastore.learnt import LEARNT, LOCK, LearntStore, header_of, journal_path
-from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.learned import (
+    LEARNED,
+    LearnedPair,
+    LearnedStore,
+    first_records,
+    journal_path,
+    moved_record,
+    remove_superseded,
+)
 from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, Source, TokenSection
-from fairseq_ccpr.datastore.pair_phrases import identity_of_phrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import (
     DOMAIN,
@@ -86,14 +91,13 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
         ConfigurationError, DatastoreError: one sentence for the user.
     """
     datastore = TokenDatastore(settings.datastore)
-    with closing(LearntStore(datastore)) as store:
+    with closing(LearnedStore(datastore)) as store:
         store.lock()
         remove_others(datastore.directory, Manifest.read(datastore.directory))
         moved, removed = len(store.entries.keys() | store.phrases.keys()), store.forgotten
         if moved or removed:
             with _told(datastore.directory):
                 _compact(datastore, store, settings)
-        remove_put_aside(store.folder)
     return Compacted(TokenDatastore(settings.datastore).section, moved, removed)
 
 
@@ -109,7 +113,7 @@ def _told(directory: Path) -> Iterator[None]:
         ) from None
 
 
-def _compact(datastore: TokenDatastore, store: LearntStore, settings: CompactSettings) -> None:
+def _compact(datastore: TokenDatastore, store: LearnedStore, settings: CompactSettings) -> None:
     directory, manifest = datastore.directory, Manifest.read(datastore.directory)
     pairs = dict(store.pairs)
     check_space(directory, _bytes_needed(manifest, store))
@@ -123,7 +127,7 @@ def _compact(datastore: TokenDatastore, store: LearntStore, settings: CompactSet
     remove_others(directory, manifest)
 
 
-def _bytes_needed(manifest: Manifest, store: LearntStore) -> int:
+def _bytes_needed(manifest: Manifest, store: LearnedStore) -> int:
     sections = [manifest.token, manifest.phrase if needs_compacting(store) else None]
     files = [file for section in sections if section is not None for file in section.files.values()]
     return sum(file["bytes"] for file in files) + store.path.stat().st_size
@@ -131,10 +135,10 @@ def _bytes_needed(manifest: Manifest, store: LearntStore) -> int:
 
 def _compact_tokens(
     datastore: TokenDatastore,
-    store: LearntStore,
+    store: LearnedStore,
     scratch: Path,
     settings: CompactSettings,
-    pairs: dict[int, LearntPair],
+    pairs: dict[int, LearnedPair],
 ) -> TokenSection:
     """Write the next generation of the token part, and record in the pairs where their entries are in it."""
     section = datastore.section
@@ -153,10 +157,10 @@ def _compact_tokens(
 
 def _compact_phrases(
     datastore: PhraseDatastore,
-    store: LearntStore,
+    store: LearnedStore,
     scratch: Path,
     settings: CompactSettings,
-    pairs: dict[int, LearntPair],
+    pairs: dict[int, LearnedPair],
 ) -> PhraseSection:
     """Write the next generation of the phrase part, and record in the pairs where their sentences are in it."""
     section = datastore.section
@@ -185,18 +189,16 @@ def _complete(part: Part[Section], grown: Section, directory: Path, ancestors: l
     part.final.rename(directory / grown.folder)
 
 
-def _write_journal(directory: Path, manifest: Manifest, store: LearntStore, pairs: list[LearntPair]) -> None:
+def _write_journal(directory: Path, manifest: Manifest, store: LearnedStore, pairs: list[LearnedPair]) -> None:
     """Write the journal of the next generation, which knows the pairs by the places of their entries."""
     assert manifest.token is not None
-    first = [header_of(manifest.token, store.next_id)]
-    if any(pair.sentence is not None for pair in pairs):
-        first.append(records.phrases_of(identity_of_phrases(manifest.phrase)))
-    path = journal_path(directory, manifest.token.generation)
-    create_journal(path, [*first, *(records.moved(pair) for pair in pairs)])
+    phrases = manifest.phrase if any(pair.sentence is not None for pair in pairs) else None
+    first = first_records(manifest.token, store.next_id, phrases)
+    create_journal(journal_path(directory, manifest.token.generation), [*first, *map(moved_record, pairs)])
 
 
 def _write_arrays(
-    datastore: TokenDatastore, store: LearntStore, part: Path, done: Callable[[int], object]
+    datastore: TokenDatastore, store: LearnedStore, part: Path, done: Callable[[int], object]
 ) -> dict[int, int]:
     """Write keys, values and provenance: the datastore's own that were not forgotten, then what was learnt.
 
@@ -231,18 +233,18 @@ def _write_arrays(
     return places
 
 
-def _describe(datastore: TokenDatastore, store: LearntStore, places: dict[int, int]) -> TokenSection:
+def _describe(datastore: TokenDatastore, store: LearnedStore, places: dict[int, int]) -> TokenSection:
     """Describe the new part as a datastore of several texts, the last of which was learnt."""
     gone = sum(count for _, count in store.gone)
     name = datastore.directory.resolve().name
     sources = list(Opened(name, datastore).sources)
-    before = sources.pop() if datastore.section.ancestors else Source(f"{name}-{LEARNT}", "", 0, 0, 1.0)
+    before = sources.pop() if datastore.section.ancestors else Source(f"{name}-{LEARNED}", "", 0, 0, 1.0)
     sources = [one for one in sources if one.size]
     new = sum(len(values) for values, _ in store.entries.values())
     sentences = before.sentences + len(store.entries)
     texts = (text for number in places for text in (store.pairs[number].source, store.pairs[number].target))
     learnt = Source(
-        before.name, fingerprint.of_strings(texts), before.size - gone + new, sentences, 1.0, {LEARNT: sentences}
+        before.name, fingerprint.of_strings(texts), before.size - gone + new, sentences, 1.0, {LEARNED: sentences}
     )
     section = describe_corpora(datastore.section, [*sources, learnt])
     return replace(section, size=sum(one.size for one in sources) + learnt.size, files={}, index_recall=None)
@@ -290,13 +292,5 @@ def remove_others(directory: Path, manifest: Manifest) -> None:
                 rmtree(path)
     if manifest.phrase is not None:
         remove_stale(PhraseDatastore(directory))
-    for path in (directory / LEARNT).glob("*.journal"):
-        if manifest.token is not None and path != journal_path(directory, manifest.token.generation):
-            path.unlink()
-
-
-def remove_put_aside(folder: Path) -> None:
-    """Remove bytes of a journal that were set aside as damaged: they may hold forgotten pairs."""
-    for path in folder.glob("*"):
-        if path.name != LOCK and not path.name.endswith(".journal"):
-            path.unlink()
+    if manifest.token is not None:
+        remove_superseded(directory, manifest.token.generation)

@@ -15,8 +15,7 @@ import numpy as np
 
 from fairseq_ccpr.building.compatible import Opened, describe_corpora
 from fairseq_ccpr.building.string_hashes import write_string_hashes
-from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
-from fairseq_ccpr.datastore.learnt_records import OWN_SENTENCE
+from fairseq_ccpr.datastore.learned import LEARNED, OWN_SENTENCE, LearnedStore
 from fairseq_ccpr.datastore.manifest import PhraseSection, Source
 from fairseq_ccpr.datastore.phrase import KEYS, OFFSETS, SENTENCES, SOURCES, SPANS, TOTALS, PhraseDatastore
 from fairseq_ccpr.storage import fingerprint
@@ -46,7 +45,7 @@ class CompactedSentences:
     learnt: np.ndarray
 
     @classmethod
-    def of(cls, datastore: PhraseDatastore, store: LearntStore) -> CompactedSentences:
+    def of(cls, datastore: PhraseDatastore, store: LearnedStore) -> CompactedSentences:
         """Determine the sentences."""
         size, sources = datastore.section.sentences, datastore.open_sources()
         of_text = np.array(sources[:, :-1].any(axis=1) if datastore.section.ancestors else sources.any(axis=1))
@@ -73,13 +72,13 @@ class CompactedSentences:
         return cls(of_text, numbers, added, places, learnt)
 
 
-def needs_compacting(store: LearntStore) -> bool:
+def needs_compacting(store: LearnedStore) -> bool:
     """Check whether the phrase part still lacks learnt phrases, or still has forgotten ones."""
     return bool(store.phrases or store.gone_sentences)
 
 
 def write_phrases(
-    datastore: PhraseDatastore, store: LearntStore, part: Path, progress: Callable[[int], object]
+    datastore: PhraseDatastore, store: LearnedStore, part: Path, progress: Callable[[int], object]
 ) -> tuple[PhraseSection, dict[int, int]]:
     """Write the phrase part with what was learnt in it, without its index.
 
@@ -88,7 +87,7 @@ def write_phrases(
         progress: told how many entries were read.
 
     Returns:
-        Its section of the manifest, without index and files, and the new `LearntPair.sentence` of each pair with phrases.
+        Its section of the manifest, without index and files, and the new `LearnedPair.sentence` of each pair with phrases.
     """
     sentences = CompactedSentences.of(datastore, store)
     write_lines(part / SENTENCES, part / f"{OFFSETS}.npy", _texts(datastore, sentences))
@@ -109,7 +108,7 @@ def _texts(datastore: PhraseDatastore, sentences: CompactedSentences) -> Iterato
 
 def _write_entries(
     datastore: PhraseDatastore,
-    store: LearntStore,
+    store: LearnedStore,
     sentences: CompactedSentences,
     part: Path,
     progress: Callable[[int], object],
@@ -155,7 +154,7 @@ def _describe(datastore: PhraseDatastore, sentences: CompactedSentences, size: i
     """Describe the new part as a datastore of several texts, the last of which was learnt."""
     name = datastore.directory.resolve().name
     sources = list(Opened(name, datastore, _too_long(datastore)).sources)
-    before = sources.pop() if datastore.section.ancestors else Source(f"{name}-{LEARNT}", "", 0, 0, 1.0)
+    before = sources.pop() if datastore.section.ancestors else Source(f"{name}-{LEARNED}", "", 0, 0, 1.0)
     stay = np.flatnonzero(sentences.numbers >= 0)  # before all that come
     texts = [datastore.sentence(n) for n in stay[sentences.learnt[: len(stay)]].tolist()]
     corpus = fingerprint.of_strings([*texts, *sentences.added])

@@ -13,7 +13,7 @@ from fairseq_ccpr.building.merge_phrases import merge_phrases
 from fairseq_ccpr.building.merge_tokens import merge_tokens
 from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, Section
 from fairseq_ccpr.common_options import quiet_option
-from fairseq_ccpr.datastore.learnt import LearntStore
+from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import Manifest, Source
 from fairseq_ccpr.datastore.phrase import TOTALS, PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
@@ -95,7 +95,7 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
 def _check_learnt(opened: list[Opened[TokenDatastore]]) -> None:
     """Refuse datastores with learnt or forgotten pairs that were not compacted into their own entries."""
     for one in opened:
-        learnt = LearntStore(one.store)
+        learnt = LearnedStore(one.store)
         if learnt.entries or learnt.gone or needs_compacting(learnt):
             raise ConfigurationError(
                 f"{one.directory} has learnt pairs ({len(learnt.pairs):,}), and only a datastore's own entries are merged: "

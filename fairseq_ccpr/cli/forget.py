@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_ccpr.cli.command import command, counted
-from fairseq_ccpr.datastore.learnt import LearntStore
+from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.settings import option
@@ -35,7 +35,7 @@ def forget(options: Options) -> int:
     """Forget, and say what."""
     if options.all == bool(options.ids):
         raise ConfigurationError("say what to forget: give ids, or --all")
-    with closing(LearntStore(TokenDatastore(options.datastore))) as store:
+    with closing(LearnedStore(TokenDatastore(options.datastore))) as store:
         store.lock()  # others may have learnt since
         ids = list(store.pairs) if options.all else list(dict.fromkeys(options.ids))
         pairs = [store.pairs[number] for number in ids if number in store.pairs]

@@ -11,7 +11,7 @@ import numpy as np
 from fairseq_ccpr.cli.command import command, counted, markdown_table
 from fairseq_ccpr.cli.phrase_prompt import marked
 from fairseq_ccpr.common_options import count_option
-from fairseq_ccpr.datastore.learnt import LearntStore
+from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
@@ -143,7 +143,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
             f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
         )
-    learnt = LearntStore(datastore)
+    learnt = LearnedStore(datastore)
     if learnt.pairs:
         print(f"learnt         {counted(len(learnt.pairs), 'pair')}, in addition to them{_count_phrases(learnt)}")
     if _print_damage([learnt.damage] if learnt.damage else []):
@@ -155,7 +155,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
     return True
 
 
-def _count_phrases(learnt: LearntStore) -> str:
+def _count_phrases(learnt: LearnedStore) -> str:
     """Tell of how many pairs the phrases were learnt, where there is a phrase part."""
     if learnt.phrase_section is None:
         return ""

@@ -9,8 +9,7 @@ from typing import Optional
 
 from fairseq_ccpr.cli.command import check_folder, command, counted
 from fairseq_ccpr.common_options import count_option, source_language_option, target_language_option
-from fairseq_ccpr.datastore.learnt import LearntStore
-from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.learned import LearnedPair, LearnedStore
 from fairseq_ccpr.datastore.preprocessing import remembered
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError
@@ -45,7 +44,7 @@ class Options:
 def memory(options: Options) -> int:
     """Show or export."""
     check_folder("--export", options.export)
-    store = LearntStore(TokenDatastore(options.datastore))
+    store = LearnedStore(TokenDatastore(options.datastore))
     pairs = store.find(" ".join(options.words))[: options.most]
     if options.export is not None:
         exported = ((str(one.id), one.source, one.target) for one in reversed(pairs))
@@ -59,7 +58,7 @@ def memory(options: Options) -> int:
     return 1 if store.damage else 0
 
 
-def _line(pair: LearntPair) -> str:
+def _line(pair: LearnedPair) -> str:
     return f"{pair.id}\t{pair.count}\t{pair.source}\t{pair.target}"
 
 

@@ -14,13 +14,12 @@ import torch
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.cli.phrase_prompt import as_json, as_prompt, as_table
 from fairseq_ccpr.common_options import cpu_option
-from fairseq_ccpr.datastore.learnt import LearntStore
+from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases, PhraseSegment
+from fairseq_ccpr.decoding.learned_memory import LearnedPhrases, PhraseSegment, why_not_learned
 from fairseq_ccpr.decoding.options import PhraseSearchSettings, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
@@ -98,16 +97,16 @@ def open_phrases(datastore: Path) -> tuple[PhraseDatastore, dict[str, Any]]:
     return phrases, read_tuned(parts).get(PhraseSearchSettings.PREFIX, {})
 
 
-def learnt_beside(phrases: PhraseDatastore, device: torch.device) -> LearntPhrases | None:
+def learnt_beside(phrases: PhraseDatastore, device: torch.device) -> LearnedPhrases | None:
     """Return the phrases learnt alongside a datastore; None if none can be.
 
     Raises:
         DatastoreError: what was learnt belongs to something else.
     """
     directory = phrases.directory
-    if Manifest.read(directory).token is None or why_not_learnt(directory, phrases):
+    if Manifest.read(directory).token is None or why_not_learned(directory, phrases):
         return None
-    return PhraseSegment(LearntStore(TokenDatastore(directory)), phrases, device).update()
+    return PhraseSegment(LearnedStore(TokenDatastore(directory)), phrases, device).update()
 
 
 def _languages(options: Options) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import interpolate_
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
+from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Proposals
@@ -104,7 +104,7 @@ class GlossaryCandidates(PhraseCandidates):
         self._ids: dict[str, list[int]] = {}
 
     def start(
-        self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+        self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Find the terms of sentences, int64 [B, S]; terms are not learnt."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]

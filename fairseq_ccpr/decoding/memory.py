@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import Vote
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 
 
 class Neighbours(NamedTuple):
@@ -58,7 +58,7 @@ class LearningRetriever(Retriever, Protocol):
         """Make keys of the decoder's states, [N, d] in any float dtype."""
         ...
 
-    def with_learnt(self, entries: LearntEntries) -> LearningRetriever:
+    def with_learnt(self, entries: LearnedEntries) -> LearningRetriever:
         """Return the same retriever with what was learnt up to a moment, whose entries are numbered after its own."""
         ...
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import Vote
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, LearnedPhrases
 from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
@@ -50,9 +49,9 @@ class PhraseMemory:
     votes: PhraseVotes
     device: torch.device
     trusted: bool = False
-    learnt: LearntMemory | LearntEntries | None = None
+    learnt: LearnedMemory | LearnedEntries | None = None
 
-    def now(self, entries: LearntEntries | None = None) -> PhraseMemory:
+    def now(self, entries: LearnedEntries | None = None) -> PhraseMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting.
 
         Args:
@@ -61,7 +60,7 @@ class PhraseMemory:
         return self if self.learnt is None else replace(self, learnt=entries or self.learnt.entries)
 
     @property
-    def _learnt(self) -> LearntPhrases | None:
+    def _learnt(self) -> LearnedPhrases | None:
         """The phrases of what was learnt up to now; None where nothing was."""
         phrases = self.learnt.entries.phrases if self.learnt is not None else None
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None

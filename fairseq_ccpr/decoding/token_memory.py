@@ -18,7 +18,7 @@ from fairseq_ccpr.decoding.interpolation import (
     neighbour_shares,
     retrieval_confidence,
 )
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, ModelView, Neighbours, Retriever
 from fairseq_ccpr.decoding.options import PUBLISHED, TokenRetrievalSettings
 from fairseq_ccpr.decoding.trust_features import Course, TokenEvidence, along_sentences, observed
@@ -103,9 +103,9 @@ class TokenMemory:
     policy: WeightPolicy = confidence_weight
     domain: Domain | None = None
     trusted: bool = False
-    learnt: LearntMemory | LearntEntries | None = None
+    learnt: LearnedMemory | LearnedEntries | None = None
 
-    def now(self, entries: LearntEntries | None = None) -> TokenMemory:
+    def now(self, entries: LearnedEntries | None = None) -> TokenMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting.
 
         Args:
@@ -149,7 +149,7 @@ class TokenMemory:
         return neighbours, neighbour_log_probabilities(neighbours.scores, neighbours.values, self.settings.temperature)
 
     @property
-    def _learnt(self) -> LearntEntries | None:
+    def _learnt(self) -> LearnedEntries | None:
         """What was learnt up to now, where something was; the guard is not for it."""
         entries = self.learnt.entries if self.learnt is not None else None
         return entries if entries is not None and (entries.pairs or entries.moved) else None

@@ -6,7 +6,7 @@ import logging
 from threading import Thread
 
 from fairseq_ccpr.errors import CcprError
-from fairseq_ccpr.inference.learning import learnt_memory
+from fairseq_ccpr.inference.learning import learned_memory
 from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learnt entries
@@ -33,7 +33,7 @@ class Upkeep:
             return
         if self.translator.ensemble is None or self.translator.ensemble.tokens is None:
             return
-        memory = learnt_memory(self.translator)
+        memory = learned_memory(self.translator)
         if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
             self._thread = Thread(target=self._compact, name="upkeep")
             self._thread.start()

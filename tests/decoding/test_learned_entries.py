@@ -1,4 +1,4 @@
-"""What was learnt is searched with the datastore's own entries as if it were among them, or the forgotten ones were not."""
+"""What was learned is searched with the datastore's own entries as if it were among them, or the forgotten ones were not."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
+from fairseq_ccpr.datastore.learned import LearnedPair, NewPair
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding import learnt_memory
+from fairseq_ccpr.decoding import learned_memory
 from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import interpolate_
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import LearningRetriever, Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
@@ -43,10 +43,10 @@ def retriever_over(keys: Tensor, values: Tensor, metric: str) -> TokenRetriever:
     return TokenRetriever(datastore, CPU)
 
 
-def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearntEntries:
-    pair = LearntPair(1, "eins", "one", 1, len(keys))
+def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearnedEntries:
+    pair = LearnedPair(1, "eins", "one", 1, len(keys))
     segment = Segment(keys, half_norms(keys), metric)
-    return LearntEntries(segment, values, (pair,), (), gone, first, np.zeros(1, np.int64))
+    return LearnedEntries(segment, values, (pair,), (), gone, first, np.zeros(1, np.int64))
 
 
 def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
@@ -58,15 +58,15 @@ def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 @pytest.mark.parametrize("own", [0, 3, 300])
 def test_both_together_are_one_search_over_all_entries(metric: str, own: int, rng: np.random.Generator) -> None:
-    for learnt in (1, 5, 70):
-        keys = torch.nn.functional.normalize(torch.randn(own + learnt, 16), dim=1).half()
+    for learned in (1, 5, 70):
+        keys = torch.nn.functional.normalize(torch.randn(own + learned, 16), dim=1).half()
         keys[-1] = keys[0]  # of equal scores the datastore's own entry comes first
-        values = torch.randint(4, 40, (own + learnt,), dtype=torch.int32)
+        values = torch.randint(4, 40, (own + learned,), dtype=torch.int32)
         queries = torch.cat([keys[:1].float(), torch.randn(7, 16)])
         retriever = retriever_over(keys[:own], values[:own], metric)
         both = retriever.with_learnt(entries(keys[own:], values[own:], metric))
         for k in (1, 4, 90, 400):
-            assert equal(both.search(queries, k), retriever_over(keys, values, metric).search(queries, k)), (learnt, k)
+            assert equal(both.search(queries, k), retriever_over(keys, values, metric).search(queries, k)), (learned, k)
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
@@ -80,16 +80,16 @@ def test_forgotten_entries_of_the_datastore_are_as_if_they_were_not_there(
     gone = torch.from_numpy(np.sort(rng.permutation(200)[:forgotten]))
     own = torch.from_numpy(np.setdiff1d(np.arange(200), gone.numpy()))
     queries = keys[::5].float()
-    learnt = keys[200:], values[200:], metric
+    learned = keys[200:], values[200:], metric
     retriever = retriever_over(keys[:200], values[:200], metric)
-    never = retriever_over(keys[own], values[own], metric).with_learnt(entries(*learnt))
+    never = retriever_over(keys[own], values[own], metric).with_learnt(entries(*learned))
     for k in (1, 9, 60):
-        found = retriever.with_learnt(entries(*learnt, gone)).search(queries, k)
+        found = retriever.with_learnt(entries(*learned, gone)).search(queries, k)
         assert equal(found, never.search(queries, k), ids=False)
         assert not np.isin(found.ids.numpy(), gone.numpy()).any()
 
 
-def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
+def test_with_nothing_learned_the_retriever_is_what_it_was() -> None:
     retriever = retriever_over(torch.randn(20, 16).half(), torch.arange(4, 24, dtype=torch.int32), "l2")
     nothing = entries(torch.empty(0, 16).half(), torch.empty(0, dtype=torch.int32), "l2")
     other = retriever.with_learnt(nothing)
@@ -103,7 +103,7 @@ def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
 
 
 def learning(ensemble: Any, count: int) -> Any:
-    """The ensemble of `test_beam_step`, alongside whose datastore something was learnt, and forgotten."""
+    """The ensemble of `test_beam_step`, alongside whose datastore something was learned, and forgotten."""
     retriever = ensemble.tokens.retriever
     keys = torch.nn.functional.normalize(torch.randn(count, 16), dim=1).half()
     values = torch.randint(4, 7, (count,), dtype=torch.int32)
@@ -116,7 +116,7 @@ def learning(ensemble: Any, count: int) -> Any:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(metric: str) -> None:
+def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learned(metric: str) -> None:
     counts = []
     for count in (2000, 4000):
         with watching(NoRoundTrip):
@@ -130,15 +130,15 @@ def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(m
     assert counts[0] == counts[1] > 0
 
 
-def test_a_batch_that_has_begun_does_not_see_what_is_learnt_meanwhile() -> None:
+def test_a_batch_that_has_begun_does_not_see_what_is_learned_meanwhile() -> None:
     ensemble = make_ensemble("l2", CPU)
     wanted = list(two_steps(ensemble, CPU))
     other = learning(ensemble, 900)
-    learnt = other.tokens.learnt.entries
-    other.tokens.learnt.entries = entries(learnt.index.keys[:0], learnt.values[:0], "l2")
+    learned = other.tokens.learnt.entries
+    other.tokens.learnt.entries = entries(learned.index.keys[:0], learned.values[:0], "l2")
     steps = two_steps(other, CPU)
     assert torch.equal(next(steps), wanted[0])
-    other.tokens.learnt.entries = learnt
+    other.tokens.learnt.entries = learned
     assert torch.equal(next(steps), wanted[1])
     assert not torch.equal(next(two_steps(other, CPU)), wanted[0])
 
@@ -146,9 +146,9 @@ def test_a_batch_that_has_begun_does_not_see_what_is_learnt_meanwhile() -> None:
 def test_the_segment_grows_and_shrinks_with_the_journal(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learnt_memory, "FIRST_ROWS", 8)
+    monkeypatch.setattr(learned_memory, "FIRST_ROWS", 8)
     build(world, tmp_path / "store", "--subset", "valid")
-    memory = LearntMemory(TokenDatastore(tmp_path / "store"), CPU)
+    memory = LearnedMemory(TokenDatastore(tmp_path / "store"), CPU)
     pairs = {}
     for number in range(1, 30):
         earlier = memory.entries
@@ -158,7 +158,7 @@ def test_the_segment_grows_and_shrinks_with_the_journal(
             memory.forget([number - 3, number - 1])
             del pairs[number - 3], pairs[number - 1]
         assert all(map(torch.equal, there, (earlier.index.keys, earlier.values, earlier.index.half_norms)))
-        again = LearntMemory(TokenDatastore(tmp_path / "store"), CPU)
+        again = LearnedMemory(TokenDatastore(tmp_path / "store"), CPU)
         for one in (memory.entries, again.entries):
             assert np.array_equal(one.index.keys, np.concatenate([pair.keys for pair in pairs.values()]))
             assert np.array_equal(one.values, np.concatenate([pair.values for pair in pairs.values()]))
@@ -174,12 +174,12 @@ def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by
 ) -> None:
     """All lists and all candidates are looked at here; the lists grow, are made again, and lose what is forgotten."""
     pytest.importorskip("faiss")
-    monkeypatch.setattr(learnt_memory, "EXACT_ROWS", 60)
-    monkeypatch.setattr(learnt_memory, "LAST_ROWS", 30)
+    monkeypatch.setattr(learned_memory, "EXACT_ROWS", 60)
+    monkeypatch.setattr(learned_memory, "LAST_ROWS", 30)
     monkeypatch.setattr(growing_lists, "PROBES", 1000)
     monkeypatch.setattr(segment, "CANDIDATES", 1000)
     build(world, tmp_path / "store", "--subset", "valid", "--metric", metric)
-    memory, made, pinned = LearntMemory(TokenDatastore(tmp_path / "store"), CPU), set(), []
+    memory, made, pinned = LearnedMemory(TokenDatastore(tmp_path / "store"), CPU), set(), []
     rng, there = np.random.default_rng(3), {}
     for number in range(1, 100):
         new = new_pair(number)
@@ -220,7 +220,7 @@ def test_an_empty_memory_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
-    """Against a plain loop; text that is as far as can be is left what was learnt, and text that is not all."""
+    """Against a plain loop; text that is as far as can be is left what was learned, and text that is not all."""
     keys = torch.nn.functional.normalize(torch.randn(50, 16), dim=1).half()
     values = torch.randint(4, 9, (50,), dtype=torch.int32)
     made = entries(keys[30:], values[30:], metric, first=30)
@@ -249,10 +249,10 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
 def test_scores_of_references_are_those_of_beam_search(
     world: World, decode: Callable[..., Any], check_rescoring: Callable[..., None], tmp_path: Path
 ) -> None:
-    """fairseq-generate finds what was learnt as well, step by step and when it scores references."""
+    """fairseq-generate finds what was learned as well, step by step and when it scores references."""
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     own = TokenDatastore(folder)
-    memory = LearntMemory(own, CPU)
+    memory = LearnedMemory(own, CPU)
     rows = np.random.default_rng(1).integers(own.section.size, size=400)
     noise = np.random.default_rng(2).standard_normal((400, 32)) * 0.05
     memory.learn([NewPair("eins", "one", own.values[rows[::-1]], (own.keys[rows] + noise).astype(np.float16))])
