@@ -11,14 +11,14 @@ from typing import Any, Self
 import torch
 
 from fairseq_ccpr.building.live_compact import LiveCompaction
-from fairseq_ccpr.datastore.learnt_records import LearntPair
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.datastore.learned import LearnedPair
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
 from fairseq_ccpr.evaluation.explain.explanation import Explanation
 from fairseq_ccpr.evaluation.explain.translate import explain_sentences
 from fairseq_ccpr.inference.arguments import words_by_name
-from fairseq_ccpr.inference.learning import Learner, learnt_memory
+from fairseq_ccpr.inference.learning import Learner, learned_memory
 from fairseq_ccpr.inference.resources import configure_system
 from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
 
@@ -142,7 +142,7 @@ class Translator(System):
         if self.find_memory(TokenMemory.name) is None:
             return False
         try:
-            learnt_memory(self).lock()
+            learned_memory(self).lock()
         except NotWritableError as error:
             logger.warning("%s", error)
             return False
@@ -167,15 +167,15 @@ class Translator(System):
             ConfigurationError: there is no token datastore, or no such pair.
             DatastoreError: another process learns, or the journal cannot be written: nothing was forgotten then.
         """
-        learnt_memory(self).forget(ids)
+        learned_memory(self).forget(ids)
 
-    def memory(self, query: str = "") -> list[LearntPair]:
+    def memory(self, query: str = "") -> list[LearnedPair]:
         """Return what was learnt, newest first: the pairs that have all words of the query, or all pairs.
 
         Raises:
             ConfigurationError: there is no token datastore.
         """
-        return learnt_memory(self).store.find(query)
+        return learned_memory(self).store.find(query)
 
     def compact(self) -> bool:
         """Move what was learnt into the datastore's own entries, as fairseq-ccpr compact does, while this one is in use.
@@ -189,7 +189,7 @@ class Translator(System):
             ConfigurationError: there is no token datastore, or it has phrases as well.
             DatastoreError: it could not be done, as where the disk is full, and all is as it was.
         """
-        memory = learnt_memory(self)
+        memory = learned_memory(self)
         kind: Any = type(self.find_memory(TokenMemory.name).retriever)
         self._compaction = LiveCompaction(memory, lambda datastore: kind(datastore, memory.device))
         return self._compaction.run()
@@ -200,7 +200,7 @@ class Translator(System):
         if self._compaction is not None:
             self._compaction.cancel()
         tokens = self.find_memory(TokenMemory.name)
-        if tokens is not None and isinstance(tokens.learnt, LearntMemory):
+        if tokens is not None and isinstance(tokens.learnt, LearnedMemory):
             tokens.learnt.store.close()
 
     @cached_property

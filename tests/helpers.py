@@ -30,7 +30,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.cli import main
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.mixture import Distribution, Vote
 from fairseq_ccpr.decoding.phrase_memory import PHRASE_FEATURES
 from fairseq_ccpr.decoding.token_features import TOKEN_FEATURES
@@ -222,7 +222,7 @@ def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None
     translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
     numbers = translator.learn_all(rows)
     learnt = translator.find_memory("tokens").learnt
-    assert isinstance(learnt, LearntMemory)
+    assert isinstance(learnt, LearnedMemory)
     for sentence, number in enumerate(numbers):
         assert isinstance(number, int), number
         values, keys = learnt.store.entries[number]

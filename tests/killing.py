@@ -1,4 +1,4 @@
-"""Kill processes that learn, forget and compact, at drawn moments, and check what they leave on disk."""
+"""Kill processes that learn, forget and compact, at drawn moments, or flip bits, and check what is on disk then."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,19 +17,18 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
-from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
-from fairseq_ccpr.datastore.learnt_records import NewPair
+from fairseq_ccpr.datastore.learned import HEADER, LEARNED, PHRASE_IDENTITY, LearnedStore, NewPair, PairPhrases
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.pair_phrases import PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.storage.journal import Journal
 from tests.helpers import contents
 
-SECOND = 1_000_000  # added to the number of a pair for the one that is learnt together with it
+SECOND = 1_000_000  # added to the number of a pair for the one that is learned together with it
 
 
-def store_at(folder: Path) -> LearntStore:
-    return LearntStore(TokenDatastore(folder))
+def store_at(folder: Path) -> LearnedStore:
+    return LearnedStore(TokenDatastore(folder))
 
 
 def new_pair(number: int, dimension: int = 32, width: int = 0) -> NewPair:
@@ -46,14 +46,14 @@ def new_pair(number: int, dimension: int = 32, width: int = 0) -> NewPair:
 
 
 def maker(folder: Path) -> Callable[[int], NewPair]:
-    """Make the pairs that can be learnt alongside a datastore, with phrases where it has a phrase part."""
+    """Make the pairs that can be learned alongside a datastore, with phrases where it has a phrase part."""
     manifest = Manifest.read(folder)
     assert manifest.token is not None
     width = manifest.phrase.dimension if manifest.phrase is not None else 0
     return partial(new_pair, dimension=manifest.token.dimension, width=width)
 
 
-def same(store: LearntStore, pairs: dict[int, NewPair]) -> bool:
+def same(store: LearnedStore, pairs: dict[int, NewPair]) -> bool:
     """Whether a store has exactly these, in their order."""
     texts = [(one.id, one.source, one.target, one.tokens) for one in store.pairs.values()]
     wanted = [(number, one.source, one.target, len(one.values)) for number, one in pairs.items()]
@@ -117,7 +117,7 @@ def kill_learning(folder: Path, kills: int, rng: np.random.Generator) -> int:
         store.lock()  # cuts off what was not completely written, as the next writer would
         store.close()
         first_id, acknowledged = store.next_id, acknowledged + len(said)
-    assert {name: content for name, content in contents(folder).items() if not name.startswith(LEARNT)} == before
+    assert {name: content for name, content in contents(folder).items() if not name.startswith(LEARNED)} == before
     return acknowledged
 
 
@@ -126,10 +126,10 @@ def _write_for_ever(folder: Path, number: int, make: Callable[[int], NewPair], a
     store = store_at(folder)
     while True:
         number += 1
-        learnt = store.learn([make(number), make(number + SECOND)])
+        learned = store.learn([make(number), make(number + SECOND)])
         os.write(acknowledged, b"l")
         if number % 3 == 0:
-            store.forget(learnt[:1])
+            store.forget(learned[:1])
             os.write(acknowledged, b"f")
 
 
@@ -151,8 +151,55 @@ def _possible(
     return [now, one, {**one, ids + 1: make(number + 1 + SECOND)}]
 
 
+def flip_bits(folder: Path, flips: int, rng: np.random.Generator) -> None:
+    """Flip bits of a journal, one at a time: each is noticed, and costs what the record says that it hits."""
+    learning, make = store_at(folder), maker(folder)
+    changes = [
+        *(("learn", n) for n in range(1, 13)),
+        ("again", 3),
+        ("forget", 5),
+        ("forget", 8),
+        ("learn", 13),
+        ("again", 1),
+    ]
+    for change, number in changes:
+        learning.forget([number]) if change == "forget" else learning.learn([make(number)])
+    learning.close()
+    states = [_without(changes, missing, make) for missing in range(len(changes))]
+    states.append(_without(changes, None, make))
+    whole, ends, hit = learning.path.read_bytes(), [0], []  # of each record, and the change that it is
+    for record in Journal(learning.path).read():
+        ends.append(ends[-1] + 32 + len(record))
+        hit.append(-1 if record[0] in (HEADER, PHRASE_IDENTITY) else sum(one >= 0 for one in hit))
+    assert ends[-1] == len(whole) and len(changes) == max(hit) + 1
+    for place in rng.integers(len(whole), size=flips).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        learning.path.write_bytes(damaged)
+        found = LearnedStore(learning.datastore)
+        pairs, counts = states[hit[bisect_right(ends, place) - 1]]
+        assert found.damage and found.next_id > 13 and same(found, pairs), place
+        assert [pair.count for pair in found.pairs.values()] == counts, place
+    learning.path.write_bytes(whole)
+
+
+def _without(
+    changes: list[tuple[str, int]], missing: int | None, make: Callable[[int], NewPair]
+) -> tuple[dict[int, NewPair], list[int]]:
+    """The pairs, and how often each was learned, if all but one of the changes are made."""
+    counts: dict[int, int] = {}
+    for change, number in changes[:missing] + (changes[missing + 1 :] if missing is not None else []):
+        if change == "learn":
+            counts[number] = 1
+        elif change == "forget":
+            counts.pop(number, None)
+        elif number in counts:
+            counts[number] += 1
+    return {number: make(number) for number in counts}, list(counts.values())
+
+
 def kill_compacting(folder: Path, kills: int, rng: np.random.Generator) -> set[int]:
-    """Kill processes that compact copies of a datastore alongside which something was learnt; all of it is there, or nothing.
+    """Kill processes that compact copies of a datastore alongside which something was learned; all is there, or nothing.
 
     Returns:
         The generations that they left.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.datastore.learnt import LEARNT
+from fairseq_ccpr.datastore.learned import LEARNED
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.text.pairs import read_pairs
@@ -132,7 +132,7 @@ def test_what_cannot_be_learnt_is_refused_with_its_reason(
     number, reason = translator.learn_all([("Es ist gut.", "It is good."), (source, target)])
     assert isinstance(number, int) and isinstance(reason, str)
     translator.forget(number)
-    with pytest.raises(ConfigurationError, match="there is no pair 300 among what was learnt"):
+    with pytest.raises(ConfigurationError, match="there is no pair 300 among what was learned"):
         translator.forget(300)
 
 
@@ -183,4 +183,4 @@ def test_threads_translate_while_others_learn_and_forget(store: Path, pairs: lis
     for thread in threads:
         thread.join()
     assert len(found) >= 2 and set(found) <= wanted
-    assert (store / LEARNT).is_dir() and not translator.memory()
+    assert (store / LEARNED).is_dir() and not translator.memory()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.datastore.learnt import LEARNT
+from fairseq_ccpr.datastore.learned import LEARNED
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -131,7 +131,9 @@ def test_phrases_in_another_folder_do_not_learn_and_that_is_said(
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     translator = Translator(datastore=f"{folder}:{phrase_store}", **SHORT)
     translator.learn(*pairs[0])
-    assert f"the phrases of what is learnt do not count: they are in {phrase_store}, and what is learnt" in caplog.text
+    assert (
+        f"the phrases of what is learned do not count: they are in {phrase_store}, and what is learned" in caplog.text
+    )
     assert str(translator.signature).count("|learnt:1-") == 1 and not store_at(folder).phrases
 
 
@@ -194,9 +196,9 @@ def test_another_encoder_or_a_changed_lexicon_is_refused(
     assert manifest.phrase is not None
     manifest.phrase.segmentation["max_words"] = 2
     manifest.write(folder)
-    with pytest.raises(DatastoreError, match=r"0.journal was learnt with another segmentation of phrases than"):
+    with pytest.raises(DatastoreError, match=r"0.journal was learned with another segmentation of phrases than"):
         Translator(datastore=folder, **SHORT, phrase_segmentation="all")
-    shutil.rmtree(folder / LEARNT)
+    shutil.rmtree(folder / LEARNED)
     lexicon.unlink()
     translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
     with pytest.raises(ConfigurationError, match=r"there is no lexicon .*lexicon.txt"):

@@ -1,7 +1,7 @@
 """Compacting while a memory is in use: translation and learning continue.
 
 1. Copy the datastore as links to its files, with the journal as it is now.
-2. Compact the copy in a separate process; see `rewrite`. Pairs may be learnt and forgotten meanwhile.
+2. Compact the copy in a separate process; see `compact`. Pairs may be learnt and forgotten meanwhile.
 3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was learnt and
    forgotten meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have
    begun finish with the files they began with, which the system keeps until then.
@@ -17,15 +17,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_ccpr.building.rewrite import SCRATCH, disk_faults_named, remove_others, remove_put_aside
-from fairseq_ccpr.datastore.learnt import LEARNT, journal_path
+from fairseq_ccpr.building.rewrite import SCRATCH, remove_others
+from fairseq_ccpr.datastore.learned import LEARNED, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage.atomic import PARTIAL, scratch_directory, sync_directory
-from fairseq_ccpr.storage.journal import JournalReader, create_journal
+from fairseq_ccpr.storage.journal import Journal, create_journal
 
 KIND = ["nice", "-n", "10"]  # translation takes priority
 
@@ -41,7 +41,7 @@ class LiveCompaction:
         ConfigurationError: the datastore has phrases as well.
     """
 
-    def __init__(self, memory: LearntMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]) -> None:
+    def __init__(self, memory: LearnedMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]) -> None:
         self.memory, self.open_retriever = memory, open_retriever
         self.directory = memory.store.datastore.directory
         if Manifest.read(self.directory).phrase is not None:
@@ -63,13 +63,18 @@ class LiveCompaction:
         """
         try:
             self.memory.lock()
-            with disk_faults_named(self.directory), scratch_directory(self.directory / SCRATCH) as scratch:
+            with scratch_directory(self.directory / SCRATCH) as scratch:
                 copy = scratch / self.directory.resolve().name  # which what was learnt is named by
                 reader = self._link(copy)
                 if not self._compact(copy):
                     return False
                 with self.memory.paused():
                     self._adopt(copy, reader)
+        except OSError as error:
+            raise DatastoreError(
+                f"{self.directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see "
+                "to the disk"
+            ) from None
         finally:
             self._ended.set()
         return True
@@ -81,15 +86,17 @@ class LiveCompaction:
             self._process.terminate()
         self._ended.wait()
 
-    def _link(self, copy: Path) -> JournalReader:
+    def _link(self, copy: Path) -> Journal:
         """Make the copy; returns a reader that has read the journal as far as the copy has it."""
-        leave = shutil.ignore_patterns(f"*{PARTIAL}", LEARNT)
+        leave = shutil.ignore_patterns(f"*{PARTIAL}", LEARNED)
         shutil.copytree(self.directory, copy, copy_function=os.link, ignore=leave)
-        reader = JournalReader(self.memory.store.path)
+        reader = Journal(self.memory.store.path)
         for _ in reader.read():
             pass
-        (copy / LEARNT).mkdir()
-        with reader.path.open("rb") as journal, (copy / LEARNT / reader.path.name).open("wb") as copied:
+        if reader.damage or reader.lost:  # since it was opened: the copy would go on without, and nobody would know
+            raise DatastoreError(f"{reader.path} is damaged: end the programs that learn, and run fairseq-ccpr compact")
+        (copy / LEARNED).mkdir()
+        with reader.path.open("rb") as journal, (copy / LEARNED / reader.path.name).open("wb") as copied:
             copied.write(journal.read(reader.end))
         return reader
 
@@ -107,7 +114,7 @@ class LiveCompaction:
             raise DatastoreError(f"{self.directory} could not be compacted, and is as it was: {said.strip()[-500:]}")
         return not self._cancelled.is_set()
 
-    def _adopt(self, copy: Path, reader: JournalReader) -> None:
+    def _adopt(self, copy: Path, reader: Journal) -> None:
         """Make the copy's part the datastore's, with what came to its journal meanwhile."""
         manifest = Manifest.read(copy)
         section, before = manifest.token, self.memory.store.datastore.section
@@ -116,11 +123,10 @@ class LiveCompaction:
             return  # there was nothing to compact
         shutil.rmtree(self.directory / section.folder, ignore_errors=True)  # left by a run that was killed
         (copy / section.folder).rename(self.directory / section.folder)
-        moved = JournalReader(journal_path(copy, section.generation))
+        moved = Journal(journal_path(copy, section.generation))
         create_journal(journal_path(self.directory, section.generation), [*moved.read(), *reader.read()])
         manifest.write(self.directory)
         sync_directory(self.directory)
         datastore = TokenDatastore(self.directory)
         self.memory.go_on_beside(datastore, self.open_retriever(datastore))
         remove_others(self.directory, manifest)
-        remove_put_aside(self.directory / LEARNT)

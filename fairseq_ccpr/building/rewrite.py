@@ -32,12 +32,18 @@ import torch
 from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
 from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, PartKind, Section, open_keys
 from fairseq_ccpr.common_options import cpu_option, quiet_option
-from fairseq_ccpr.datastore import learnt_records as records
 from fairseq_ccpr.datastore.domain import Domain
-from fairseq_ccpr.datastore.learnt import LEARNT, LOCK, LearntStore, header_of, journal_path
-from fairseq_ccpr.datastore.learnt_records import OWN_SENTENCE, LearntPair
+from fairseq_ccpr.datastore.learned import (
+    LEARNED,
+    OWN_SENTENCE,
+    LearnedPair,
+    LearnedStore,
+    first_records,
+    journal_path,
+    moved_record,
+    remove_superseded,
+)
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, Source, TokenSection
-from fairseq_ccpr.datastore.pair_phrases import identity_of_phrases
 from fairseq_ccpr.datastore.phrase import (
     OFFSETS,
     SENTENCES,
@@ -374,7 +380,7 @@ def _open_phrases(directory: Path) -> PhraseDatastore:
 
 
 def _refuse_learnt(store: TokenDatastore) -> None:
-    learnt = LearntStore(store)
+    learnt = LearnedStore(store)
     if learnt.entries or learnt.gone or _phrases_changed(learnt):
         raise ConfigurationError(
             f"{store.directory} has learnt pairs ({len(learnt.pairs):,}), and only a datastore's own entries are merged: "
@@ -536,14 +542,13 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
     """
     datastore = TokenDatastore(settings.datastore)
     directory = datastore.directory
-    with closing(LearntStore(datastore)) as learnt:
+    with closing(LearnedStore(datastore)) as learnt:
         learnt.lock()
         remove_others(directory, Manifest.read(directory))
         moved, removed = len(learnt.entries.keys() | learnt.phrases.keys()), learnt.forgotten
         if moved or removed:
             with disk_faults_named(directory):
                 _compact(datastore, learnt, settings)
-        remove_put_aside(learnt.folder)
     return Compacted(TokenDatastore(directory).section, moved, removed)
 
 
@@ -559,7 +564,7 @@ def disk_faults_named(directory: Path) -> Iterator[None]:
         ) from None
 
 
-def _compact(datastore: TokenDatastore, learnt: LearntStore, settings: CompactSettings) -> None:
+def _compact(datastore: TokenDatastore, learnt: LearnedStore, settings: CompactSettings) -> None:
     directory, pairs = datastore.directory, dict(learnt.pairs)
     manifest = Manifest.read(directory)
     plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
@@ -582,17 +587,16 @@ def _compact(datastore: TokenDatastore, learnt: LearntStore, settings: CompactSe
             (scratch / kind.name).rename(directory / grown.folder)
             setattr(manifest, kind.name, grown)
     assert manifest.token is not None
-    first = [header_of(manifest.token, learnt.next_id)]
-    if any(pair.sentence is not None for pair in pairs.values()):
-        first.append(records.phrases_of(identity_of_phrases(manifest.phrase)))
+    phrases = manifest.phrase if any(pair.sentence is not None for pair in pairs.values()) else None
+    first = first_records(manifest.token, learnt.next_id, phrases)
     path = journal_path(directory, manifest.token.generation)
-    create_journal(path, [*first, *(records.moved(pair) for pair in pairs.values())])
+    create_journal(path, [*first, *map(moved_record, pairs.values())])
     manifest.write(directory)
     sync_directory(directory)
     remove_others(directory, manifest)
 
 
-def _phrases_changed(learnt: LearntStore) -> bool:
+def _phrases_changed(learnt: LearnedStore) -> bool:
     """Check whether the phrase part still lacks learnt phrases, or still has forgotten ones."""
     return bool(learnt.phrases or learnt.gone_sentences)
 
@@ -601,7 +605,7 @@ def _own_sources(store: Datastore) -> tuple[list[Source], str]:
     """List the corpora of a datastore without what was learnt, which is the last one, and what that is called."""
     name = store.directory.resolve().name
     sources = sources_of(name, store)
-    return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNT}")
+    return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNED}")
 
 
 def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -611,7 +615,7 @@ def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]])
 
 
 def _compact_tokens(
-    datastore: TokenDatastore, learnt: LearntStore, pairs: dict[int, LearntPair], folder: Path, progress: Progress
+    datastore: TokenDatastore, learnt: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
 ) -> TokenSection:
     """Write the tokens, each learnt pair a sentence, and record in the pairs where they begin."""
     section = datastore.section
@@ -639,14 +643,14 @@ def _compact_tokens(
     corpus = fingerprint.of_strings(text for pair in pairs.values() for text in (pair.source, pair.target))
     sentences = first_sentence + len(blocks) - sum(source.sentences for source in sources)
     size = first_row - sum(source.size for source in sources)
-    sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNT: sentences}))
+    sources.append(Source(name, corpus, size, sentences, 1.0, {LEARNED: sentences}))
     if section.domain:  # of the decoder's states, which keys of an adapter are not; replaced where they are
         copyfile(datastore.folder / DOMAIN, folder / DOMAIN)
     return write_tokens(datastore, parts, sources, folder, progress)
 
 
 def _compact_phrases(
-    datastore: PhraseDatastore, learnt: LearntStore, pairs: dict[int, LearntPair], folder: Path, progress: Progress
+    datastore: PhraseDatastore, learnt: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
 ) -> PhraseSection:
     """Write the phrases as if all text had been built together, and record in the pairs where their targets are."""
     sources, name = _own_sources(datastore)
@@ -693,13 +697,5 @@ def remove_others(directory: Path, manifest: Manifest) -> None:
                 rmtree(path)
     if manifest.phrase is not None:
         remove_stale(PhraseDatastore(directory))
-    for path in (directory / LEARNT).glob("*.journal"):
-        if manifest.token is not None and path != journal_path(directory, manifest.token.generation):
-            path.unlink()
-
-
-def remove_put_aside(folder: Path) -> None:
-    """Remove bytes of a journal that were set aside as damaged: they may hold forgotten pairs."""
-    for path in folder.glob("*"):
-        if path.name != LOCK and not path.name.endswith(".journal"):
-            path.unlink()
+    if manifest.token is not None:
+        remove_superseded(directory, manifest.token.generation)

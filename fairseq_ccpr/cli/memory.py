@@ -23,7 +23,7 @@ from fairseq_ccpr.common_options import (
     source_language_option,
     target_language_option,
 )
-from fairseq_ccpr.datastore.learnt import LearntStore
+from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.preprocessing import remembered
@@ -135,7 +135,7 @@ def forget(
 ) -> int:
     if all == bool(ids):
         raise ConfigurationError("say what to forget: give ids, or --all")
-    with closing(LearntStore(TokenDatastore(datastore))) as store:
+    with closing(LearnedStore(TokenDatastore(datastore))) as store:
         store.lock()  # others may have learnt since
         chosen = list(store.pairs) if all else list(dict.fromkeys(ids))
         pairs = [store.pairs[number] for number in chosen if number in store.pairs]
@@ -165,7 +165,7 @@ def memory(
     target_lang: Optional[str] = target_language_option(None, "target language in the TMX (that of the datastore)"),
 ) -> int:
     check_folders(export=export)
-    store = LearntStore(TokenDatastore(datastore))
+    store = LearnedStore(TokenDatastore(datastore))
     pairs = store.find(" ".join(words))[:most]
     if export is not None:
         known = remembered(datastore)
@@ -321,7 +321,7 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
             f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
         )
-    learnt = LearntStore(datastore)
+    learnt = LearnedStore(datastore)
     if learnt.pairs:
         phrases = ""
         if learnt.phrase_section is not None:

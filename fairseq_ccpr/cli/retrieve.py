@@ -12,13 +12,12 @@ from typing import Any, Optional
 
 from fairseq_ccpr.cli.command import command
 from fairseq_ccpr.common_options import cpu_option
-from fairseq_ccpr.datastore.learnt import LearntStore
+from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import Parts, read_tuned
-from fairseq_ccpr.decoding.learnt_phrases import PhraseSegment
+from fairseq_ccpr.decoding.learned_memory import PhraseSegment, why_not_learned
 from fairseq_ccpr.decoding.options import PhraseSearchSettings, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import (
     PhraseRetriever,
@@ -77,8 +76,8 @@ def retrieve(
         segmentation = replace(segmentation, max_words=max_words)
     retriever = PhraseRetriever(phrases, encoder, segmentation, settings.k, settings.min_similarity, device, waiting)
     learnt = None
-    if Manifest.read(datastore).token is not None and not why_not_learnt(datastore, phrases):
-        learnt = PhraseSegment(LearntStore(TokenDatastore(datastore)), phrases, device).update()
+    if Manifest.read(datastore).token is not None and not why_not_learned(datastore, phrases):
+        learnt = PhraseSegment(LearnedStore(TokenDatastore(datastore)), phrases, device).update()
     print(f"retrieval signature: {retriever.signature(learnt=learnt)}", file=sys.stderr)
     lines = read_standard_input()
     while sentences := list(islice(lines, BATCH)):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.forced import GivenText, Record
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
+from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
@@ -116,7 +116,7 @@ class GlossaryCandidates(PhraseCandidates):
         return False
 
     def start(
-        self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+        self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Find the terms of sentences, int64 [B, S]; terms are not learnt."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fairseq_ccpr.datastore.written_subwords import open_or_write
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
+from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, FlatPhrases, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens, merged
@@ -84,7 +84,7 @@ class PhraseCandidates:
         self.retriever, self.make_subwords, self.source_dictionary = retriever, make_subwords, source_dictionary
         self.reach = reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
-        self._of_learnt: tuple[LearntPhrases, Tokenise] | None = None  # of what was learnt when it last changed
+        self._of_learnt: tuple[LearnedPhrases, Tokenise] | None = None  # of what was learnt when it last changed
 
     @property
     def reads(self) -> TranslationStates | None:
@@ -113,14 +113,14 @@ class PhraseCandidates:
     def _variants(self) -> PhraseVariants:
         return PhraseVariants(self.subwords, self.reach)
 
-    def _tokenise_learnt(self, learnt: LearntPhrases) -> Tokenise:
+    def _tokenise_learnt(self, learnt: LearnedPhrases) -> Tokenise:
         """Return a cache that lives as long as its snapshot: forgetting renumbers the entries."""
         known = self._of_learnt
         if known is None or known[0] is not learnt:
             known = self._of_learnt = learnt, SplitTokens(learnt, self.subwords, self.reach)
         return known[1]
 
-    def _tokenise(self, entries: np.ndarray, learnt: LearntPhrases | None) -> TokenIds:
+    def _tokenise(self, entries: np.ndarray, learnt: LearnedPhrases | None) -> TokenIds:
         """Look up the phrases of entries, int64 [R], the datastore's own or learnt."""
         if learnt is None or (own := learnt.own(entries)).all():
             return self._tokenise_own(entries)
@@ -128,7 +128,7 @@ class PhraseCandidates:
         return merged(own, self._tokenise_own(entries[own]), self._tokenise_learnt(learnt)(rows))
 
     def start(
-        self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+        self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
 
@@ -145,7 +145,7 @@ class PhraseCandidates:
         return lambda: self._of_sentences(texts, answer(), learnt)
 
     def _of_sentences(
-        self, texts: list[str], retrieved: RetrievedEntries, learnt: LearntPhrases | None
+        self, texts: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None
     ) -> list[SentencePhrases]:
         read = cache(lambda: self.retriever.read(texts, retrieved, learnt))
         first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
@@ -157,7 +157,7 @@ class PhraseCandidates:
             found.append(SentencePhrases(own._replace(queries=own.queries - first[number]), read, number))
         return found
 
-    def _candidates(self, retrieved: RetrievedEntries, learnt: LearntPhrases | None) -> Candidates:
+    def _candidates(self, retrieved: RetrievedEntries, learnt: LearnedPhrases | None) -> Candidates:
         """Make the candidates of all sentences, by query, of all P, and then by rank."""
         mask = retrieved.entries >= 0
         ids = self._tokenise(retrieved.entries[mask], learnt)
@@ -170,7 +170,7 @@ class PhraseCandidates:
         return Candidates(ids.tokens[rows], ids.lengths[rows], ids.extents[rows], queries, ranks, scores)
 
     def _with_variants(
-        self, candidates: Candidates, texts: list[str], retrieved: RetrievedEntries, learnt: LearntPhrases | None
+        self, candidates: Candidates, texts: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None
     ) -> Candidates:
         """Add the variants of candidates, each after what it is a variant of."""
         if not len(candidates.tokens):
@@ -234,7 +234,7 @@ class RememberedCandidates(PhraseCandidates):
         return self._given._tokenise_own
 
     def start(
-        self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+        self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""
         key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes()

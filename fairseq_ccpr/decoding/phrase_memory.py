@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.forced import GivenText
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory, LearnedPhrases
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vote
 from fairseq_ccpr.decoding.options import PhraseSettings
@@ -73,7 +72,7 @@ class PhraseMemory(Memory):
     settings: PhraseSettings
     votes: PhraseVotes
     device: torch.device
-    learnt: LearntMemory | LearntEntries | None = None
+    learnt: LearnedMemory | LearnedEntries | None = None
 
     def now(self, moment: dict[int, Any]) -> PhraseMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting."""
@@ -82,7 +81,7 @@ class PhraseMemory(Memory):
         return replace(self, learnt=moment.setdefault(id(self.learnt), self.learnt.entries))
 
     @property
-    def _learnt(self) -> LearntPhrases | None:
+    def _learnt(self) -> LearnedPhrases | None:
         """The phrases of what was learnt up to now; None where nothing was."""
         phrases = self.learnt.entries.phrases if self.learnt is not None else None
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
@@ -121,7 +120,7 @@ class Retrieval:
     """
 
     @phase(FINDING, whole=True)
-    def __init__(self, candidates: PhraseCandidates, sources: Tensor, learnt: LearntPhrases | None) -> None:
+    def __init__(self, candidates: PhraseCandidates, sources: Tensor, learnt: LearnedPhrases | None) -> None:
         self.candidates, self.learnt = candidates, learnt
         self.sources = sources.cpu()  # before a GPU has anything else to do, which a copy would wait for
         self._answer = self._start(None) if candidates.remote and candidates.reads is None else None

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
+from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.options import SKIP, PhraseSettings, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
 from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
@@ -123,7 +123,7 @@ class PhraseRetriever:
         self._not_before = 0.0  # seconds of the clock, before which an index that did not answer is not queried
         self._answer_or_skip(self.index.check, 0)
 
-    def retrieve(self, sentences: list[str], learnt: LearntPhrases | None = None) -> list[list[QueryPhrase]]:
+    def retrieve(self, sentences: list[str], learnt: LearnedPhrases | None = None) -> list[list[QueryPhrase]]:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too.
 
         Args:
@@ -132,7 +132,7 @@ class PhraseRetriever:
         return self.read(sentences, self.start(sentences, learnt)(), learnt)
 
     def start(
-        self, sentences: list[str], learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
+        self, sentences: list[str], learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], RetrievedEntries]:
         """Start retrieval; returns a function that waits for the result.
 
@@ -165,7 +165,7 @@ class PhraseRetriever:
         return RetrievedEntries(np.empty((0, 3), np.int32), np.empty(0, np.float32), *nearest)
 
     def read(
-        self, sentences: list[str], retrieved: RetrievedEntries, learnt: LearntPhrases | None = None
+        self, sentences: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
         """Look up the strings and sentences of what was retrieved, together with what was learnt if that is given."""
         read_sentence = cache(self.datastore.sentence)
@@ -229,14 +229,14 @@ class PhraseRetriever:
                 "more; lower --phrase-min-similarity"
             )
 
-    def _nearest(self, vectors: Tensor, learnt: LearntPhrases | None) -> NearestEntries:
+    def _nearest(self, vectors: Tensor, learnt: LearnedPhrases | None) -> NearestEntries:
         """Find the entries with the k nearest strings of each vector, fp32 [Q, o] on the device."""
         if learnt is None or learnt.empty:
             return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
         index = learnt.joined(self.index)
         return nearest_distinct(index, learnt.string_hashes, vectors, self.k, self.min_similarity, learnt.gone)
 
-    def signature(self, settings: Mapping[str, object] | None = None, learnt: LearntPhrases | None = None) -> str:
+    def signature(self, settings: Mapping[str, object] | None = None, learnt: LearnedPhrases | None = None) -> str:
         """Name all that decides what is retrieved, in one line to be printed with results.
 
         Args:

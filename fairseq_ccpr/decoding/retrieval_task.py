@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.encoder_options import digest_options
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
@@ -27,7 +26,7 @@ from fairseq_ccpr.decoding.beam_search import RunwiseBeamSearch
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.language_tags import LanguageTags
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.options import (
     NO_TRUST,
@@ -342,7 +341,7 @@ class RetrievalTask(FairseqTask):
                 f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it datastore, search and "
                 "describe, as fairseq_ccpr.Retriever has them"
             )
-        learnt = LearntMemory(datastore, device, self._learning_phrases)
+        learnt = LearnedMemory(datastore, device, self._learning_phrases)
         if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
@@ -374,7 +373,7 @@ class RetrievalTask(FairseqTask):
     def _learning_phrases(self) -> PhraseDatastore | None:
         """The phrase part that learns what the token part does."""
         tokens, phrases = self.token_datastore, self.phrase_datastore
-        if tokens is None or phrases is None or why_not_learnt(tokens.directory, phrases):
+        if tokens is None or phrases is None or why_not_learned(tokens.directory, phrases):
             return None
         return phrases
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.decoding.forced import GivenText
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import (
     ALMOST_ALL,
@@ -99,7 +99,7 @@ class TokenMemory(Memory):
     unknown: int
     policy: WeightPolicy = confidence_weight
     domain: Domain | None = None
-    learnt: LearntMemory | LearntEntries | None = None
+    learnt: LearnedMemory | LearnedEntries | None = None
 
     def now(self, moment: dict[int, Any]) -> TokenMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting."""

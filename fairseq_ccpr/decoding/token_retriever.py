@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.search import EXACT, Index
 from fairseq_ccpr.search.exact import largest
 from fairseq_ccpr.search.without import search_without
@@ -60,7 +60,7 @@ class LearningRetriever(Retriever, Protocol):
         """Make keys of the decoder's states, [N, d] in any float dtype."""
         ...
 
-    def with_learnt(self, entries: LearntEntries) -> LearningRetriever:
+    def with_learnt(self, entries: LearnedEntries) -> LearningRetriever:
         """Return the same retriever with what was learnt up to a moment, whose entries are numbered after its own."""
         ...
 
@@ -82,7 +82,7 @@ class TokenRetriever:
         self.projection = projection.to(device) if projection is not None else None
         values = as_tensor(datastore.values)
         self.values = (values if len(values) else values.new_zeros(1)).to(device)  # missing neighbours have some value
-        self.learnt: LearntEntries | None = None
+        self.learnt: LearnedEntries | None = None
         self._instead: str | None = None  # names the index of other entries
 
     def project(self, states: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class TokenRetriever:
         scores, ids = self.index.search(keys, k)
         return Neighbours(ids, scores, self.values[ids].long())
 
-    def _search_both(self, keys: Tensor, k: int, learnt: LearntEntries) -> Neighbours:
+    def _search_both(self, keys: Tensor, k: int, learnt: LearnedEntries) -> Neighbours:
         """Find the k nearest of the datastore's entries, less those that were forgotten, and of those that were learnt."""
         scores, ids = search_without(self.index, learnt.gone, keys, k)
         values = self.values[ids]
@@ -110,7 +110,7 @@ class TokenRetriever:
         best, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
         return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
 
-    def with_learnt(self, entries: LearntEntries) -> TokenRetriever:
+    def with_learnt(self, entries: LearnedEntries) -> TokenRetriever:
         """Return the same retriever with what was learnt up to a moment."""
         other = copy.copy(self)
         other.learnt = None if entries.empty else entries

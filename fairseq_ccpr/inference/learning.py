@@ -18,17 +18,20 @@ from fairseq import utils
 from fairseq.data import encoders
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learnt_records import NewPair
-from fairseq_ccpr.datastore.pair_phrases import why_not_learnt
+from fairseq_ccpr.building.phrase_chunks import without_repeats
+from fairseq_ccpr.datastore.learned import NewPair, PairPhrases
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.learnt_memory import LearntMemory
+from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.inference.learning_phrases import PhraseLearner
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.sentences import batches_of, encode, encode_with
 from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
+from fairseq_ccpr.models.span_encoder import SpanEncoder
+from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.sentencepiece_pair import for_target
 
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
@@ -40,33 +43,33 @@ class Learner:
     """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder.
 
     Raises:
-        ConfigurationError: there is no token datastore, or its retriever cannot search what is learnt.
+        ConfigurationError: there is no token datastore, or its retriever cannot search what is learned.
     """
 
     def __init__(self, system: System) -> None:
         self.system = system
         system.check_encoding()
-        self.memory = learnt_memory(system)
+        self.memory = learned_memory(system)
         assert system.ensemble is not None  # it has the memory above
         self.ensemble: RetrievalEnsemble = system.ensemble
         tokens: TokenMemory = system.ensemble.memory(TokenMemory.name)
         retriever = tokens.retriever
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} cannot search what is learnt: give it the methods of "
+                f"the retriever {type(retriever).__name__} cannot search what is learned: give it the methods of "
                 "fairseq_ccpr.LearningRetriever, project and with_learnt"
             )
         self.retriever, self.capture = retriever, tokens.capture
         self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
-        """Learn source and target sentences together; those that can be learnt count as soon as this returns.
+        """Learn source and target sentences together; those that can be learned count as soon as this returns.
 
         Returns:
-            For each pair its id, or instead a few words that say why it cannot be learnt.
+            For each pair its id, or instead a few words that say why it cannot be learned.
 
         Raises:
-            DatastoreError: another process writes, or the journal cannot be written; nothing was learnt then.
+            DatastoreError: another process writes, or the journal cannot be written; nothing was learned then.
         """
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
@@ -76,7 +79,7 @@ class Learner:
 
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
-        """Force-decode pairs in batches of similar lengths; in place of those that cannot be learnt, say why."""
+        """Force-decode pairs in batches of similar lengths; in place of those that cannot be learned, say why."""
         system, task = self.system, self.system.task
         faults = [text_fault(*pair) for pair in pairs]
         sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
@@ -117,11 +120,13 @@ class Learner:
         memory = self.ensemble.memory(PhraseMemory.name)
         if memory is None:
             if self.system.task.without_phrases:
-                logger.warning("the phrases of what is learnt do not count: their weight is 0, and they are not loaded")
+                logger.warning(
+                    "the phrases of what is learned do not count: their weight is 0, and they are not loaded"
+                )
             return None
         retriever = memory.candidates.retriever
-        if why_not := why_not_learnt(self.memory.store.datastore.directory, retriever.datastore):
-            logger.warning("the phrases of what is learnt do not count: %s", why_not)
+        if why_not := why_not_learned(self.memory.store.datastore.directory, retriever.datastore):
+            logger.warning("the phrases of what is learned do not count: %s", why_not)
             return None
         return PhraseLearner(retriever.datastore, retriever.encoder)
 
@@ -144,8 +149,40 @@ class Learner:
         return ""
 
 
-def learnt_memory(system: System) -> LearntMemory:
-    """Return the memory of pairs learnt alongside the token datastore of a system.
+class PhraseLearner:
+    """Segments and encodes target sentences as the text of a phrase datastore was.
+
+    Args:
+        datastore: the phrases that others are learned alongside.
+        encoder: its own, where it works.
+
+    Raises:
+        ConfigurationError: the file that lists the phrases no longer exists.
+        DatastoreError: that file has changed.
+    """
+
+    def __init__(self, datastore: PhraseDatastore, encoder: SpanEncoder) -> None:
+        segmentation = Segmentation(**datastore.section.segmentation)
+        self.finder = PhraseFinder(encoder, segmentation)
+        lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
+        if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
+            raise DatastoreError(
+                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were built "
+                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
+                "phrases again"
+            )
+
+    def phrases_of(self, sentences: Sequence[str]) -> list[PairPhrases]:
+        """Find the phrases of each sentence; one that is longer than the encoder takes has none."""
+        texts = list(sentences)
+        found = without_repeats(self.finder.find(texts), texts)
+        keys = found.vectors.half().cpu().numpy()
+        numbers = found.spans[:, 0]
+        return [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(texts))]
+
+
+def learned_memory(system: System) -> LearnedMemory:
+    """Return the memory of pairs learned alongside the token datastore of a system.
 
     Raises:
         ConfigurationError: there is no token datastore, or the system was closed.
@@ -157,7 +194,7 @@ def learnt_memory(system: System) -> LearntMemory:
             f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
             "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
         )
-    if tokens is None or not isinstance(tokens.learnt, LearntMemory):
+    if tokens is None or not isinstance(tokens.learnt, LearnedMemory):
         raise ConfigurationError(
             "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
         )
@@ -174,7 +211,7 @@ def tidy(text: str) -> str:
 
 
 def text_fault(source: str, target: str) -> str:
-    """Say why a pair of texts cannot be learnt; nothing where it can."""
+    """Say why a pair of texts cannot be learned; nothing where it can."""
     for side, text in (("source", source), ("target", target)):
         if not text:
             return f"its {side} is empty"

@@ -7,7 +7,7 @@ from threading import Thread
 
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import CcprError
-from fairseq_ccpr.inference.learning import learnt_memory
+from fairseq_ccpr.inference.learning import learned_memory
 from fairseq_ccpr.translator import Translator
 
 COMPACTED_AT = 20_000  # learnt entries
@@ -34,7 +34,7 @@ class Upkeep:
             return
         if self.translator.find_memory(TokenMemory.name) is None:
             return
-        memory = learnt_memory(self.translator)
+        memory = learned_memory(self.translator)
         if memory.entries.index.size >= max(COMPACTED_AT, memory.store.datastore.section.size // SHARE):
             self._thread = Thread(target=self._compact, name="upkeep")
             self._thread.start()

@@ -1,10 +1,4 @@
-"""An append-only file of checked records: what was acknowledged is there after any kill.
-
-    MAGIC, then for each record its length (uint32), its checksum (16 bytes) and itself
-
-The checksum is a BLAKE2b digest of the checksum before it, of the length and of the record: so no record can be changed,
-left out or moved unnoticed. Reading ends at the first record that is incomplete or changed.
-"""
+"""An append-only file of checked records: what was acknowledged is there after any kill, and damage costs what it hits."""
 
 from __future__ import annotations
 
@@ -15,45 +9,43 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import IO
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.storage.atomic import atomic_file, sync_directory
 
-MAGIC = b"CCPRJNL1"
-DAMAGED = ".damaged"  # what the name of a file of bytes that were no records ends in
-_FRAME = struct.Struct("<I16s")
-MOST_BYTES = 2**32 - 1  # of a record
+MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
+_HEAD = struct.Struct("<8sII16s")  # the mark, number and length of the record, digest
+_OLD_MARK = b"CCPRJNL1"  # versions 1 and 2 begin with it
+_OLD_HEAD = struct.Struct("<I16s")  # length and digest
 
 
-def create_journal(path: Path, records: Sequence[bytes]) -> None:
-    """Write a journal with its first records, under its final name only when it is complete and on disk.
+class Journal:
+    """A file of records.
 
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with atomic_file(path) as partial:
-        frames, _ = _frames(records, MAGIC)
-        partial.write_bytes(MAGIC + frames)
-    sync_directory(path.parent)
+        MARK, the number of the record, counted from 0, its length (uint32 each), its digest (16 bytes), the record
 
-
-class JournalReader:
-    """Reads the records of a journal, and later those that were appended since.
+    The digest is BLAKE2b of number, length and record: so a record can neither be changed nor moved unnoticed. After one that
+    was, reading goes on at the next mark with a right digest; numbers tell how many are missing. Versions 1 and 2 have no
+    marks, and one digest chained to the next: there, what a changed length hits is lost together with all that comes after.
 
     Args:
         path: of the file.
 
     Attributes:
         end: bytes up to the end of the last record that was read.
-        rest: bytes after it when it was read: damaged, or not completely written.
-        digest: of the last record, which the next one's checksum is chained to.
+        count: records up to there.
+        damage: where bytes that are no records begin and end.
+        lost: how many records are missing, as far as can be told.
+        old: whether the file has to be written again before more is appended to it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.end, self.rest, self.digest = 0, 0, MAGIC
+        self.end = self.count = self.lost = 0
+        self.damage: list[tuple[int, int]] = []
+        self.old = False
 
     def read(self) -> Iterator[bytes]:
         """Yield the records after those that were read before.
@@ -62,98 +54,69 @@ class JournalReader:
             OSError: the file cannot be read.
         """
         with self.path.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if not self.end and stream.read(len(MAGIC)) == MAGIC:
-                self.end = len(MAGIC)
-            stream.seek(self.end)
-            while self.end and (record := self._next(stream.read(_FRAME.size), stream, size)) is not None:
-                yield record
-            self.rest = size - self.end
-
-    def _next(self, head: bytes, stream: IO[bytes], size: int) -> bytes | None:
-        """Return the next record, None where there is none that is whole."""
-        if len(head) < _FRAME.size:
-            return None
-        length, checksum = _FRAME.unpack(head)
-        if self.end + _FRAME.size + length > size:
-            return None
-        record = stream.read(length)
-        if len(record) < length or _digest(self.digest, record) != checksum:
-            return None
-        self.end += _FRAME.size + length
-        self.digest = checksum
-        return record
-
-
-class JournalWriter:
-    """Appends to a journal that was read to its end.
-
-    Anything at its end that is not a record is first set aside, in a file next to it whose name ends in `DAMAGED`.
-
-    Args:
-        reader: which then stands at the end of what was appended.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-
-    def __init__(self, reader: JournalReader) -> None:
-        self.reader = reader
-        self._stream = reader.path.open("r+b", buffering=0)
-        self._file = self._stream.fileno()
-        self._broken = False
-        try:
-            if reader.rest:
-                self._put_aside()
-        except BaseException:
-            self.close()
-            raise
+            first = stream.seek(self.end)
+            data = stream.read()
+        self.old = not first and MARK not in data
+        for number, start, end, record in _old_records(data) if self.old else _records(data):
+            if number < self.count:
+                continue  # a copy of one that was read
+            if first + start > self.end:
+                self.damage.append((self.end, first + start))
+            self.lost += number - self.count
+            self.end, self.count = first + end, number + 1
+            yield record
+        if self.end < first + len(data):
+            self.damage.append((self.end, first + len(data)))
+            self.lost += max(1, data.count(MARK, self.end - first))
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Append records, all or none, and return once they are on disk.
+        """Append records, all or none, to a journal that was read to its end; return once they are on disk.
 
         Raises:
             DatastoreError: they were not written, as where the disk is full; the journal is as it was before.
         """
-        if self._broken:
-            raise DatastoreError(
-                f"{self.reader.path} could not be written to before: close it, see to the disk, and open it again"
-            )
-        frames, digest = _frames(records, self.reader.digest)
+        frames, written = _frames(records, self.count), 0
         try:
-            written = 0
-            while written < len(frames):
-                written += os.pwrite(self._file, frames[written:], self.reader.end + written)
-            os.fsync(self._file)
+            with self.path.open("r+b", buffering=0) as stream:
+                stream.truncate(self.end)  # of an earlier try that could not be undone
+                stream.seek(self.end)
+                try:
+                    while written < len(frames):
+                        written += stream.write(frames[written:])
+                    os.fsync(stream)
+                except OSError:
+                    stream.truncate(self.end)
+                    os.fsync(stream)
+                    raise
         except OSError as error:
-            self._undo()
             reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
             raise DatastoreError(
-                f"{self.reader.path} cannot be written ({reason}): nothing was added to it; free some space, or see to the "
-                "disk"
+                f"{self.path} cannot be written ({reason}): nothing was added to it; free some space, or see to the disk"
             ) from None
-        self.reader.end += len(frames)
-        self.reader.digest = digest
+        self.end += len(frames)
+        self.count += len(records)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
-
-    def _undo(self) -> None:
-        """Cut off what was written of records that are not acknowledged; without that nothing more may be appended."""
-        try:
-            os.ftruncate(self._file, self.reader.end)
-            os.fsync(self._file)
-        except OSError:
-            self._broken = True
-
-    def _put_aside(self) -> None:
-        path = self.reader.path
-        with atomic_file(path.with_name(path.name + DAMAGED)) as partial:
-            partial.write_bytes(os.pread(self._file, self.reader.rest, self.reader.end))
-        os.ftruncate(self._file, self.reader.end)
-        os.fsync(self._file)
-        self.reader.rest = 0
+    def put_damage_aside(self) -> Path | None:
+        """Copy what is damaged to a new file next to the journal; return its path, None where nothing is but missing."""
+        data = self.path.read_bytes()
+        content = b"".join(data[start:end] for start, end in self.damage)
+        for number in count(1) if content else ():
+            path = self.path.with_name(f"{self.path.name}.damaged-{number}")
+            try:
+                stream = path.open("xb")
+            except FileExistsError:
+                continue
+            try:
+                with stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream)
+            except OSError:
+                path.unlink()
+                raise
+            sync_directory(path.parent)
+            return path
+        return None
 
 
 class WriterLock:
@@ -168,7 +131,10 @@ class WriterLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._stream = path.open("a+b", buffering=0)  # closed with this object, if not before
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # what a link leads to is not overwritten
+        self._stream = os.fdopen(
+            os.open(path, flags, 0o666), "r+b", buffering=0
+        )  # closed with this object, if not before
         file = self._stream.fileno()
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,18 +152,64 @@ class WriterLock:
         self._stream.close()
 
 
-def _frames(records: Sequence[bytes], digest: bytes) -> tuple[bytes, bytes]:
-    """Frame records that follow one with a digest; returns the bytes, and the digest of the last."""
+def create_journal(path: Path, records: Sequence[bytes]) -> None:
+    """Write a journal with its first records, under its final name only when it is complete and on disk.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with atomic_file(path) as partial:
+        partial.write_bytes(_frames(records, 0))
+    sync_directory(path.parent)
+
+
+def begins_as_journal(path: Path) -> bool:
+    """Tell a journal of any version by the bytes that it begins with.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as stream:
+        return stream.read(len(MARK)) in (MARK, _OLD_MARK)
+
+
+def _digest(number: int, record: bytes) -> bytes:
+    return hashlib.blake2b(struct.pack("<II", number, len(record)) + record, digest_size=16).digest()
+
+
+def _frames(records: Sequence[bytes], first: int) -> bytes:
+    """Make the bytes of records that are numbered from one on."""
     frames = []
-    for record in records:
-        if len(record) > MOST_BYTES:
+    for number, record in enumerate(records, first):
+        if len(record) >= 2**32:
             raise DatastoreError(f"a record of {len(record):,} bytes is too long for a journal: divide the text")
-        digest = _digest(digest, record)
-        frames += [_FRAME.pack(len(record), digest), record]
-    return b"".join(frames), digest
+        frames += [_HEAD.pack(MARK, number, len(record), _digest(number, record)), record]
+    return b"".join(frames)
 
 
-def _digest(before: bytes, record: bytes) -> bytes:
-    digest = hashlib.blake2b(before + len(record).to_bytes(4, "little"), digest_size=16)
-    digest.update(record)
-    return digest.digest()
+def _records(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the records that are whole, each with its number, and where it begins and ends."""
+    start = data.find(MARK)
+    while 0 <= start <= len(data) - _HEAD.size:
+        _, number, length, digest = _HEAD.unpack_from(data, start)
+        end = start + _HEAD.size + length
+        record = data[start + _HEAD.size : end]
+        if whole := len(record) == length and _digest(number, record) == digest:
+            yield number, start, end, record
+        start = data.find(MARK, end if whole else start + 1)
+
+
+def _old_records(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """The same of versions 1 and 2, whose digests are of the digest before, the length and the record."""
+    start, number, before = len(_OLD_MARK), 0, {_OLD_MARK}
+    while start <= len(data) - _OLD_HEAD.size:
+        length, digest = _OLD_HEAD.unpack_from(data, start)
+        end = start + _OLD_HEAD.size + length
+        record = data[start + _OLD_HEAD.size : end]
+        if len(record) < length:
+            return
+        made = {hashlib.blake2b(one + data[start : start + 4] + record, digest_size=16).digest() for one in before}
+        if digest in made:
+            yield number, start if number or not data.startswith(_OLD_MARK) else 0, end, record
+        before = {digest} if digest in made else {digest, *made}  # where its own digest is damaged, or the record is
+        start, number = end, number + 1

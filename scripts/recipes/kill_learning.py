@@ -1,10 +1,14 @@
 """Kill processes that learn, forget and compact alongside a copy of a datastore, and check that nothing is lost or half done.
 
 python scripts/recipes/kill_learning.py DATASTORE [KILLS]
+python scripts/recipes/kill_learning.py DATASTORE --flips FLIPS
 
-Of the kills (2000), three in four are of learning and forgetting, the others of compacting. It needs what the tests need.
+Of the kills (2000), three in four are of learning and forgetting, the others of compacting. With --flips, bits of a journal
+are flipped instead, one at a time: each is noticed, and costs at most the record that it hits. It needs what the
+tests need.
 """
 
+import logging
 import random
 import shutil
 import sys
@@ -15,25 +19,31 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from tests.killing import kill_compacting, kill_learning
+from tests.killing import flip_bits, kill_compacting, kill_learning
 
 
 def main() -> None:
-    if len(sys.argv) not in (2, 3):
+    flipping = sys.argv[2:3] == ["--flips"]
+    if len(sys.argv) not in ((4,) if flipping else (2, 3)):
         sys.exit(__doc__.strip())
-    store, kills = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) == 3 else 2000
+    store, count = Path(sys.argv[1]), int(sys.argv[-1]) if len(sys.argv) > 2 else 2000
     seed = random.randrange(2**32)
-    print(f"moments are drawn with the seed {seed}")
+    print(f"moments and bits are drawn with the seed {seed}")
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         one, two = (Path(shutil.copytree(store, Path(folder) / name)) for name in ("one", "two"))
-        acknowledged = kill_learning(one, kills - kills // 4, rng)
+        if flipping:
+            logging.disable()  # each is noticed in a line
+            flip_bits(one, count, rng)
+            print(f"{count:,} flipped bits: all noticed, each at the cost of one record or none")
+            return
+        acknowledged = kill_learning(one, count - count // 4, rng)
         print(
-            f"{kills - kills // 4:,} kills of learning: {acknowledged:,} changes acknowledged, none lost, none half there"
+            f"{count - count // 4:,} kills of learning: {acknowledged:,} changes acknowledged, none lost, none half there"
         )
-        generations = kill_compacting(two, kills // 4, rng)
+        generations = kill_compacting(two, count // 4, rng)
         print(
-            f"{kills // 4:,} kills of compacting: complete each time, before or after (generations {sorted(generations)})"
+            f"{count // 4:,} kills of compacting: complete each time, before or after (generations {sorted(generations)})"
         )
 
 

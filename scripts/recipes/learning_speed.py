@@ -1,10 +1,10 @@
 """How long a pair takes until it counts, and the cost of decoding with so many pairs alongside a datastore.
 
-python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNT ...]
+python scripts/recipes/learning_speed.py DATASTORE PAIRS.tsv [PAIRS_LEARNED ...]
 
-The datastore is copied first. The first 100 pairs of PAIRS.tsv are learnt one by one and timed, then more of them, 256 at a
-time, up to each of PAIRS_LEARNT (100 1000 10000). With as many the last 24 are translated, in turns with nothing learnt, and
-in the end once more when the datastore is compacted.
+The datastore is copied first. The first 100 pairs of PAIRS.tsv are learned one by one and timed, then more of them, 256 at a
+time, up to each of PAIRS_LEARNED (100 1000 10000). With as many the last 24 are translated, in turns with nothing learned,
+and in the end once more when the datastore is compacted.
 """
 
 import shutil
@@ -24,7 +24,7 @@ from fairseq_ccpr import Translator
 from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.storage.journal import JournalWriter
+from fairseq_ccpr.storage.journal import Journal
 from fairseq_ccpr.text.pairs import read_pairs
 
 TIMED, TRANSLATED, REPEATS = 100, 24, 3
@@ -42,9 +42,9 @@ def main() -> None:
         copy = Path(shutil.copytree(store, Path(folder) / "store"))
         plain, translator = Translator(datastore=copy), Translator(datastore=copy)
         print(f"{TokenDatastore(copy).section.size:,} entries of the datastore's own; one pair at a time, milliseconds")
-        learnt, processed, appended = time_learning(translator, rows[:TIMED])
+        learned, processed, appended = time_learning(translator, rows[:TIMED])
         table: list[list[Any]] = [["", "median", "95 in 100"]]
-        timed = (("until it counts", learnt), ("the processor's time", processed), ("writing to disk", appended))
+        timed = (("until it counts", learned), ("the processor's time", processed), ("writing to disk", appended))
         for name, took in timed:
             table.append([name, *(f"{1000 * q:.1f}" for q in np.quantile(took, [0.5, 0.95]))])
         print(markdown_table(table), flush=True)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def compare(name: str, translator: Translator, plain: Translator, sentences: list[str]) -> list[Any]:
-    """Translate with what was learnt and without, in turns; returns a row of the table."""
+    """Translate with what was learned and without, in turns; returns a row of the table."""
     speeds = [[speed(one, sentences) for one in (translator, plain)] for _ in range(REPEATS)]
     own, other = np.median(speeds, axis=0)
     entries = sum(pair.tokens for pair in translator.memory())
@@ -72,21 +72,21 @@ def compare(name: str, translator: Translator, plain: Translator, sentences: lis
 
 def time_learning(translator: Translator, rows: list[tuple[str, str]]) -> tuple[list[float], list[float], list[float]]:
     """Learn pairs one by one; returns the seconds that each took, those of the processor, and those of writing it to disk."""
-    learnt, processed, appended = [], [], []
-    append = JournalWriter.append
+    learned, processed, appended = [], [], []
+    append = Journal.append
 
     def timed(*args: Any) -> None:
         start = time.perf_counter()
         append(*args)
         appended.append(time.perf_counter() - start)
 
-    with patch.object(JournalWriter, "append", timed):
+    with patch.object(Journal, "append", timed):
         for source, target in rows:
             start, processor = time.perf_counter(), time.process_time()
             translator.learn(source, target)
-            learnt.append(time.perf_counter() - start)
+            learned.append(time.perf_counter() - start)
             processed.append(time.process_time() - processor)
-    return learnt, processed, appended
+    return learned, processed, appended
 
 
 def speed(translator: Translator, sentences: list[str]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
+from fairseq_ccpr.datastore.learned import LEARNED, LearnedStore
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import write_tuned
@@ -57,7 +57,7 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert outcome(store, sentences) == before
     datastore = TokenDatastore(store)
     assert np.array_equal(datastore.keys[: own.section.size], own.keys)
-    assert datastore.section.size > own.section.size and not LearntStore(datastore).entries
+    assert datastore.section.size > own.section.size and not LearnedStore(datastore).entries
     assert [one.name for one in datastore.section.sources] == ["store", "store-learnt"]
     assert datastore.provenance[:, 0].max() == 40 + 3 and datastore.section.subsets == {
         "store/valid": 40,
@@ -72,7 +72,7 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
         "token-1",
         "tuned.json",
     ]
-    assert [path.name for path in sorted((store / LEARNT).iterdir())] == ["1.journal", "lock"]
+    assert [path.name for path in sorted((store / LEARNED).iterdir())] == ["1.journal", "lock"]
     assert "health         good" in call("inspect", store).stdout
     # ids, texts and explanations are as they were, and it goes on
     assert [one.id for one in found.memory()] == [5, 4, 3, 1]
@@ -134,7 +134,7 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(
     found = find_anywhere(store, second.keys[0].astype(width).tobytes())
     assert found and any(name.endswith(".faiss") for name in found) == bool(index)
     call("forget", store, 2)
-    path = store / LEARNT / "1.journal"
+    path = store / LEARNED / "1.journal"
     path.write_bytes(path.read_bytes() + b"damage that has Quelle 3 in it")  # put aside by the next writer
     call("forget", store, 3)
     assert find_anywhere(store, *needles[2:6])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.datastore.learnt_records import OWN_SENTENCE
+from fairseq_ccpr.datastore.learned import OWN_SENTENCE
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, write_tuned

@@ -13,7 +13,7 @@ import torch
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.building.live_compact import LiveCompaction
-from fairseq_ccpr.datastore.learnt import LEARNT
+from fairseq_ccpr.datastore.learned import LEARNED
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.text.pairs import read_pairs
@@ -83,7 +83,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert all(map(torch.equal, begun.search(states, 8), found))  # with files that are gone
     section = TokenDatastore(store).section
     assert section.generation == 1 and [one.name for one in section.sources] == ["store", "store-learnt"]
-    assert {path.name for path in store.iterdir()} == {LEARNT, "manifest.json", "preprocessing", "token-1"}
+    assert {path.name for path in store.iterdir()} == {LEARNED, "manifest.json", "preprocessing", "token-1"}
     assert not find_anywhere(store, rows[1][0].encode(), rows[1][1].encode())
     learnt = {n.learnt for one in translator.explain(sentences).sentences for t in one.tokens for n in t.neighbours}
     assert {8, 6, 1} <= learnt and not {2, 3, 7} & learnt

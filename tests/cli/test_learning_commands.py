@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.datastore.learnt import LEARNT, LearntStore
+from fairseq_ccpr.datastore.learned import LEARNED, LearnedStore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, contents, files_up_to, refused
@@ -56,9 +56,9 @@ def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: 
     with files_up_to(100):
         done = call("learn", *words, "--source", source, "--target", target, check=False)
     refused(done, r"learnt cannot be written \(.*\): nothing was changed; free some space")
-    assert not LearntStore(TokenDatastore(store)).pairs
+    assert not LearnedStore(TokenDatastore(store)).pairs
     call("learn", *words, "--source", source, "--target", target)
-    path = store / LEARNT / "0.journal"
+    path = store / LEARNED / "0.journal"
     before = path.read_bytes()
     with files_up_to(len(before) + 300):
         done = call("learn", *words, "--source", other, "--target", translation, check=False)
@@ -99,10 +99,10 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     call("memory", store, "--export", tmp_path / "n.tmx", "-s", "deu_Latn", "-t", "zho_Hant")
     assert 'srclang="de"' in (text := (tmp_path / "n.tmx").read_text()) and 'xml:lang="zh-Hant"' in text
     again = Path(shutil.copytree(store, tmp_path / "again"))
-    shutil.rmtree(again / LEARNT)
+    shutil.rmtree(again / LEARNED)
     assert "learnt 8 pairs" in call("learn", "--datastore", again, "--cpu", "--quiet", tmp_path / "m.tmx").stdout
     of_both = [
-        [(one.source, one.target) for one in LearntStore(TokenDatastore(f)).pairs.values()] for f in (store, again)
+        [(one.source, one.target) for one in LearnedStore(TokenDatastore(f)).pairs.values()] for f in (store, again)
     ]
     assert of_both[0] == of_both[1] == [(" ".join(one.split()), " ".join(two.split())) for one, two in rows[:8]]
 
@@ -111,7 +111,9 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
         forgotten.stdout.startswith(f"3\t{rows[2][0]}\t{rows[2][1]}\n1\t")
         and "forgot 2 pairs; 6 are left" in forgotten.stdout
     )
-    refused(call("forget", store, 3, check=False), "there is no pair 3 among what was learnt into .*: it was forgotten")
+    refused(
+        call("forget", store, 3, check=False), "there is no pair 3 among what was learned into .*: it was forgotten"
+    )
     assert "forgot 6 pairs; 0 are left" in call("forget", store, "--all").stdout
     assert not call("memory", store).stdout
 
@@ -156,11 +158,13 @@ def test_damage_is_told_by_inspect_and_memory(store: Path, rows: list[tuple[str,
     words = ["--datastore", store, "--cpu", "--quiet"]
     for source, target in rows[:2]:
         call("learn", *words, "--source", source, "--target", target)
-    path = store / LEARNT / "0.journal"
+    path = store / LEARNED / "0.journal"
     path.write_bytes(path.read_bytes()[:-1])
     before = contents(store)
     shown = call("inspect", store, check=False)
-    assert shown.returncode == 1 and re.search(r"damaged        .*0.journal: [\d,]+ bytes at its end", shown.stdout)
+    assert shown.returncode == 1 and re.search(
+        r"damaged        .*0.journal: 1 record is missing, [\d,]+ bytes are damaged", shown.stdout
+    )
     listed = call("memory", store, check=False)
     assert listed.returncode == 1 and len(listed.stdout.splitlines()) == 1
     assert contents(store) == before

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learnt_records import LearntPair
+from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 
 Place = tuple[str, int, int]  # a sentence, and where a token begins and ends in it, in characters
 SENTENCES = 65536  # remembered as text
@@ -50,7 +50,7 @@ class CorpusText:
     """
 
     def __init__(
-        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learnt: LearntEntries | None = None
+        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learnt: LearnedEntries | None = None
     ) -> None:
         self.datastore, self.to_text, self.learnt = datastore, to_text, learnt
         self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
@@ -68,7 +68,7 @@ class CorpusText:
         text = self._text_once(first)
         return text, *place(self._tokens(first), position, text, self.to_text)
 
-    def learnt_pair(self, entry: int) -> LearntPair | None:
+    def learnt_pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry was learnt from; None for one that the datastore was built with."""
         if self.learnt is None:
             return None

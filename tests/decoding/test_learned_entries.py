@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.datastore.learnt_records import LearntPair, NewPair
+from fairseq_ccpr.datastore.learned import LearnedPair, NewPair
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding import learnt_memory
-from fairseq_ccpr.decoding.learnt_memory import LearntEntries, LearntMemory
+from fairseq_ccpr.decoding import learned_memory
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries, LearnedMemory
 from fairseq_ccpr.decoding.mixture import Distribution, interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
@@ -43,10 +43,10 @@ def retriever_over(keys: Tensor, values: Tensor, metric: str) -> TokenRetriever:
     return TokenRetriever(datastore, CPU)
 
 
-def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearntEntries:
-    pair = LearntPair(1, "eins", "one", 1, len(keys))
+def entries(keys: Tensor, values: Tensor, metric: str, gone: Tensor = NOTHING_GONE, first: int = 0) -> LearnedEntries:
+    pair = LearnedPair(1, "eins", "one", 1, len(keys))
     segment = Segment(keys, half_norms(keys), metric)
-    return LearntEntries(segment, values, (pair,), (), gone, first, np.zeros(1, np.int64))
+    return LearnedEntries(segment, values, (pair,), (), gone, first, np.zeros(1, np.int64))
 
 
 def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
@@ -145,9 +145,9 @@ def test_a_batch_that_has_begun_does_not_see_what_is_learnt_meanwhile() -> None:
 def test_the_segment_grows_and_shrinks_with_the_journal(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learnt_memory, "FIRST_ROWS", 8)
+    monkeypatch.setattr(learned_memory, "FIRST_ROWS", 8)
     build(world, tmp_path / "store", "--subset", "valid")
-    memory = LearntMemory(TokenDatastore(tmp_path / "store"), CPU)
+    memory = LearnedMemory(TokenDatastore(tmp_path / "store"), CPU)
     pairs = {}
     for number in range(1, 30):
         earlier = memory.entries
@@ -157,7 +157,7 @@ def test_the_segment_grows_and_shrinks_with_the_journal(
             memory.forget([number - 3, number - 1])
             del pairs[number - 3], pairs[number - 1]
         assert all(map(torch.equal, there, (earlier.index.keys, earlier.values, earlier.index.half_norms)))
-        again = LearntMemory(TokenDatastore(tmp_path / "store"), CPU)
+        again = LearnedMemory(TokenDatastore(tmp_path / "store"), CPU)
         for one in (memory.entries, again.entries):
             assert np.array_equal(one.index.keys, np.concatenate([pair.keys for pair in pairs.values()]))
             assert np.array_equal(one.values, np.concatenate([pair.values for pair in pairs.values()]))
@@ -173,12 +173,12 @@ def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by
 ) -> None:
     """All lists and all candidates are looked at here; the lists grow, are made again, and lose what is forgotten."""
     pytest.importorskip("faiss")
-    monkeypatch.setattr(learnt_memory, "EXACT_ROWS", 60)
-    monkeypatch.setattr(learnt_memory, "LAST_ROWS", 30)
+    monkeypatch.setattr(learned_memory, "EXACT_ROWS", 60)
+    monkeypatch.setattr(learned_memory, "LAST_ROWS", 30)
     monkeypatch.setattr(growing_lists, "PROBES", 1000)
     monkeypatch.setattr(segment, "CANDIDATES", 1000)
     build(world, tmp_path / "store", "--subset", "valid", "--metric", metric)
-    memory, made, pinned = LearntMemory(TokenDatastore(tmp_path / "store"), CPU), set(), []
+    memory, made, pinned = LearnedMemory(TokenDatastore(tmp_path / "store"), CPU), set(), []
     rng, there = np.random.default_rng(3), {}
     for number in range(1, 100):
         new = new_pair(number)
@@ -252,7 +252,7 @@ def test_scores_of_references_are_those_of_beam_search(
     """fairseq-generate finds what was learnt as well, step by step and when it scores references."""
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     own = TokenDatastore(folder)
-    memory = LearntMemory(own, CPU)
+    memory = LearnedMemory(own, CPU)
     rows = np.random.default_rng(1).integers(own.section.size, size=400)
     noise = np.random.default_rng(2).standard_normal((400, 32)) * 0.05
     memory.learn([NewPair("eins", "one", own.values[rows[::-1]], (own.keys[rows] + noise).astype(np.float16))])

@@ -1,4 +1,4 @@
-"""Phrases that were learnt are found with the datastore's own as if all had been built together, the forgotten ones never."""
+"""Phrases that were learned are found with the datastore's own as if built with them, the forgotten ones never."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ import pytest
 import torch
 
 from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
-from fairseq_ccpr.datastore.learnt import LearntStore
-from fairseq_ccpr.datastore.learnt_records import NewPair
-from fairseq_ccpr.datastore.pair_phrases import PairPhrases
+from fairseq_ccpr.datastore.learned import LearnedStore, NewPair, PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
-from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases, PhraseSegment, entries_of
+from fairseq_ccpr.decoding.learned_memory import GrowingRows, LearnedPhrases, PhraseSegment, entries_of
 from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, merged
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.growing import GrowingKeys
 from fairseq_ccpr.search.joined import JoinedIndex
 from fairseq_ccpr.text.decoder_subwords import Pieces
 from fairseq_ccpr.text.pairs import read_pairs
@@ -38,7 +35,7 @@ SEGMENTATION = Segmentation("all", 0.5, 3)
 
 @dataclass
 class Divided:
-    """A text whose phrases are built together, and the same whose second half is learnt."""
+    """A text whose phrases are built together, and the same whose second half is learned."""
 
     part: Path  # tokens, and phrases of the first half
     whole: Path  # phrases of all of it
@@ -80,7 +77,7 @@ def retriever_of(folder: Path, encoder: PhraseEncoder, k: int = 3, least: float 
     return PhraseRetriever(PhraseDatastore(folder), encoder, SEGMENTATION, k, least, CPU)
 
 
-def beside(folder: Path, store: LearntStore | None = None) -> LearntPhrases:
+def beside(folder: Path, store: LearnedStore | None = None) -> LearnedPhrases:
     return PhraseSegment(store or store_at(folder), PhraseDatastore(folder), CPU).update()
 
 
@@ -100,8 +97,8 @@ def test_both_together_are_one_datastore(
     """Entries, strings, sentences and scores; of equal strings the best, of equal scores the first."""
     store = store_at(folder)
     ids = store.learn(divided.rest)
-    learnt = beside(folder, store)
-    found = retriever_of(folder, encoder, k, least).retrieve(divided.queries, learnt)
+    learned = beside(folder, store)
+    found = retriever_of(folder, encoder, k, least).retrieve(divided.queries, learned)
     assert without_ids(found) == without_ids(retriever_of(divided.whole, encoder, k, least).retrieve(divided.queries))
     each = [one for of_sentence in found for query in of_sentence for one in query.retrieved]
     own = PhraseDatastore(folder)
@@ -111,7 +108,7 @@ def test_both_together_are_one_datastore(
     assert all(texts[one.learnt] == one.sentence for one in each if one.learnt)
 
 
-def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
+def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     divided: Divided, folder: Path, tmp_path: Path, encoder: PhraseEncoder, rng: np.random.Generator
 ) -> None:
     never = Path(shutil.copytree(folder, tmp_path / "never"))
@@ -125,14 +122,14 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
     gone = rng.permutation(len(ids))[:15]
     store.forget(ids[n] for n in gone)
     other.learn([one for n, one in enumerate(divided.rest) if n not in gone])
-    retriever, learnt, wanted = retriever_of(folder, encoder), segment.update(), beside(never, other)
-    assert without_ids(retriever.retrieve(divided.queries, learnt)) == without_ids(
+    retriever, learned, wanted = retriever_of(folder, encoder), segment.update(), beside(never, other)
+    assert without_ids(retriever.retrieve(divided.queries, learned)) == without_ids(
         retriever_of(never, encoder).retrieve(divided.queries, wanted)
     )
-    assert str(learnt) == str(wanted) != str(earlier) and torch.equal(earlier.index.keys, keys)
-    assert retriever.signature(learnt=learnt) == retriever.signature(learnt=wanted) != plain
+    assert str(learned) == str(wanted) != str(earlier) and torch.equal(earlier.index.keys, keys)
+    assert retriever.signature(learned=learned) == retriever.signature(learned=wanted) != plain
     store.forget(list(store.pairs))
-    assert segment.update().empty and retriever.signature(learnt=segment.update()) == plain
+    assert segment.update().empty and retriever.signature(learned=segment.update()) == plain
     assert without_ids(retriever.retrieve(divided.queries, segment.update())) == without_ids(
         retriever.retrieve(divided.queries)
     )
@@ -178,11 +175,11 @@ def test_token_ids_of_both_are_those_of_one(divided: Divided, folder: Path) -> N
     own, whole = PhraseDatastore(folder), PhraseDatastore(divided.whole)
     store = store_at(folder)
     store.learn(divided.rest)
-    learnt = beside(folder, store)
-    one, two, both = (SplitTokens(part, words, 3) for part in (own, learnt, whole))
+    learned = beside(folder, store)
+    one, two, both = (SplitTokens(part, words, 3) for part in (own, learned, whole))
     for size in (0, 1, 300):
         entries = np.random.randint(whole.section.size, size=size)
-        mine = learnt.own(entries)
+        mine = learned.own(entries)
         found = merged(mine, one(entries[mine]), two(entries[~mine] - own.section.size))
         wanted = both(entries)
         assert all(np.array_equal(a, b) for a, b in zip(found[1:], wanted[1:]))
@@ -210,10 +207,10 @@ def test_two_indexes_are_searched_as_one(rng: np.random.Generator) -> None:
 
 
 def test_keys_that_grow_leave_earlier_ones_alone(rng: np.random.Generator) -> None:
-    grown, wanted = GrowingKeys(8, CPU), np.empty((0, 8), np.float16)
+    grown, wanted = GrowingRows(torch.empty(0, 8).half()), np.empty((0, 8), np.float16)
     for size in (0, 3, 5000, 1, 9000):
         earlier, copy = grown.rows, grown.rows.clone()
         new = rng.standard_normal((size, 8)).astype(np.float16)
-        grown.append(new)
+        grown.append(torch.from_numpy(new))
         wanted = np.concatenate([wanted, new])
         assert np.array_equal(grown.rows.numpy(), wanted) and torch.equal(earlier, copy)

@@ -1,0 +1,490 @@
+"""What was learned alongside a token datastore: sentence pairs with keys and values of their tokens, in a journal.
+
+The datastore stays unchanged. `learnt/N.journal` belongs to its generation N, and to exactly its keys, model, key layer and
+projection, as its first record says. Each other record is a pair that was learned, one that was learned again, one that was
+forgotten, or one that has moved into the datastore's own entries. Where the datastore has a phrase part, pairs have the
+phrases of their targets, too, and a record before them says which encoder, segmentation and set of phrases these belong to.
+Both records of what the others belong to are there twice, as nothing can be read without them.
+Letters: n tokens of a pair, d width of keys, P phrases of its target, o width of theirs.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import re
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection, TokenSection
+from fairseq_ccpr.datastore.token import KEYS, PROJECTION, TokenDatastore
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError, NotWritableError
+from fairseq_ccpr.storage.fingerprint import short
+from fairseq_ccpr.storage.journal import Journal, WriterLock, begins_as_journal, create_journal
+
+LEARNED, LOCK = "learnt", "lock"  # the names on disk are older than the word
+FORMAT_VERSION = 3  # 2 brought phrases; 3 records that are found and checked one by one
+OWN_SENTENCE = -1  # in place of the number of a sentence that the datastore was built with
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+# Numbers are little-endian, texts UTF-8, arrays NumPy's bytes.
+HEADER, PAIR, AGAIN, FORGOTTEN, MOVED, PAIR_WITH_PHRASES, PHRASES, PHRASE_IDENTITY, MOVED_WITH_PHRASES = range(9)
+_ID = struct.Struct("<BQ")
+_PAIR = struct.Struct("<BQIIII")  # kind, id, count, bytes of source and target, tokens
+_PHRASES = struct.Struct("<II")  # P and o
+_INTEGER, _KEY = np.dtype("<i4"), np.dtype("<f2")
+
+_NAME = re.compile(r"(0|[1-9]\d*)\.journal(\.damaged(-\d+)?|\.partial)?")  # of the files that are written here
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PairPhrases:
+    """The phrases of a sentence, in its order."""
+
+    spans: np.ndarray  # int32 [P, 2]: start and end in characters
+    keys: np.ndarray  # fp16 [P, o]
+
+
+@dataclass(frozen=True)
+class NewPair:
+    """A sentence pair that is to be learned."""
+
+    source: str
+    target: str
+    values: np.ndarray  # int32 [n]
+    keys: np.ndarray  # fp16 [n, d]
+    phrases: PairPhrases | None = None  # None: no phrase memory is there
+
+
+@dataclass(frozen=True)
+class LearnedPair:
+    """A sentence pair that was learned.
+
+    Attributes:
+        id: by which it can be forgotten; never reused.
+        source, target: as they were given.
+        count: how often it was learned.
+        tokens: of the target, the end of the sentence included.
+        first_entry: of its tokens in the datastore itself, where it has moved there; None: they are in the journal.
+        sentence: of its target in the datastore's phrase part, where its phrases have moved there; `OWN_SENTENCE` where that
+            sentence is there without it, too; None: its phrases are in the journal, or it has none.
+    """
+
+    id: int
+    source: str
+    target: str
+    count: int
+    tokens: int
+    first_entry: int | None = None
+    sentence: int | None = None
+
+
+class LearnedStore:
+    """The pairs learned alongside a datastore and not forgotten, in the order in which they were learned.
+
+    Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may share it.
+
+    Args:
+        datastore: an opened token datastore.
+
+    Attributes:
+        pairs: by id.
+        entries: values int32 [n] and keys fp16 [n, d] of those pairs that have not moved into the datastore.
+        phrases: of those pairs whose phrases have not moved into the datastore.
+        phrase_section: the manifest's, of the phrase part in the same folder; None: there is none.
+        forgotten: how many pairs were forgotten so far.
+        gone: entries of the datastore itself that were forgotten: the first of each pair, and how many.
+        gone_sentences: sentences that the phrase part has because they were learned, and that were forgotten.
+        next_id: of the next pair.
+        damage: what is wrong with the journal, a sentence; empty where nothing is.
+
+    Raises:
+        DatastoreError: the journal belongs to something else, or cannot be read at all.
+    """
+
+    def __init__(self, datastore: TokenDatastore) -> None:
+        self.datastore = datastore
+        self.phrase_section = Manifest.read(datastore.directory).phrase
+        self._lock = threading.RLock()
+        self._right: WriterLock | None = None
+        self._load()
+        if self.damage:
+            logger.warning("%s", self.damage)
+
+    @property
+    def folder(self) -> Path:
+        """Where the journal is."""
+        return self.datastore.directory / LEARNED
+
+    @property
+    def path(self) -> Path:
+        """The journal's file."""
+        return journal_path(self.datastore.directory, self.datastore.section.generation)
+
+    def learn(self, pairs: Sequence[NewPair]) -> list[int]:
+        """Learn pairs, all or none; they are on disk when this returns.
+
+        Returns:
+            Their ids. A pair that is there already keeps its id, and is counted; it has phrases from then on.
+
+        Raises:
+            DatastoreError: another process writes, or the journal cannot be written.
+        """
+        with self._lock:
+            self.lock()
+            ids, records = [], []
+            known, new_id = dict(self._ids), self.next_id
+            if not self._has_phrases and any(pair.phrases is not None for pair in pairs):
+                records += [_phrase_identity(self.phrase_section)] * 2
+            for pair in pairs:
+                if (number := known.get((pair.source, pair.target))) is None:
+                    number = known[pair.source, pair.target] = new_id
+                    records.append(_new_record(number, pair))
+                    new_id += 1
+                elif (
+                    pair.phrases is not None
+                    and (before := self.pairs.get(number)) is not None  # None: it is being learned
+                    and before.sentence is None
+                    and number not in self.phrases
+                ):
+                    records.append(_ID.pack(PHRASES, number) + _phrase_bytes(pair.phrases))
+                else:
+                    records.append(_ID.pack(AGAIN, number))
+                ids.append(number)
+            self._append(records)
+            return ids
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """Forget pairs, all or none; none of them is found any more when this returns.
+
+        Raises:
+            ConfigurationError: there is no such pair.
+            DatastoreError: another process writes, or the journal cannot be written.
+        """
+        with self._lock:
+            self.lock()
+            ids = list(dict.fromkeys(ids))
+            for number in ids:
+                if number not in self.pairs:
+                    raise ConfigurationError(
+                        f"there is no pair {number} among what was learned into {self.datastore.directory}: it was "
+                        "forgotten, or never learned"
+                    )
+            self._append([_ID.pack(FORGOTTEN, number) for number in ids])
+
+    def find(self, query: str) -> list[LearnedPair]:
+        """Return the pairs that have all words of a query in their source or target, whatever their case; newest first."""
+        words = query.casefold().split()
+        with self._lock:
+            pairs = list(reversed(self.pairs.values()))
+        texts = ((pair, f"{pair.source}\n{pair.target}".casefold()) for pair in pairs)
+        return [pair for pair, text in texts if all(word in text for word in words)]
+
+    def lock(self) -> None:
+        """Take the right to write, read what others wrote before, and put aside what is damaged.
+
+        Raises:
+            DatastoreError: another one has it.
+            NotWritableError: the folder cannot be written.
+        """
+        with self._lock:
+            if self._right is not None:
+                return
+            try:
+                self.folder.mkdir(exist_ok=True)
+                right = WriterLock(self.folder / LOCK)
+                try:
+                    self._begin_writing()
+                except BaseException:
+                    right.release()
+                    raise
+                self._right = right
+            except OSError as error:
+                if error.errno not in NOT_WRITABLE:
+                    raise DatastoreError(
+                        f"{self.folder} cannot be written ({error.strerror}): nothing was changed; free some space, or check "
+                        "the disk"
+                    ) from None
+                raise NotWritableError(
+                    f"{self.folder} cannot be written ({error.strerror}), as learning requires: nothing was changed; check "
+                    "its permissions, or learn into a copy of the datastore"
+                ) from None
+
+    def handed_on(self, datastore: TokenDatastore) -> LearnedStore:
+        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them.
+
+        Raises:
+            DatastoreError: see the class.
+        """
+        other = LearnedStore(datastore)
+        with self._lock:
+            other._right, self._right = self._right, None
+        return other
+
+    def close(self) -> None:
+        """Give the right to write back."""
+        with self._lock:
+            if self._right is not None:
+                self._right.release()
+                self._right = None
+
+    def _begin_writing(self) -> None:
+        self._refuse_changed()
+        if not self.path.exists():
+            create_journal(self.path, first_records(self.datastore.section, self.next_id))
+        self.path.open("r+b").close()
+        self._load()
+        if self.damage or self._journal.old:
+            if self.damage and (aside := self._journal.put_damage_aside()):
+                logger.warning("the damaged bytes of %s are in %s now", self.path, aside)
+            phrases = self.phrase_section if self._has_phrases else None
+            records = first_records(self.datastore.section, self.next_id, phrases)
+            records += [one for one in Journal(self.path).read() if one[0] not in (HEADER, PHRASE_IDENTITY)]
+            create_journal(self.path, records)
+            self._load()
+
+    def _append(self, records: list[bytes]) -> None:
+        if records:
+            self._journal.append(records)
+        for record in records:
+            self._apply(record)
+
+    def _load(self) -> None:
+        """Read the journal from its beginning: another process may have written to it, or in place of it."""
+        self.pairs: dict[int, LearnedPair] = {}
+        self.entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.phrases: dict[int, PairPhrases] = {}
+        self.gone: list[tuple[int, int]] = []
+        self.gone_sentences: list[int] = []
+        self.forgotten, self.next_id, self.damage = 0, 1, ""
+        self._ids: dict[tuple[str, str], int] = {}
+        self._pairs_of: Counter[int] = Counter()  # by sentence of the phrase part
+        self._begun = self._has_phrases = False  # whether the journal says what it, and its phrases belong to
+        self._journal = Journal(self.path)
+        if not self.path.exists():
+            self._refuse_changed()  # or else what was learned may have moved elsewhere
+            return
+        for record in self._journal.read():
+            self._apply(record)
+        if not self._begun:
+            raise DatastoreError(f"{self.path} is damaged from its beginning on: move it away, and learn again")
+        if self._journal.damage or self._journal.lost:
+            lost, size = self._journal.lost, sum(end - start for start, end in self._journal.damage)
+            self.damage = (
+                f"{self.path}: {lost:,} {'record is' if lost == 1 else 'records are'} missing, {size:,} bytes are damaged or "
+                f"were not completely written; the {len(self.pairs):,} pairs of the other records count"
+            )
+            self.next_id += lost  # theirs may have been given
+
+    def _apply(self, record: bytes) -> None:
+        """Do what a record says, unless the one it refers to is missing."""
+        try:
+            kind = record[0]
+            if kind == HEADER:
+                self._check(json.loads(record[1:]))
+            elif kind == PHRASE_IDENTITY:
+                self._refuse_others(json.loads(record[1:]), identity_of_phrases(self.phrase_section))
+                self._has_phrases = True
+            elif kind in (AGAIN, PHRASES, FORGOTTEN):
+                _, number = _ID.unpack_from(record)
+                self.next_id = max(self.next_id, number + 1)
+                if number in self.pairs and kind == FORGOTTEN:
+                    self._drop(number)
+                elif number in self.pairs:
+                    self.pairs[number] = replace(self.pairs[number], count=self.pairs[number].count + 1)
+                    if kind == PHRASES:
+                        self._keep_phrases(number, _read_phrases(record, _ID.size))
+            elif kind in (PAIR, MOVED, PAIR_WITH_PHRASES, MOVED_WITH_PHRASES):
+                self._keep(kind, record)
+            else:
+                raise ValueError(f"kind {kind}")
+        except (struct.error, ValueError, TypeError, KeyError, IndexError) as error:
+            raise DatastoreError(
+                f"{self.path} has a record that cannot be read ({error}): upgrade fairseq-ccpr"
+            ) from None
+
+    def _keep(self, kind: int, record: bytes) -> None:
+        _, number, times, source_bytes, target_bytes, tokens = _PAIR.unpack_from(record)
+        middle = _PAIR.size + source_bytes
+        end = middle + target_bytes
+        source, target = record[_PAIR.size : middle].decode(), record[middle:end].decode()
+        places: tuple[int, ...] = ()
+        if kind in (MOVED, MOVED_WITH_PHRASES):
+            places = struct.unpack("<q" if kind == MOVED else "<qq", record[end:])
+        pair = LearnedPair(number, source, target, times, tokens, *places)
+        if (forgotten := self._ids.get((source, target))) is not None:
+            self._drop(forgotten)  # in a record that is missing: a pair that is there is not learned as a new one
+        self.pairs[number] = pair
+        self._ids[source, target] = number
+        self.next_id = max(self.next_id, number + 1)
+        if pair.sentence is not None:
+            self._pairs_of[pair.sentence] += 1
+        if places:
+            return
+        dimension = self.datastore.section.dimension
+        values = np.frombuffer(record, _INTEGER, tokens, end)  # which share the record's memory, as keys do
+        keys = np.frombuffer(record, _KEY, tokens * dimension, end + values.nbytes).reshape(tokens, dimension)
+        end += values.nbytes + keys.nbytes
+        if kind == PAIR and end != len(record):
+            raise ValueError("its length is not that of its parts")
+        self.entries[number] = values, keys
+        if kind == PAIR_WITH_PHRASES:
+            self._keep_phrases(number, _read_phrases(record, end))
+
+    def _keep_phrases(self, number: int, phrases: PairPhrases) -> None:
+        section = self.phrase_section
+        if not self._has_phrases and self._journal.lost:
+            return  # what they belong to is lost
+        if not self._has_phrases or section is None or phrases.keys.shape[1] != section.dimension:
+            raise DatastoreError(
+                f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, and learn again"
+            )
+        self.phrases[number] = phrases
+
+    def _drop(self, number: int) -> None:
+        pair = self.pairs.pop(number)
+        del self._ids[pair.source, pair.target]
+        self.entries.pop(number, None)
+        self.phrases.pop(number, None)
+        self.forgotten += 1
+        if pair.first_entry is not None:
+            self.gone.append((pair.first_entry, pair.tokens))
+        if pair.sentence is not None:
+            self._pairs_of[pair.sentence] -= 1
+            if pair.sentence != OWN_SENTENCE and not self._pairs_of[pair.sentence]:
+                self.gone_sentences.append(pair.sentence)
+
+    def _check(self, header: dict[str, Any]) -> None:
+        """Refuse a journal of another format, or one that belongs to something else."""
+        if header["version"] > FORMAT_VERSION:
+            raise DatastoreError(
+                f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
+                "upgrade fairseq-ccpr"
+            )
+        self._refuse_others(header["identity"], identity(self.datastore.section))
+        self.next_id, self._begun = max(self.next_id, header["first_id"]), True
+
+    def _refuse_others(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
+        """Refuse what belongs to something else."""
+        for name in expected | found:
+            before, here = found.get(name), expected.get(name)
+            if before != here:
+                raise DatastoreError(
+                    f"{self.path} was learned with another {name} than {self.datastore.directory} has ({_brief(before)}, "
+                    f"here {_brief(here)}): move it away, or restore the datastore it belongs to"
+                )
+
+    def _refuse_changed(self) -> None:
+        """Refuse to write if the datastore is no longer the one that was opened."""
+        section, opened = Manifest.read(self.datastore.directory).token, self.datastore
+        as_before = section is not None and section.generation == opened.section.generation
+        if section is None or not as_before or section.digest(f"{KEYS}.npy") != opened.keys_fingerprint:
+            raise DatastoreError(
+                f"{self.datastore.directory} was compacted or built again since it was opened: open it again"
+            )
+
+
+def first_records(section: TokenSection, first_id: int, phrases: PhraseSection | None = None) -> list[bytes]:
+    """Make the records that a journal begins with.
+
+    Args:
+        section: of the datastore.
+        first_id: below which ids were given before.
+        phrases: the phrase part that the pairs of the journal have phrases of; None: they have none.
+    """
+    header = {"version": FORMAT_VERSION, "identity": identity(section), "first_id": first_id}
+    return [_json_record(HEADER, header)] * 2 + [_phrase_identity(phrases)] * (2 if phrases is not None else 0)
+
+
+def moved_record(pair: LearnedPair) -> bytes:
+    """Make the record of a pair whose entries are the datastore's own."""
+    places = [place for place in (pair.first_entry, pair.sentence) if place is not None]
+    return _texts(MOVED if pair.sentence is None else MOVED_WITH_PHRASES, pair) + struct.pack(
+        f"<{len(places)}q", *places
+    )
+
+
+def journal_path(directory: Path, generation: int) -> Path:
+    """Return where the journal of a generation of a datastore is."""
+    return directory / LEARNED / f"{generation}.journal"
+
+
+def remove_superseded(directory: Path, generation: int) -> None:
+    """Remove the journals of a datastore's other generations, with what was put aside; files of others stay."""
+    for path in (directory / LEARNED).glob("*"):
+        found = _NAME.fullmatch(path.name)
+        other = found and int(found[1]) != generation and path.is_file() and not path.is_symlink()
+        if found and other and (found[2] or begins_as_journal(path)):
+            path.unlink()
+
+
+def identity(section: TokenSection) -> dict[str, Any]:
+    """Describe what learned keys belong to, by name."""
+    return {
+        "model": section.fingerprints["model"],
+        "target dictionary": section.fingerprints["target_dictionary"],
+        "key layer": section.key_layer,
+        "projection": section.digest(PROJECTION),
+        "set of keys": section.digest(f"{KEYS}.npy"),
+        "width of keys": section.dimension,
+    }
+
+
+def identity_of_phrases(section: PhraseSection | None) -> dict[str, Any]:
+    """Describe what learned phrases belong to, by name; empty without a phrase part."""
+    if section is None:
+        return {}
+    return {
+        "phrase encoder": section.fingerprints["encoder"],
+        "segmentation of phrases": section.segmentation,
+        "lexicon of phrases": section.fingerprints.get("lexicon"),
+        "set of phrases": section.digest(f"{KEYS}.npy"),
+    }
+
+
+def _brief(value: Any) -> str:
+    return short(value) if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def _json_record(kind: int, content: dict[str, Any]) -> bytes:
+    return bytes([kind]) + json.dumps(content).encode()
+
+
+def _phrase_identity(section: PhraseSection | None) -> bytes:
+    return _json_record(PHRASE_IDENTITY, identity_of_phrases(section))
+
+
+def _new_record(number: int, pair: NewPair) -> bytes:
+    arrays = pair.values.astype(_INTEGER).tobytes() + pair.keys.astype(_KEY).tobytes()
+    kind, phrases = (PAIR, b"") if pair.phrases is None else (PAIR_WITH_PHRASES, _phrase_bytes(pair.phrases))
+    return _texts(kind, LearnedPair(number, pair.source, pair.target, 1, len(pair.values))) + arrays + phrases
+
+
+def _texts(kind: int, pair: LearnedPair) -> bytes:
+    source, target = pair.source.encode(), pair.target.encode()
+    return _PAIR.pack(kind, pair.id, pair.count, len(source), len(target), pair.tokens) + source + target
+
+
+def _phrase_bytes(phrases: PairPhrases) -> bytes:
+    arrays = phrases.spans.astype(_INTEGER).tobytes() + phrases.keys.astype(_KEY).tobytes()
+    return _PHRASES.pack(*phrases.keys.shape) + arrays
+
+
+def _read_phrases(record: bytes, start: int) -> PairPhrases:
+    """Read the phrases from `start` up to the end of a record, whose memory they share."""
+    size, width = _PHRASES.unpack_from(record, start)
+    start += _PHRASES.size
+    if len(record) != start + size * (2 * _INTEGER.itemsize + width * _KEY.itemsize):
+        raise ValueError("its length is not that of its parts")
+    spans = np.frombuffer(record, _INTEGER, 2 * size, start).reshape(size, 2)
+    return PairPhrases(spans, np.frombuffer(record, _KEY, size * width, start + spans.nbytes).reshape(size, width))

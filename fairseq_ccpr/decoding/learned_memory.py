@@ -1,0 +1,391 @@
+"""What was learned, ready to be searched: its keys on the model's device, in segments alongside the indexes of a datastore.
+
+The segment of tokens is exact while it is small, on a GPU however large it is. On a CPU its entries go into inverted lists
+that grow with it, all but the last ones. The segment of phrases is exact.
+Letters: n rows of a segment, N entries of the datastore itself, m that are gone, d width of keys, of phrases o.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.datastore.learned import OWN_SENTENCE, LearnedPair, LearnedStore, NewPair
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.search import ExactIndex, Index
+from fairseq_ccpr.search.exact import half_norms
+from fairseq_ccpr.search.growing_lists import GrowingLists, can_grow
+from fairseq_ccpr.search.joined import JoinedIndex
+from fairseq_ccpr.search.segment import Segment
+from fairseq_ccpr.storage.equal_strings import hash_strings
+from fairseq_ccpr.storage.fingerprint import of_strings, short
+from fairseq_ccpr.storage.text_lines import LinesInMemory
+
+if TYPE_CHECKING:
+    from fairseq_ccpr.decoding.token_retriever import LearningRetriever
+
+FIRST_ROWS = 4096  # that there is room for; then twice as many each time
+# Rows that are compared with one by one: of a segment without lists, and after those that are in lists. More of them cost
+# more than lists do (scripts/recipes/segment_search.py).
+EXACT_ROWS, LAST_ROWS = 1024, 512
+
+
+@dataclass(frozen=True)
+class LearnedPhrases:
+    """An immutable snapshot of what was learned; entries are numbered after the datastore's own.
+
+    Args:
+        datastore: the datastore that they were learned alongside.
+        index: over keys fp16 [n, o].
+        spans: int32 [n, 3]: the place of the pair in `pairs`, and start and end in its target, in characters.
+        hashes: uint64 [n], of the strings; see `hash_strings`.
+        pairs: whose phrases they are, one pair after the other.
+        moved: by sentence of the datastore itself that it has because it was learned: a pair of which it is the target.
+        gone: int64 [m], entries of the datastore itself that were forgotten, ascending.
+    """
+
+    datastore: PhraseDatastore
+    index: ExactIndex
+    spans: np.ndarray
+    hashes: np.ndarray
+    pairs: tuple[LearnedPair, ...]
+    moved: Mapping[int, LearnedPair]
+    gone: np.ndarray
+
+    @property
+    def empty(self) -> bool:
+        """Whether searching the datastore alone finds the same."""
+        return not self.index.size and not len(self.gone)
+
+    def joined(self, index: Index) -> Index | JoinedIndex:
+        """Search an index over the datastore's own keys and what was learned as one."""
+        return JoinedIndex(index, self.index) if self.index.size else index
+
+    def own(self, entries: np.ndarray) -> np.ndarray:
+        """Tell which of entries are the datastore's own, [R] -> bool [R]."""
+        return entries < self.datastore.section.size
+
+    def string_hashes(self, entries: np.ndarray) -> np.ndarray:
+        """Hash the strings of entries, the datastore's own or learned, int64 [R] -> uint64 [R]."""
+        own, hashes = self.own(entries), np.empty(len(entries), np.uint64)
+        hashes[own] = self.datastore.string_hashes(entries[own])
+        hashes[~own] = self.hashes[entries[~own] - self.datastore.section.size]
+        return hashes
+
+    def sentence(self, number: int) -> str:
+        """Return the sentence that a span names: the target of a pair."""
+        return self.pairs[number].target
+
+    def phrase(self, entry: int) -> tuple[str, str, int, int]:
+        """Return the string of an entry, own or learned, its sentence, and the characters where it begins and ends."""
+        if entry < self.datastore.section.size:
+            return self.datastore.phrase(entry)
+        number, start, end = self.spans[entry - self.datastore.section.size].tolist()
+        sentence = self.sentence(number)
+        return sentence[start:end], sentence, start, end
+
+    def pair(self, entry: int) -> LearnedPair | None:
+        """Return the pair that an entry was learned from; None for one that the datastore was built with."""
+        row = entry - self.datastore.section.size
+        if row >= 0:
+            return self.pairs[int(self.spans[row, 0])]
+        return self.moved.get(int(self.datastore.spans[entry, 0])) if self.moved else None
+
+    def __str__(self) -> str:
+        targets = dict.fromkeys(pair.target for pair in (*self.moved.values(), *self.pairs))
+        return f"{len(targets)}-{short(of_strings(targets))}"
+
+
+@dataclass(frozen=True)
+class LearnedEntries:
+    """An immutable snapshot of what was learned.
+
+    Args:
+        index: over n rows; those of pairs that were forgotten may still be there, and are not found.
+        values: int32 [n], their tokens, on the device of the index.
+        pairs: whose entries they are, in the order of their rows.
+        moved: pairs whose entries are the datastore's own.
+        gone: int64 [m], entries of the datastore itself that were forgotten, ascending, on the same device.
+        first: the first learned entry, moved into the datastore or not; all entries from it on were learned.
+        rows: int64, the first row of each of `pairs`.
+        retriever: of the datastore that they were learned alongside, if it was compacted since the system was loaded.
+        phrases: of the same pairs, where a phrase memory learns.
+    """
+
+    index: Segment
+    values: Tensor
+    pairs: tuple[LearnedPair, ...]
+    moved: tuple[LearnedPair, ...]
+    gone: Tensor
+    first: int
+    rows: np.ndarray
+    retriever: LearningRetriever | None = None
+    phrases: LearnedPhrases | None = None
+
+    @property
+    def entries(self) -> LearnedEntries:
+        """Themselves, where a memory would tell what counts now."""
+        return self
+
+    @property
+    def empty(self) -> bool:
+        """Whether searching the datastore alone finds the same."""
+        return not self.index.size and not len(self.gone)
+
+    def place(self, row: int) -> tuple[LearnedPair, int]:
+        """Return the pair that a row stands in, and the position of its token."""
+        number = int(np.searchsorted(self.rows, row, side="right")) - 1
+        return self.pairs[number], row - int(self.rows[number])
+
+    def moved_pair(self, entry: int) -> LearnedPair | None:
+        """Return the pair that an entry of the datastore itself was learned from, if it was."""
+        for pair in self.moved:
+            if pair.first_entry is not None and pair.first_entry <= entry < pair.first_entry + pair.tokens:
+                return pair
+        return None
+
+    def __str__(self) -> str:
+        pairs = (*self.moved, *self.pairs)
+        return f"{len(pairs)}-{short(of_strings(text for pair in pairs for text in (pair.source, pair.target)))}"
+
+
+class LearnedMemory:
+    """The pairs learned alongside a token datastore: decoding searches them, while a program adds and removes some.
+
+    Threads may share it; what was learned or forgotten counts for whoever asks for `entries` after that.
+
+    Args:
+        datastore: an opened token datastore.
+        device: the model's.
+        phrases: the phrase part in the same folder, where it learns.
+
+    Raises:
+        DatastoreError: the journal belongs to something else, or is damaged from its beginning on.
+    """
+
+    def __init__(self, datastore: TokenDatastore, device: torch.device, phrases: PhraseDatastore | None = None) -> None:
+        self.store = LearnedStore(datastore)
+        self._phrases = PhraseSegment(self.store, phrases, device) if phrases is not None else None
+        self.device = device
+        self._metric = datastore.section.index.metric
+        self._lock = threading.Lock()
+        self._retriever: LearningRetriever | None = None
+        self._lists_help = device.type == "cpu" and can_grow()
+        self._entries: LearnedEntries
+        self._clear()
+        self._update()
+
+    @property
+    def entries(self) -> LearnedEntries:
+        """What counts now."""
+        return self._entries
+
+    def lock(self) -> None:
+        """Take the right to write before there is anything to write; see `LearnedStore.lock`. What others wrote counts."""
+        with self._lock:
+            self.store.lock()
+            self._update()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Block learning and forgetting."""
+        with self._lock:
+            yield
+
+    def go_on_beside(self, datastore: TokenDatastore, retriever: LearningRetriever) -> None:
+        """Continue with the datastore's next generation, which a retriever searches; the memory must be `paused`."""
+        self.store, self._retriever = self.store.handed_on(datastore), retriever
+        self._clear()
+        self._update()
+
+    def learn(self, pairs: Sequence[NewPair]) -> list[int]:
+        """Learn pairs; see `LearnedStore.learn`. They count when this returns."""
+        with self._lock:
+            ids = self.store.learn(pairs)
+            self._update()
+        return ids
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """Forget pairs; see `LearnedStore.forget`. They count no more when this returns."""
+        with self._lock:
+            self.store.forget(ids)
+            self._update()
+
+    def _clear(self) -> None:
+        """Start over with an empty segment."""
+        dimension = self.store.datastore.section.dimension
+        self._rows: dict[int, tuple[int, int]] = {}  # of each pair, by its id: the first, and the one after its last
+        self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
+        self._norms = GrowingRows(torch.empty(0, device=self.device))
+        self._values = GrowingRows(torch.empty(0, dtype=torch.int32, device=self.device))
+        self._lists: GrowingLists | None = None
+        self._listed = 0  # rows that are in lists, or were
+        self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
+
+    def _update(self) -> None:
+        """Bring the segment up to date with the journal: remove what was forgotten, append what is new."""
+        kept = self.store.entries
+        if lost := [number for number in self._rows if number not in kept]:
+            self._drop(lost)
+        if new := [number for number in kept if number not in self._rows]:
+            ends = self._keys.size + np.cumsum([len(kept[number][0]) for number in new])
+            self._rows |= {number: (int(end) - len(kept[number][0]), int(end)) for number, end in zip(new, ends)}
+            values, keys = (np.concatenate(arrays) for arrays in zip(*(kept[number] for number in new)))
+            first = self._keys.size
+            self._keys.append(torch.from_numpy(keys))
+            self._values.append(torch.from_numpy(values))
+            self._norms.append(half_norms(self._keys.rows[first:]))
+        if self._lists_help and self._keys.size - self._listed > (EXACT_ROWS if self._lists is None else LAST_ROWS):
+            self._grow()
+        self._entries = self._snapshot()
+
+    def _snapshot(self) -> LearnedEntries:
+        last = _numbers(self._gone) - self._listed
+        index = Segment(
+            self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed,
+            torch.from_numpy(last).to(self.device) if len(last) else None,
+        )  # fmt: skip
+        pairs = self.store.pairs.values()
+        moved = tuple(pair for pair in pairs if pair.first_entry is not None)
+        in_segment = tuple(pair for pair in pairs if pair.first_entry is None)
+        gone = torch.from_numpy(_numbers((first, first + count) for first, count in self.store.gone)).to(self.device)
+        size = self.store.datastore.section.size
+        first = min((pair.first_entry for pair in moved if pair.first_entry is not None), default=size)
+        rows = np.array([self._rows[pair.id][0] for pair in in_segment], np.int64)
+        phrases = self._phrases.update() if self._phrases is not None else None
+        return LearnedEntries(index, self._values.rows, in_segment, moved, gone, first, rows, self._retriever, phrases)
+
+    def _drop(self, lost: list[int]) -> None:
+        """Take pairs out. Where there are no lists, or most rows are gone, the others are written again instead."""
+        dropped = [self._rows.pop(number) for number in lost]
+        if self._lists is None or 2 * sum(end - start for start, end in self._rows.values()) <= self._keys.size:
+            self._clear()
+            return
+        if listed := [one for one in dropped if one[0] < self._listed]:
+            self._lists = self._lists.without(listed)
+        self._gone += [one for one in dropped if one[0] >= self._listed]
+
+    def _grow(self) -> None:
+        """Put all rows into lists."""
+        again = self._lists is None or self._lists.outgrown
+        rows = _numbers(one for one in self._rows.values() if again or one[0] >= self._listed)
+        keys = self._keys.rows[torch.from_numpy(rows)]
+        if self._lists is None or again:
+            self._lists = GrowingLists.of(keys, rows, self._metric)
+        else:
+            self._lists = self._lists.with_more(keys, rows)
+        self._listed, self._gone = self._keys.size, []
+
+
+class PhraseSegment:
+    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore.
+
+    Args:
+        store: the journal's pairs.
+        datastore: the phrase part that they were learned alongside.
+        device: the model's.
+    """
+
+    def __init__(self, store: LearnedStore, datastore: PhraseDatastore, device: torch.device) -> None:
+        self.store, self.datastore, self.device = store, datastore, device
+        self._clear()
+
+    def _clear(self) -> None:
+        dimension = self.datastore.section.dimension
+        self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
+        self._spans = [np.empty((0, 3), np.int32)]  # of each time that some were learned
+        self._hashes = [np.empty(0, np.uint64)]
+        self._ids: list[int] = []
+
+    def update(self) -> LearnedPhrases:
+        """Bring the segment up to date with the journal, and return what counts from now on."""
+        store = self.store
+        ids = list(store.phrases)
+        if self._ids != ids[: len(self._ids)]:  # some were forgotten, and the places of those that stay are others
+            self._clear()
+        if new := ids[len(self._ids) :]:
+            self._append(new)
+        moved = {
+            pair.sentence: pair
+            for pair in store.pairs.values()
+            if pair.sentence is not None and pair.sentence != OWN_SENTENCE
+        }
+        return LearnedPhrases(
+            self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate(self._spans), np.concatenate(self._hashes),
+            tuple(store.pairs[number] for number in self._ids), moved, entries_of(self.datastore, store.gone_sentences),
+        )  # fmt: skip
+
+    def _append(self, new: list[int]) -> None:
+        """Append the phrases of pairs, by their ids."""
+        found, first = [self.store.phrases[number] for number in new], len(self._ids)
+        places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
+        spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
+        self._hashes.append(hash_strings(spans, LinesInMemory([self.store.pairs[number].target for number in new])))
+        self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
+        self._spans.append(spans + np.array([first, 0, 0], np.int32))
+        self._ids += new
+
+
+class GrowingRows:
+    """Rows on a device that more are appended to. What `rows` returned before stays as it is.
+
+    Args:
+        empty: [0, ...] of their type, on their device.
+    """
+
+    def __init__(self, empty: Tensor) -> None:
+        self._room, self.size = empty, 0
+
+    @property
+    def rows(self) -> Tensor:
+        """All of them."""
+        return self._room[: self.size]
+
+    def append(self, new: Tensor) -> None:
+        """Append rows, from any device."""
+        size = self.size + len(new)
+        if size > len(self._room):
+            larger = self._room.new_empty(max(FIRST_ROWS, 2 * size), *self._room.shape[1:])
+            larger[: self.size] = self.rows
+            self._room = larger
+        self._room[self.size : size] = new
+        self.size = size
+
+
+def why_not_learned(directory: Path, phrases: PhraseDatastore) -> str:
+    """Say why phrases are not learned together with the tokens of a datastore; nothing where they are.
+
+    Args:
+        directory: of the token part.
+        phrases: the phrase part that decoding uses.
+    """
+    section = phrases.section
+    if directory.resolve() != phrases.directory.resolve():
+        return f"they are in {phrases.directory}, and what is learned is kept with the tokens, in {directory}"
+    if section.pooled:
+        return "they are one entry a string, the mean over its places in one text (XPR)"
+    if section.store is not None:
+        return f"their keys are in {section.store}, and only those in a folder can grow"
+    return ""
+
+
+def entries_of(datastore: PhraseDatastore, sentences: list[int]) -> np.ndarray:
+    """List the entries of sentences, int64 ascending; those of a datastore stand sentence by sentence."""
+    numbers = datastore.spans[:, 0]  # which bisect reads some of, and NumPy would copy
+    rows = [np.arange(bisect_left(numbers, n), bisect_right(numbers, n)) for n in sorted(sentences)]
+    return np.concatenate([np.empty(0, np.int64), *rows])
+
+
+def _numbers(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Return the numbers in ranges, each from its first to before its last, int64, ascending."""
+    return np.sort(np.concatenate([np.empty(0, np.int64), *(np.arange(*one) for one in ranges)]))

@@ -1,0 +1,377 @@
+"""Pairs learned alongside a datastore: what was acknowledged is there once, by its id; what belongs elsewhere is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairseq_ccpr.datastore.learned import LEARNED, NewPair, identity, journal_path, remove_superseded
+from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.storage.journal import Journal, create_journal
+from tests.helpers import contents
+from tests.killing import flip_bits, kill_learning, maker, new_pair, same, store_at
+from tests.small_models import World, build
+
+
+@pytest.fixture
+def folder(world: World, tmp_path: Path) -> Path:
+    shutil.copytree(world.datastore, tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def with_phrases(both: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(both, tmp_path / "both"))
+
+
+def test_what_is_learned_is_read_again_and_what_is_forgotten_is_not(folder: Path) -> None:
+    store = store_at(folder)
+    assert not store.pairs and not (folder / LEARNED).exists()
+    pairs = dict(zip(store.learn([new_pair(n) for n in range(1, 6)]), map(new_pair, range(1, 6))))
+    assert list(pairs) == [1, 2, 3, 4, 5] and same(store, pairs) and same(store_at(folder), pairs)
+    store.forget([2, 4])
+    left = {number: pair for number, pair in pairs.items() if number not in (2, 4)}
+    assert same(store, left) and same(store_at(folder), left)
+    assert store.learn([new_pair(2)]) == [6]  # an id is never given again
+    for number in (2, 7):
+        with pytest.raises(ConfigurationError, match=f"there is no pair {number} among what was learned"):
+            store.forget([3, number])
+    assert same(store_at(folder), {**left, 6: new_pair(2)})
+    assert [one.id for one in store.find("QUELLE 中")] == [6, 5, 3, 1]
+    assert [one.id for one in store.find("target 5")] == [5] and not store.find("target 2 4")
+
+
+def test_a_pair_that_is_learned_again_is_counted(folder: Path) -> None:
+    store = store_at(folder)
+    assert store.learn([new_pair(1), new_pair(2), new_pair(1)]) == [1, 2, 1]
+    assert store.learn([new_pair(1)]) == [1]
+    for one in (store, store_at(folder)):
+        assert [pair.count for pair in one.pairs.values()] == [3, 1] and len(one.entries) == 2
+    store.forget([1])
+    assert store.learn([new_pair(1)]) == [3] and store.pairs[3].count == 1
+
+
+def test_one_writes_and_others_read_until_it_closes(folder: Path) -> None:
+    first, second = store_at(folder), store_at(folder)
+    first.learn([new_pair(1)])
+    with pytest.raises(DatastoreError, match=r"learnt is being written to by process \d+ on "):
+        second.learn([new_pair(2)])
+    with pytest.raises(DatastoreError, match="is being written to by process"):
+        second.forget([1])
+    first.close()
+    assert second.learn([new_pair(2)]) == [2]  # having read what the first one wrote
+    assert same(second, {1: new_pair(1), 2: new_pair(2)}) and same(store_at(folder), {1: new_pair(1), 2: new_pair(2)})
+    with pytest.raises(DatastoreError, match="is being written to by process"):
+        first.learn([new_pair(3)])
+
+
+def test_a_journal_of_something_else_is_refused(world: World, folder: Path, tmp_path: Path) -> None:
+    store_at(folder).learn([new_pair(1)])
+    build(world, tmp_path / "other", "--subset", "test")
+    shutil.copytree(folder / LEARNED, tmp_path / "other" / LEARNED)
+    with pytest.raises(
+        DatastoreError, match=r"0.journal was learned with another set of keys than .*other has \(\w{12}, here"
+    ):
+        store_at(tmp_path / "other")
+    manifest = Manifest.read(folder)
+    assert manifest.token is not None
+    manifest.token.fingerprints["model"] = "0" * 64
+    manifest.write(folder)
+    with pytest.raises(
+        DatastoreError, match=r"was learned with another model than .*store has \(\w{12}, here 000000000000\)"
+    ):
+        store_at(folder)
+
+
+def test_a_datastore_that_was_built_again_meanwhile_is_not_written_beside(
+    world: World, folder: Path, tmp_path: Path
+) -> None:
+    store = store_at(folder)
+    build(world, tmp_path / "other", "--subset", "test")
+    shutil.rmtree(folder)
+    shutil.move(tmp_path / "other", folder)
+    with pytest.raises(DatastoreError, match="was compacted or built again since it was opened: open it again"):
+        store.learn([new_pair(1)])
+    assert not journal_path(folder, 0).exists()
+
+
+def learned_one_by_one(folder: Path, count: int) -> tuple[dict[int, NewPair], list[int]]:
+    """Learn pairs; returns them, and where the journal ended before and after each."""
+    store, make, ends = store_at(folder), maker(folder), []
+    for number in range(1, count + 1):
+        store.lock()
+        ends.append(journal_path(folder, 0).stat().st_size)
+        store.learn([make(number)])
+    store.close()
+    return {n: make(n) for n in range(1, count + 1)}, [*ends, journal_path(folder, 0).stat().st_size]
+
+
+def test_a_flipped_bit_is_noticed_and_costs_what_it_hits(
+    folder: Path, with_phrases: Path, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing where it hits what the journal and its phrases belong to, which is there twice."""
+    for one in (folder, with_phrases):
+        flip_bits(one, 100, rng)
+    assert "0.journal: 1 record is missing, " in caplog.text
+
+
+def test_damage_is_put_aside_and_nothing_of_it_is_ever_overwritten(folder: Path) -> None:
+    pairs, _ = learned_one_by_one(folder, 8)
+    path, files = journal_path(folder, 0), {}
+    for number, first_id in ((2, 10), (5, 12)):
+        damaged = bytearray(path.read_bytes())
+        start = damaged.index(pairs[number].source.encode())
+        damaged[start] ^= 4
+        path.write_bytes(damaged)
+        before = store_at(folder)
+        assert "0.journal: 1 record is missing" in before.damage
+        assert before.learn([new_pair(20 + number)]) == [first_id]  # an id that may have been given is not given again
+        before.close()
+        del pairs[number]
+        pairs[first_id] = new_pair(20 + number)
+        assert same(store_at(folder), pairs) and not store_at(folder).damage
+        files[f"0.journal.damaged-{len(files) + 1}"] = bytes(damaged[start : start + 12])
+        for name, content in files.items():
+            assert content in (folder / LEARNED / name).read_bytes()
+    assert len(list((folder / LEARNED).iterdir())) == 4
+
+
+def test_without_what_phrases_belong_to_pairs_have_none(with_phrases: Path) -> None:
+    pairs, ends = learned_one_by_one(with_phrases, 3)
+    whole = journal_path(with_phrases, 0).read_bytes()
+    first = whole.index(pairs[1].source.encode()) - 57  # of the record, before its head and its numbers
+    journal_path(with_phrases, 0).write_bytes(whole[: ends[0]] + whole[first:])
+    found = store_at(with_phrases)
+    assert "2 records are missing" in found.damage and same(found, {n: new_pair(n) for n in pairs})
+    found.learn([pairs[2]])
+    assert same(store_at(with_phrases), {**{n: new_pair(n) for n in pairs}, 2: pairs[2]})
+
+
+def test_a_record_that_was_cut_out_is_missed_and_one_that_depends_on_it_does_no_harm(folder: Path) -> None:
+    pairs, ends = learned_one_by_one(folder, 3)
+    store = store_at(folder)
+    store.learn([new_pair(2)])
+    store.forget([2])
+    store.close()
+    whole = journal_path(folder, 0).read_bytes()
+    journal_path(folder, 0).write_bytes(whole[: ends[1]] + whole[ends[2] :])
+    found = store_at(folder)
+    assert "1 record is missing" in found.damage and same(found, {1: pairs[1], 3: pairs[3]})
+    found = store_at(folder)
+    assert found.learn([new_pair(2), new_pair(3)]) == [5, 3]
+    found.close()
+    again = journal_path(folder, 0).read_bytes()
+    journal_path(folder, 0).write_bytes(again[:-90])  # what is not complete at the end may never have been acknowledged
+    assert same(store_at(folder), {1: pairs[1], 3: pairs[3]})
+
+
+def test_a_pair_whose_forgetting_is_lost_is_there_once(folder: Path) -> None:
+    store = store_at(folder)
+    store.learn([new_pair(1), new_pair(2)])
+    before = journal_path(folder, 0).stat().st_size
+    store.forget([1])
+    after = journal_path(folder, 0).stat().st_size
+    assert store.learn([new_pair(1)]) == [3]
+    store.close()
+    whole = journal_path(folder, 0).read_bytes()
+    journal_path(folder, 0).write_bytes(whole[:before] + whole[after:])
+    found = store_at(folder)
+    assert found.damage and same(found, {2: new_pair(2), 3: new_pair(1)})
+    found.forget([3])
+    assert list(found.pairs) == [2]
+
+
+@pytest.mark.parametrize("content", [b"", b"CCPRJNL1", b"something else"])
+def test_what_is_no_journal_is_refused(folder: Path, content: bytes) -> None:
+    journal_path(folder, 0).parent.mkdir()
+    journal_path(folder, 0).write_bytes(content)
+    with pytest.raises(DatastoreError, match="is damaged from its beginning on: move it away"):
+        store_at(folder)
+    create_journal(journal_path(folder, 0), [bytes([2]) + bytes(8)])
+    with pytest.raises(DatastoreError, match="is damaged from its beginning on: move it away"):
+        store_at(folder)
+
+
+def test_only_what_was_written_here_is_removed(folder: Path, tmp_path: Path) -> None:
+    store_at(folder).learn([new_pair(1)])
+    learned = folder / LEARNED
+    for name in ("1.journal", "1.journal.damaged-1", "1.journal.damaged", "1.journal.partial", "0.journal.damaged-1"):
+        shutil.copy(journal_path(folder, 0), learned / name)
+    foreign = {"backup.tmx", "0.journal.old", "mine.journal", "2.journal", "01.journal", "1.journal.damaged-x", "notes"}
+    for name in foreign:
+        (learned / name).write_text("mine")
+    (tmp_path / "elsewhere").write_text("mine")
+    (learned / "3.journal").symlink_to(tmp_path / "elsewhere")
+    remove_superseded(folder, 0)
+    left = {path.name for path in learned.iterdir()}
+    assert left == foreign | {"0.journal", "0.journal.damaged-1", "3.journal", "lock"}
+    (learned / "lock").unlink()
+    (learned / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatastoreError, match="symbolic links"):
+        store_at(folder).learn([new_pair(2)])
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Run as a user who may write nowhere, where this one is root, who may write everywhere."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+    else:
+        yield
+
+
+def test_a_folder_that_cannot_be_written_is_read_and_not_learned_beside(folder: Path) -> None:
+    store_at(folder).learn([new_pair(1)])
+    with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        for name in ("with", "without"):
+            shutil.copytree(folder, Path(open_to_all) / name)
+        shutil.rmtree(Path(open_to_all) / "without" / LEARNED)
+        for path in [*Path(open_to_all).rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        before = contents(Path(open_to_all))
+        with as_nobody():
+            for name in ("with", "without"):
+                store = store_at(Path(open_to_all) / name)
+                with pytest.raises(
+                    DatastoreError, match=r"learnt cannot be written \(Permission denied\), as learning requires"
+                ):
+                    store.learn([new_pair(2)])
+        assert contents(Path(open_to_all)) == before
+        for path in [Path(open_to_all), *Path(open_to_all).rglob("*")]:
+            path.chmod(0o755)
+
+
+def test_a_kill_at_any_moment_loses_nothing_that_was_acknowledged(folder: Path, rng: np.random.Generator) -> None:
+    assert kill_learning(folder, 36, rng) > 0
+
+
+def test_phrases_are_read_again_and_forgotten_with_their_pairs(with_phrases: Path) -> None:
+    store, make = store_at(with_phrases), maker(with_phrases)
+    pairs = dict(zip(store.learn([make(n) for n in range(1, 9)]), map(make, range(1, 9))))
+    assert same(store, pairs) and same(store_at(with_phrases), pairs) and len(store.phrases) == 8
+    store.forget([2, 4])
+    left = {number: pair for number, pair in pairs.items() if number not in (2, 4)}
+    assert same(store, left) and same(store_at(with_phrases), left)
+    assert store.learn([make(1), make(20), make(20)]) == [1, 9, 9]
+    for one in (store, store_at(with_phrases)):
+        assert same(one, {**left, 9: make(20)}) and (one.pairs[1].count, one.pairs[9].count) == (2, 2)
+
+
+def test_pairs_that_were_learned_without_phrases_have_them_once_they_are_learned_again(with_phrases: Path) -> None:
+    store, make = store_at(with_phrases), maker(with_phrases)
+    store.learn([new_pair(1), new_pair(2)])
+    assert not store.phrases and same(store_at(with_phrases), {1: new_pair(1), 2: new_pair(2)})
+    assert store.learn([make(2), make(2)]) == [2, 2]
+    for one in (store, store_at(with_phrases)):
+        assert same(one, {1: new_pair(1), 2: make(2)}) and one.pairs[2].count == 3
+    store.forget([2])
+    assert not store.phrases and not store_at(with_phrases).phrases
+
+
+def write_old(path: Path, records: Iterable[bytes]) -> list[int]:
+    """Write a journal of version 1 or 2; returns where each record ends."""
+    data = digest = b"CCPRJNL1"
+    ends = []
+    for record in records:
+        length = struct.pack("<I", len(record))
+        digest = hashlib.blake2b(digest + length + record, digest_size=16).digest()
+        data += length + digest + record
+        ends.append(len(data))
+    path.write_bytes(data)
+    return ends
+
+
+def old_journal(folder: Path, version: int = 2) -> tuple[Path, dict[int, NewPair], list[int]]:
+    """Learn pairs, and write the journal as older versions did."""
+    pairs, _ = learned_one_by_one(folder, 6)
+    records = [one for one in Journal(journal_path(folder, 0)).read() if one[0] not in (0, 7)]
+    header = {"version": version, "identity": identity(store_at(folder).datastore.section), "first_id": 1}
+    phrases = [one for one in Journal(journal_path(folder, 0)).read() if one[0] == 7][:1]
+    ends = write_old(journal_path(folder, 0), [b"\0" + json.dumps(header).encode(), *phrases, *records])
+    return journal_path(folder, 0), pairs, ends
+
+
+def test_a_journal_of_an_older_version_is_read_and_goes_on(both: Path, world: World, tmp_path: Path) -> None:
+    for version, source in ((1, world.datastore), (2, both)):
+        folder = Path(shutil.copytree(source, tmp_path / str(version)))
+        path, pairs, _ = old_journal(folder, version)
+        before, store = contents(folder), store_at(folder)
+        assert same(store, pairs) and not store.damage and contents(folder) == before
+        pairs[7] = maker(folder)(7)
+        assert store.learn([pairs[7]]) == [7] and same(store, pairs) and same(store_at(folder), pairs)
+        assert path.read_bytes()[:8] == b"\xffCCPRJ3\n" and not list(path.parent.glob("*damaged*"))
+
+
+def test_damage_of_an_older_journal_costs_what_it_hits_but_for_lengths(
+    with_phrases: Path, rng: np.random.Generator
+) -> None:
+    path, pairs, ends = old_journal(with_phrases)
+    whole = path.read_bytes()
+    for place in rng.integers(ends[1], len(whole), 60).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        found, hit = store_at(with_phrases), sum(end <= place for end in ends) - 1
+        of_length = place - ends[hit] < 4
+        expected = {n: pair for n, pair in pairs.items() if n < hit or (n > hit and not of_length)}
+        assert found.damage and same(found, expected), place
+    path.write_bytes(b"X" + whole[1:])
+    assert store_at(with_phrases).damage and same(store_at(with_phrases), pairs)
+
+
+def test_a_journal_of_another_phrase_encoder_is_refused(with_phrases: Path, tmp_path: Path) -> None:
+    store, make = store_at(with_phrases), maker(with_phrases)
+    store.learn([new_pair(1)])
+    manifest = Manifest.read(with_phrases)
+    assert manifest.phrase is not None
+    encoder = manifest.phrase.fingerprints["encoder"]
+    manifest.phrase.fingerprints["encoder"] = "0" * 64
+    manifest.write(with_phrases)
+    assert same(store_at(with_phrases), {1: new_pair(1)})  # which has nothing of an encoder
+    manifest.phrase.fingerprints["encoder"] = encoder
+    manifest.write(with_phrases)
+    store.learn([make(2)])
+    manifest.phrase.fingerprints["encoder"] = "0" * 64
+    manifest.write(with_phrases)
+    with pytest.raises(
+        DatastoreError, match=r"was learned with another phrase encoder than .*both has \(\w{12}, here 000000000000\)"
+    ):
+        store_at(with_phrases)
+    manifest.phrase = None
+    manifest.write(with_phrases)
+    with pytest.raises(DatastoreError, match=r"another phrase encoder than .*both has \(\w{12}, here None\)"):
+        store_at(with_phrases)
+
+
+@pytest.mark.parametrize("cut", [1, 3, -1])
+def test_a_record_whose_parts_do_not_fit_is_refused(with_phrases: Path, cut: int) -> None:
+    learned_one_by_one(with_phrases, 1)
+    path = journal_path(with_phrases, 0)
+    *others, record = Journal(path).read()
+    create_journal(path, [*others, record[:-cut] if cut > 0 else record + b"\0"])
+    with pytest.raises(DatastoreError, match=r"cannot be read .its length is not that of its parts.: upgrade"):
+        store_at(with_phrases)
+    create_journal(path, [*others, b"\x63"])
+    with pytest.raises(DatastoreError, match="kind 99"):
+        store_at(with_phrases)
+
+
+def test_a_kill_at_any_moment_loses_no_phrases(with_phrases: Path, rng: np.random.Generator) -> None:
+    assert kill_learning(with_phrases, 20, rng) > 0
