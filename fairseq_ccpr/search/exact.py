@@ -21,6 +21,9 @@ SPARE = 8  # keys that are scored again beyond k, since products and differences
 QUERIES = 1 << 12  # at a time
 TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
 CACHE_NUMBERS = 1 << 20  # the same where a CPU converts them, whose cache holds 4 MB
+GPU_NUMBERS = 1 << 26  # the same on a GPU, where a tile is a dozen kernels whatever its size: 256 MB of scores
+RUN = 64  # scores of a GPU, of which the largest stands for all
+LARGEST_HALF = 65504.0
 KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
 _LAST_ID = 2**32 - 1
 _MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
@@ -90,7 +93,7 @@ class ExactIndex(Index):
         products = queries.new_empty(len(queries), 0)
         ids = products.long()
         for first, scores in self._products(queries):
-            best, rows = _best(scores, min(k + SPARE, scores.size(1)))
+            best, rows = (_best_by_runs if scores.is_cuda else _best)(scores, min(k + SPARE, scores.size(1)))
             products, ids = torch.cat([products, best], dim=1), torch.cat([ids, rows + first], dim=1)
             if ids.size(1) > k + SPARE:
                 products, places = _best(products, k + SPARE)
@@ -101,13 +104,23 @@ class ExactIndex(Index):
 
     def _products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Score keys tile by tile: the first row of each, and fp32 [H, rows] that rank as the metric does."""
+        # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
+        if self.keys.is_cuda and self.keys.dtype in (torch.float16, torch.bfloat16):
+            # Tensor cores multiply halves exactly and add in fp32. Rounding the queries costs no neighbour that SPARE keys
+            # do not make up for, and keys in fp32 would be read and written five times over.
+            queries = queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype)
+            rows = max(1, GPU_NUMBERS // max(self.dimension, len(queries)) // RUN) * RUN
+            for first in range(0, self.size, rows):
+                tile = slice(first, first + rows)
+                scores = torch.mm(queries, self.keys[tile].T, out_dtype=torch.float32)
+                yield first, scores.sub_(self.half_norms[tile]) if self.metric == "l2" else scores
+            return
         whole = self.keys.is_cuda or self._single.dtype == torch.float32  # no tile is converted in a CPU's cache
         rows = max(1, (TILE_NUMBERS if whole else CACHE_NUMBERS) // max(self.dimension, len(queries)))
         for first in range(0, self.size, rows):
             tile = slice(first, first + rows)
             scores = queries @ self._single[tile].float().T
             if self.metric == "l2":
-                # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
                 kept = self.keys.is_cuda or self.size <= KEPT_NORMS
                 scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
             yield first, scores
@@ -129,6 +142,20 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         columns = order.topk(count, dim=1).indices
     columns = columns[:, :count].sort(dim=1).values
     return scores.gather(1, columns), columns
+
+
+def _best_by_runs(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Select as `_best` does, in one pass over the scores: the best are in the runs whose largest score is among the best."""
+    size = scores.size(1)
+    if size <= RUN * count:
+        return _best(scores, count)
+    if rest := -size % RUN:
+        scores = torch.nn.functional.pad(scores, (0, rest), value=float("-inf"))
+    scores = scores.unflatten(1, (-1, RUN))
+    runs = _best(scores.amax(dim=2), count)[1]
+    best, columns = _best(scores.gather(1, runs.unsqueeze(2).expand(-1, -1, RUN)).flatten(1), count)
+    # Where scores are no numbers, columns of the padding may be among them.
+    return best, (runs.gather(1, columns // RUN) * RUN + columns % RUN).clamp_max(size - 1)
 
 
 def half_norms(keys: Tensor) -> Tensor:
