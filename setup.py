@@ -38,8 +38,9 @@ setup(
         # that mended. It has the same modules and so installs over a `fairseq` that is there; uninstalling one of the two
         # then takes files of the other. Use an environment without fairseq.
         "ve-fairseq==0.12.3",
-        # 2.6 is the first release that loads checkpoints with weights_only unless told otherwise.
-        "torch>=2.6",
+        # 2.6 is the first release that loads checkpoints with weights_only unless told otherwise, and 2.8 the first that
+        # multiplies halves into fp32 on a GPU.
+        "torch>=2.8",
         "numpy>=1.24",
         # BLEU and chrF with signatures.
         "sacrebleu>=2.3",

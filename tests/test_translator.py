@@ -40,6 +40,15 @@ def test_translations_are_those_of_fairseq_generate(world: World, translator: Tr
     )
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_translates_as_the_cpu_does(world: World, translator: Translator, sentences: list[str]) -> None:
+    """But for hypotheses that are level, which rounding parts."""
+    with Translator(datastore=world.datastore, **{**SHORT, "device": "cuda"}) as other:
+        pairs = list(zip(other.translate(sentences), translator.translate(sentences), strict=True))
+    differences = [abs(one.score - two.score) for one, two in pairs if one.text == two.text]
+    assert len(differences) > 0.9 * len(pairs) and max(differences) < 1e-2
+
+
 def test_without_a_datastore_the_model_translates_alone(
     world: World, translator: Translator, sentences: list[str], decode: Callable
 ) -> None:

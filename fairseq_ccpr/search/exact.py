@@ -20,6 +20,9 @@ SPARE = 8  # keys that are scored again beyond k, since products and differences
 QUERIES = 1 << 12  # at a time
 TILE_NUMBERS = 1 << 24  # numbers in a tile of keys, or of scores: 64 MB in fp32
 CACHE_NUMBERS = 1 << 20  # the same where a CPU converts them, whose cache holds 4 MB
+GPU_NUMBERS = 1 << 26  # the same on a GPU, where a tile is a dozen kernels whatever its size: 256 MB of scores
+RUN = 64  # scores of a GPU, of which the largest stands for all
+LARGEST_HALF = 65504.0
 KEPT_NORMS = 1 << 27  # keys, up to which a CPU keeps their norms: 512 MB
 _LAST_ID = 2**32 - 1
 _MAGNITUDE = 0x7FFFFFFF  # all bits of a float but its sign
@@ -88,16 +91,25 @@ class ExactIndex(Index):
         """Find the k nearest keys of a block of queries in fp32, k being N at most."""
         products = queries.new_empty(len(queries), 0)
         ids = products.long()
+        halves = self.keys.is_cuda and self.keys.dtype in (torch.float16, torch.bfloat16)
+        # Tensor cores multiply halves exactly and add in fp32. Rounding the queries costs no neighbour that SPARE keys do not
+        # make up for, and keys in fp32 would be read and written five times over.
+        rounded = queries.clamp(-LARGEST_HALF, LARGEST_HALF).to(self.keys.dtype) if halves else queries
         whole = self.keys.is_cuda or self._single.dtype == torch.float32  # no tile is converted in a CPU's cache
-        rows = max(1, (TILE_NUMBERS if whole else CACHE_NUMBERS) // max(self.dimension, len(queries)))
+        numbers = GPU_NUMBERS if halves else TILE_NUMBERS if whole else CACHE_NUMBERS
+        rows = max(RUN, numbers // max(self.dimension, len(queries)) // RUN * RUN)
         for first in range(0, self.size, rows):
             tile = slice(first, first + rows)
-            scores = queries @ self._single[tile].float().T
+            if halves:
+                scores = torch.mm(rounded, self.keys[tile].T, out_dtype=torch.float32)
+            else:
+                scores = queries @ self._single[tile].float().T
             if self.metric == "l2":
                 # -|q-x|^2 / 2 = q.x - |x|^2 / 2 - |q|^2 / 2, and the last is the same for every key.
                 kept = self.keys.is_cuda or self.size <= KEPT_NORMS
                 scores -= self.half_norms[tile] if kept else half_norms(self.keys[tile])
-            best, places = _best(scores, min(k + SPARE, scores.size(1)))
+            select = _best_by_runs if scores.is_cuda else _best
+            best, places = select(scores, min(k + SPARE, scores.size(1)))
             products, ids = torch.cat([products, best], dim=1), torch.cat([ids, places + first], dim=1)
             if ids.size(1) > k + SPARE:
                 products, places = _best(products, k + SPARE)

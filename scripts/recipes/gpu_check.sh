@@ -31,7 +31,8 @@ stage() { # SECONDS NAME COMMAND...
 stage 210 search python scripts/recipes/gpu_search.py "$output"
 if python -c 'import fairseq, pytest' 2>/dev/null; then
   stage 150 tests python -m pytest -q -x -p no:cacheprovider tests/test_device.py tests/decoding/test_beam_step.py \
-    tests/search/test_placement.py tests/search/test_indexes.py
+    tests/search/test_placement.py tests/search/test_indexes.py \
+    tests/test_translator.py::test_a_gpu_translates_as_the_cpu_does
   if [ $# -gt 0 ]; then
     stage 240 decoding python -m fairseq_ccpr benchmark decoding "$@" --fp16 --only decoding --quiet \
       --json "$output/decoding.json" > "$output/decoding.md"

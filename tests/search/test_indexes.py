@@ -78,6 +78,15 @@ def test_exact_finds_entries_of_the_store_for_what_is_no_number() -> None:
     assert ((ids >= 0) & (ids < 140)).all()
 
 
+@settings(deadline=None)
+@given(size=st.integers(1, 200), count=st.integers(1, 9), run=st.sampled_from([2, 8, 64]), kinds=st.integers(1, 99))
+def test_a_gpu_selects_by_runs_what_a_cpu_selects(size, count, run, kinds) -> None:
+    count, scores = min(count, size), torch.randint(kinds, (3, size)).float()  # many are equal
+    with patch.object(exact, "RUN", run):
+        assert all(map(torch.equal, exact._best_by_runs(scores, count), exact._best(scores, count)))
+        assert (exact._best_by_runs(scores * float("nan"), count)[1] < size).all()
+
+
 def test_largest_keeps_the_order_of_floats() -> None:
     numbers = [0.0, -0.0, 1e-40, -1e-40, 3.5, -3.5, float("inf"), float("-inf"), float("nan"), 1e38]
     scores, ids = exact.largest(torch.tensor([numbers]), torch.arange(10), 10)
@@ -92,12 +101,22 @@ def test_queries_may_come_from_a_model_that_trains() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_exact_on_a_gpu_equals_exact_on_the_cpu() -> None:
+@pytest.mark.parametrize("metric", ["l2", "ip"])
+@pytest.mark.parametrize("numbers", [1 << 12, 1 << 26])
+def test_exact_on_a_gpu_equals_exact_on_the_cpu(metric, numbers, monkeypatch) -> None:
+    monkeypatch.setattr(exact, "GPU_NUMBERS", numbers)
     keys = clustered(5000, 16)
     queries = torch.from_numpy(clustered(50, 16, seed=1)).float()
-    index = ExactIndex(keys, "l2")
+    index = ExactIndex(keys, metric)
     scores = index.to(torch.device("cuda")).search(queries.cuda(), 8)[0]
     np.testing.assert_allclose(scores.cpu(), index.search(queries, 8)[0], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_finds_entries_of_the_store_for_what_is_no_number() -> None:
+    queries = torch.tensor([[float("nan")] * 8, [float("inf")] * 8, [1e9] * 8, [1.0] * 8]).cuda()
+    scores, ids = ExactIndex(torch.randn(3000, 8).half().cuda(), "l2").search(queries, 8)
+    assert ((ids >= 0) & (ids < 3000)).all() and scores[3].isfinite().all()
 
 
 def test_without_faiss_exact_search_is_chosen_and_others_are_refused(monkeypatch) -> None:
