@@ -74,7 +74,7 @@ def make_ensemble(
         start=lambda sources, *_: lambda: [None] * batch, table=lambda found: make_table(sentences),
         remote=False, reads=None, checked=True,
     )  # fmt: skip
-    phrases = PhraseMemory(candidates, PhraseSettings(), PhraseVotes().requires_grad_(False), device)
+    phrases = PhraseMemory(candidates, PhraseSettings(), PhraseVotes().requires_grad_(False).to(device), device)
     settings = TokenRetrievalSettings(k, 0.5, 0.1, confidence=metric == "ip")
     tokens = TokenMemory(KeyCapture(model, "decoder_output"), retriever, settings, dictionary.unk())
     trust = None
