@@ -13,7 +13,7 @@ from fairseq_ccpr.cli.command import command, markdown_table
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.experiments.config import read_config
 from fairseq_ccpr.lab.experiments.pipeline import Plan
-from fairseq_ccpr.lab.experiments.report_page import Report, as_page
+from fairseq_ccpr.lab.experiments.report_page import as_page
 from fairseq_ccpr.lab.experiments.results import RESULTS, choose, goals, write_results
 from fairseq_ccpr.lab.experiments.stages import Runner, with_needs
 from fairseq_ccpr.lab.experiments.tables import HEAD, check_of_base, circumstances, rows_against_others, rows_of
@@ -86,11 +86,11 @@ def experiment_report(
     output: Optional[Path] = option(None, "where the files go (the first of those)", metavar="DIR"),
 ) -> int:
     output = output or experiments[0]
-    reports = [Report(folder, _read_results(folder)) for folder in experiments]
+    results = [_read_results(folder) for folder in experiments]
     if not output.is_dir():
         raise ConfigurationError(f"--output {output}: there is no such folder")
     try:
-        texts = {"report.html": as_page(reports), "results.md": "\n\n".join(_as_markdown(r.results) for r in reports)}
+        texts = {"report.html": as_page(results), "results.md": "\n\n".join(map(_as_markdown, results))}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         names = ", ".join(str(folder / RESULTS) for folder in experiments)
         raise ConfigurationError(

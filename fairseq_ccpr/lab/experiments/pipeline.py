@@ -231,9 +231,9 @@ class Plan:
         others = [self.data(other) for other in system.also]
         words += ["--also", *(other.path for other in others)] if others else []
         output = self.output / "tuned" / home / f"{name}.options"
-        to, outputs = ["--output", str(output), "--no-progress-bar"], [output, output.with_name(f"{output.name}.png")]
+        to = ["--output", str(output), "--no-progress-bar"]
         trust = output.with_name(f"{output.name}.trust")
-        return self._add(f"tune/{home}/{name}", "tune", words, to, outputs, *reads, *others, optional=[trust])
+        return self._add(f"tune/{home}/{name}", "tune", words, to, [output], *reads, *others, optional=[trust])
 
     def decode(self, name: str, domain: str) -> Stage:
         """Return the stage that translates a domain's test set with a system, and with the base model in turns."""

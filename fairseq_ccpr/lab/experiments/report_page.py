@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -26,22 +24,14 @@ from fairseq_ccpr.lab.experiments.tables import (
 HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class Report:
-    """What there is to show of an experiment."""
-
-    folder: Path  # its output, where its pictures are
-    results: dict[str, Any]
-
-
-def as_page(reports: list[Report]) -> str:
+def as_page(experiments: list[dict[str, Any]]) -> str:
     """Make the page out of elements, so that text stays text whatever is in it."""
-    titles = [report.results["title"] for report in reports]
+    titles = [results["title"] for results in experiments]
     body = Element("main")
-    if len(reports) > 1:
+    if len(experiments) > 1:
         _add(body, "h1", "Results")
-    for report in reports:
-        _add_experiment(body, report, "h1" if len(reports) == 1 else "h2")
+    for results in experiments:
+        _add_experiment(body, results, "h1" if len(experiments) == 1 else "h2")
     parts = {
         "/* title */": html.escape(" · ".join(titles)),
         "/* style */": STYLE.read_text(encoding="utf-8") + (HERE / "report.css").read_text(encoding="utf-8"),
@@ -57,8 +47,7 @@ def _add(parent: Element, tag: str, text: str = "", kind: str = "") -> Element:
     return element
 
 
-def _add_experiment(parent: Element, report: Report, heading: str) -> None:
-    results = report.results
+def _add_experiment(parent: Element, results: dict[str, Any], heading: str) -> None:
     section = _add(parent, "section", kind="experiment")
     _add(section, heading, results["title"])
     if results["description"]:
@@ -69,7 +58,7 @@ def _add_experiment(parent: Element, report: Report, heading: str) -> None:
         return
     _add_bars(section, results["domains"])
     for name, domain in results["domains"].items():
-        _add_domain(section, name, domain, report)
+        _add_domain(section, name, domain, results)
     details = _details(section, "All settings")
     _add(details, "p", f"Started as {shlex.join(results['command'])}", "small")
     _add(details, "pre", json.dumps(results["config"], indent=1, ensure_ascii=False), "wide small")
@@ -91,7 +80,7 @@ def _add_bars(parent: Element, domains: dict[str, Any]) -> None:
             _add(row, "b", f"{bleu:.2f}")
 
 
-def _add_domain(parent: Element, name: str, domain: dict[str, Any], report: Report) -> None:
+def _add_domain(parent: Element, name: str, domain: dict[str, Any], results: dict[str, Any]) -> None:
     section = _add(parent, "section", kind="domain")
     _add(section, "h3", f"{name}, {domain['sentences']:,} sentences")
     check = check_of_base(domain)
@@ -107,14 +96,11 @@ def _add_domain(parent: Element, name: str, domain: dict[str, Any], report: Repo
     _add_settings(details, [(metric, signature) for metric, signature in domain["signatures"].items()])
     for system, about in domain["systems"].items():
         _add(details, "h4", system)
-        _add_settings(details, settings_of(about, report.results["stages"]))
-    pictures = {system: about["tuned"] for system, about in domain["systems"].items() if about["tuned"]}
-    if pictures:
-        details = _details(section, "Tuning")
-        for system, tuned in pictures.items():
-            _add_picture(
-                details, report.folder / tuned["picture"], f"{system}, tuned on {tuned['on']}: {tuned['options']}"
-            )
+        _add_settings(details, settings_of(about, results["stages"]))
+    tuned = {system: about["tuned"] for system, about in domain["systems"].items() if about["tuned"]}
+    if tuned:
+        rows = [(f"{system}, tuned on {about['on']}", about["options"]) for system, about in tuned.items()]
+        _add_settings(_details(section, "Tuning"), rows)
 
 
 def _add_table(parent: Element, rows: list[list[str]], kind: str = "") -> None:
@@ -144,12 +130,3 @@ def _add_settings(parent: Element, settings: Iterable[tuple[str, str]]) -> None:
     for name, value in settings:
         _add(pairs, "dt", name)
         _add(_add(pairs, "dd"), "code", value)
-
-
-def _add_picture(parent: Element, path: Path, text: str) -> None:
-    """Add a picture to the page itself, or its text alone if its file is gone."""
-    figure = _add(parent, "figure")
-    if path.is_file():
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
-        SubElement(figure, "img", {"src": f"data:image/png;base64,{data}", "alt": f"Heat maps of tuning {text}"})
-    _add(figure, "figcaption", text)

@@ -124,18 +124,14 @@ def _decoding(config: ExperimentConfig, plan: Plan, runner: Runner, domain: str,
         "tokens_per_second": row["tokens_per_second"],
         "retrieval_signature": comparison["retrieval_signature"],
         "stores": stores,
-        "tuned": _tuned(config, runner, domain, name, tuned) if tuned is not None else None,
+        "tuned": _tuned(config, domain, name, tuned) if tuned is not None else None,
         "stages": [needed.name for needed in with_needs([stage])],
     }
 
 
-def _tuned(config: ExperimentConfig, runner: Runner, domain: str, name: str, stage: Stage) -> dict[str, Any]:
-    options, picture = stage.outputs
-    return {
-        "on": config.system(name).tuned_on(domain),
-        "options": options.read_text(encoding="utf-8").strip(),
-        "picture": str(picture.relative_to(runner.output)),
-    }
+def _tuned(config: ExperimentConfig, domain: str, name: str, stage: Stage) -> dict[str, Any]:
+    options = stage.outputs[0].read_text(encoding="utf-8").strip()
+    return {"on": config.system(name).tuned_on(domain), "options": options}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.lab.experiments.report_page import Report, as_page
+from fairseq_ccpr.lab.experiments.report_page import as_page
 from fairseq_ccpr.lab.experiments.tables import check_of_base
 from tests.helpers import PROGRAM, call, refused
 from tests.lab.experiments.outline import Outline
@@ -244,9 +244,7 @@ def test_report_is_a_page_and_a_text(made: Path, tmp_path: Path) -> None:
     assert f"| tenth | {bleu:.2f} | " in text and "| tenth | knn-mt | " in text and "**The base model has" in text
     assert "A & B" in outline.text and f"{bleu:.2f}" in outline.text and "published are 99.00 (nowhere)" in outline.text
     assert "--knn-k 2" in outline.text and "tuned on few" in outline.text and "bs:20|seed:12345" in outline.text
-    pictures = [value for tag, name, value in outline.attributes if (tag, name) == ("img", "src")]
-    assert len(pictures) == 6 and all(value.startswith("data:image/png;base64,iVBOR") for value in pictures)
-    assert not re.search(r"https?:|//|url\(|@import|<script", re.sub("data:image/png;base64,[A-Za-z0-9+/=]+", "", page))
+    assert not re.search(r"https?:|//|url\(|@import|<script", page)
     call("experiment report", out)
     assert (out / "report.html").stat().st_size < len(page) and (out / "results.md").exists()
 
@@ -257,7 +255,7 @@ def test_report_keeps_text_as_text_and_checks_the_base(made: Path) -> None:
     results["description"] = "<b>& 'so' on"
     verses = results["domains"]["verses"]
     verses["systems"]["<i>"] = verses["systems"].pop("fixed")
-    outline = Outline(as_page([Report(made.parent / "nowhere", results)]))
+    outline = Outline(as_page([results]))
     assert (
         outline.open == []
         and "<b>& 'so' on" in outline.text
