@@ -62,17 +62,18 @@ class LiveCompaction:
             DatastoreError: compaction failed, for example on a full disk; nothing has changed.
         """
         try:
-            self.memory.lock()
-            with disk_faults_named(self.directory), scratch_directory(self.directory / SCRATCH) as scratch:
-                copy = scratch / self.directory.resolve().name  # which what was learnt is named by
-                reader = self._link(copy)
-                if not self._compact(copy):
-                    return False
-                with self.memory.paused():
-                    self._adopt(copy, reader)
+            with disk_faults_named(self.directory):
+                self.memory.lock()
+                with scratch_directory(self.directory / SCRATCH) as scratch:
+                    copy = scratch / self.directory.resolve().name  # which what was learnt is named by
+                    reader = self._link(copy)
+                    if not self._compact(copy):
+                        return False
+                    with self.memory.paused():
+                        self._adopt(copy, reader)
+            return True
         finally:
             self._ended.set()
-        return True
 
     def cancel(self) -> None:
         """Cancel and wait; the copy may already have become the datastore's next generation."""

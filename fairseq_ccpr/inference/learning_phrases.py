@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairseq_ccpr.building.phrase_chunks import without_repeats
+from fairseq_ccpr.building.phrase_build import without_repeats
 from fairseq_ccpr.datastore.pair_phrases import PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.errors import DatastoreError

@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 import torch
 
-from fairseq_ccpr.building.loading import load_model, load_task
+from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
