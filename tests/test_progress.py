@@ -60,7 +60,7 @@ def one_chunk(write: Callable, results: Iterable[object]) -> Iterator[object]:
 
 def test_building_counts_tokens_within_a_chunk_and_resumes_where_it_was(world: World, tmp_path: Path) -> None:
     words = built(world, tmp_path / "store", "--max-tokens", 300, "--chunk-tokens", 2000)
-    with patch("fairseq_ccpr.building.token_part.write_behind", one_chunk):
+    with patch("fairseq_ccpr.building.part.write_behind", one_chunk):
         begun = steps(in_terminal("build", *words), "force decoding")
     assert begun[0] == 0 and len(begun) > 3
     shown = in_terminal("build", *words)

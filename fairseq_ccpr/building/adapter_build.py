@@ -13,9 +13,8 @@ from torch import Tensor
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.building.distributed import Processes
 from fairseq_ccpr.building.domain_sample import sample_domain
-from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, refuse_foreign
+from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, TokenPart, refuse_foreign
 from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
-from fairseq_ccpr.building.token_part import TokenPart
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription, fit_pca, sample_rows
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROJECTION, PROVENANCE, VALUES, TokenDatastore
@@ -60,7 +59,7 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
     processes.barrier()  # all have seen the same
     valid_folder = settings.output / VALID
     if unfinished:
-        raw = extract(plan.extraction, raw_folder, processes, part.keys.show)
+        raw = extract(plan.extraction, raw_folder, processes, part.show)
         valid = extract(plan.valid, valid_folder, processes, show=False) if plan.valid else None
         if processes.first:
             plan.project(raw, valid, part)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq_ccpr.building.part import TOKENS, FolderKeys, Part
+from fairseq_ccpr.building.part import TOKENS, Part
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription
 from fairseq_ccpr.datastore.token import PROJECTION, SYMBOLS, TokenDatastore, array_shapes
@@ -73,7 +73,7 @@ class EmptyStore:
 
     def _fill(self, folder: Path, section: TokenSection) -> None:
         """Write the token part."""
-        part = Part(folder, TOKENS, FolderKeys(show=False))
+        part = Part(folder, TOKENS, show=False)
         rmtree(part.partial, ignore_errors=True)  # left by a run that was killed
         part.partial.mkdir()
         for name, (shape, dtype) in array_shapes(0, section.dimension).items():

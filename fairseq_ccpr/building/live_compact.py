@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_ccpr.building.rewrite import SCRATCH, remove_others
+from fairseq_ccpr.building.rewrite import SCRATCH, disk_faults_named, remove_others
 from fairseq_ccpr.datastore.learned import LEARNED, journal_path
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -62,22 +62,18 @@ class LiveCompaction:
             DatastoreError: compaction failed, for example on a full disk; nothing has changed.
         """
         try:
-            self.memory.lock()
-            with scratch_directory(self.directory / SCRATCH) as scratch:
-                copy = scratch / self.directory.resolve().name  # which what was learnt is named by
-                reader = self._link(copy)
-                if not self._compact(copy):
-                    return False
-                with self.memory.paused():
-                    self._adopt(copy, reader)
-        except OSError as error:
-            raise DatastoreError(
-                f"{self.directory} cannot be compacted ({error.strerror or error}): it is as it was; free some space, or see "
-                "to the disk"
-            ) from None
+            with disk_faults_named(self.directory):
+                self.memory.lock()
+                with scratch_directory(self.directory / SCRATCH) as scratch:
+                    copy = scratch / self.directory.resolve().name  # which what was learnt is named by
+                    reader = self._link(copy)
+                    if not self._compact(copy):
+                        return False
+                    with self.memory.paused():
+                        self._adopt(copy, reader)
+            return True
         finally:
             self._ended.set()
-        return True
 
     def cancel(self) -> None:
         """Cancel and wait; the copy may already have become the datastore's next generation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -13,18 +13,21 @@ from typing import Any, Union
 import numpy as np
 from tqdm import tqdm
 
+from fairseq_ccpr.building.domain_sample import sample_domain
 from fairseq_ccpr.datastore import phrase, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
-from fairseq_ccpr.datastore.token import KEYS, PROVENANCE
+from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, array_shapes
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.progress import progress_bar
-from fairseq_ccpr.search import Index, build_index, open_index
+from fairseq_ccpr.search import Index, StoreAddress, build_index, open_index
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import check_space, open_array
+from fairseq_ccpr.storage.arrays import ArrayWriter, Shapes, check_space, open_array
+from fairseq_ccpr.storage.atomic import atomic_file
 from fairseq_ccpr.storage.files import MANIFEST, PLAN, check_sizes, describe_files, write_json
+from fairseq_ccpr.storage.write_behind import write_behind
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token part while an adapter is trained
 BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
@@ -39,9 +42,7 @@ class PartKind:
     """What differs between token and phrase parts, and would be said of a third kind."""
 
     name: str  # of the folder, and of the section in the manifest
-    shapes: Callable[
-        [int, int], dict[str, tuple[tuple[int, ...], str]]
-    ]  # of the arrays, from numbers of rows and width
+    shapes: Callable[[int, int], Shapes]  # of the arrays, from the number of rows and the width of keys
     places: str  # the array whose first column is the sentence of each row
     files: Callable[[Any], list[str]]  # names, from the section
     effort: Effort  # of an approximate search
@@ -50,40 +51,6 @@ class PartKind:
 
 TOKENS = PartKind(TOKEN, token.array_shapes, PROVENANCE, token.part_files, TOKEN_EFFORT, 0)
 PHRASES = PartKind(PHRASE, phrase.array_shapes, SPANS, phrase.part_files, PHRASE_EFFORT, PHRASE_DEPTH)
-
-
-class FolderKeys:
-    """Keys that are searched where they were written: in the part's folder, alongside their index.
-
-    Args:
-        show: whether to draw a progress bar.
-    """
-
-    def __init__(self, show: bool) -> None:
-        self.show = show
-
-    def make_index(self, section: Any, published: Any, folder: Path) -> None:
-        """Make the keys in `folder` searchable as `section.index` says, unless an earlier run did.
-
-        Args:
-            section: what is to be published.
-            published: what the manifest says now, if anything.
-            folder: the part, under whichever name it has now.
-        """
-        description, path = section.index, folder / section.index.file
-        if not description.file or path.exists():
-            return
-        check_space(folder, index_bytes(description, section.size, section.dimension))
-        with self.progress(f"index {description.factory}", section.size) as bar:
-            build_index(open_keys(section, folder), description, path, bar.update)
-
-    def open_index(self, section: Any, folder: Path) -> Index:
-        """Open what `make_index` has made."""
-        return open_index(section.index, open_keys(section, folder), folder)
-
-    def progress(self, what: str, total: int, done: int = 0, unit: str = "key") -> tqdm[Any]:
-        """Return a bar that counts keys, of which an earlier run may have done some."""
-        return progress_bar(what, unit, total=total, done=done, quiet=not self.show)
 
 
 class Part:
@@ -95,19 +62,22 @@ class Part:
     Args:
         output: the datastore's folder.
         kind: tokens or phrases.
-        keys: where the keys are searched.
+        show: whether to draw progress bars.
         identity: what makes two parts the same, named as in the manifest; not needed in a new folder.
 
     Attributes:
         published: its section of the manifest; None until the part is complete.
+        address: where the keys are searched, if in a database; None: where they were written.
 
     Raises:
         DatastoreError: the folder holds a part built from something else, or a damaged one.
     """
 
-    def __init__(self, output: Path, kind: PartKind, keys: FolderKeys, identity: dict[str, Any] | None = None) -> None:
+    address: StoreAddress | None = None
+
+    def __init__(self, output: Path, kind: PartKind, show: bool, identity: dict[str, Any] | None = None) -> None:
         self.output, self.identity = output, identity or {}
-        self.kind, self.keys = kind, keys
+        self.kind, self.show = kind, show
         self.final, self.partial = output / kind.name, output / f"{kind.name}.partial"
         self.manifest = Manifest.read(output) if (output / MANIFEST).exists() else Manifest()
         self.published: Section | None = getattr(self.manifest, kind.name)
@@ -166,7 +136,7 @@ class Part:
         Args:
             section: what the manifest is to say; learns its files and recall.
         """
-        self.keys.make_index(section, self.published, self.folder)
+        self.make_index(section)
         if self.published is None:
             self.partial.rename(self.final)
         names = self.kind.files(section)
@@ -188,8 +158,24 @@ class Part:
             return None
         if self.published is not None and self.published.index == section.index:
             return self.published.index_recall
-        index = self.keys.open_index(section, self.final)
-        return recall_of_sample(index, open_keys(section, self.final), self.kind.depth)
+        return recall_of_sample(self.open_index(section), open_keys(section, self.final), self.kind.depth)
+
+    def make_index(self, section: Any) -> None:
+        """Make the keys searchable as `section.index` says, unless an earlier run did."""
+        description, path = section.index, self.folder / section.index.file
+        if not description.file or path.exists():
+            return
+        check_space(self.folder, index_bytes(description, section.size, section.dimension))
+        with self.progress(f"index {description.factory}", section.size) as bar:
+            build_index(open_keys(section, self.folder), description, path, bar.update)
+
+    def open_index(self, section: Any) -> Index:
+        """Open what `make_index` has made, in the folder's final place."""
+        return open_index(section.index, open_keys(section, self.final), self.final)
+
+    def progress(self, what: str, total: int, done: int = 0, unit: str = "key") -> tqdm[Any]:
+        """Return a bar that counts keys, of which an earlier run may have done some."""
+        return progress_bar(what, unit, total=total, done=done, quiet=not self.show)
 
 
 def open_keys(section: Section, folder: Path) -> np.ndarray:
@@ -222,3 +208,83 @@ def refuse_foreign(output: Path) -> None:
     ours |= {part for part in parts if (output / part / PLAN).exists()}  # killed while publishing
     if not output.is_dir() or {path.name for path in output.iterdir()} - ours:
         raise DatastoreError(f"--output {output} exists and is not a datastore: give a new or an empty folder")
+
+
+class TokenPart(Part):
+    """The token part at `output`, of known size.
+
+    Args:
+        output: the datastore's folder.
+        section: what the part is to be, all but its files.
+        symbols: the target vocabulary, by token id.
+        show: whether to draw progress bars.
+
+    Raises:
+        DatastoreError: the folder holds a part built from something else.
+    """
+
+    def __init__(self, output: Path, section: TokenSection, symbols: list[str], show: bool) -> None:
+        super().__init__(output, TOKENS, show, _identity(section))
+        self.section, self.symbols = section, symbols
+        self.shapes = array_shapes(section.size, section.dimension)
+        self.writer = ArrayWriter(self.partial, self.shapes)
+
+    @property
+    def filled(self) -> bool:
+        """Whether the part needs no more keys: it is published, perhaps with another index."""
+        return self.published is not None
+
+    def lay_out(self, batching: dict[str, Any]) -> None:
+        """Take the space of the arrays and the index, unless an earlier run did.
+
+        Args:
+            batching: what decides which sentences share a batch, and must stay the same until the part is full.
+        """
+        arrays = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in self.shapes.values())
+        needed = arrays + index_bytes(self.section.index, self.section.size, self.section.dimension)
+        self.prepare(batching, self.writer.create, needed)
+
+    def fill(
+        self,
+        chunks: dict[int, int],
+        write: Callable[[list[int], Callable[[int], object]], Iterable[tuple[int, int, dict[str, np.ndarray]]]],
+        what: str,
+    ) -> None:
+        """Write those chunks that are not done yet, each while the next is computed.
+
+        Args:
+            chunks: rows of each, by number.
+            write: from the numbers of chunks to each one's number, first row and arrays; it tells how many more rows there
+                are, as often as it can.
+            what: is being done, for the progress bar.
+        """
+        done = self.writer.done()
+        todo = [number for number in chunks if number not in done]
+        total, left = sum(chunks.values()), sum(chunks[number] for number in todo)
+        with self.progress(what, total, total - left, "token") as bar:
+            try:
+                for _ in write_behind(lambda chunk: self.writer.write_chunk(*chunk), write(todo, bar.update)):
+                    pass
+            except DatastoreError:
+                if not self.writer.done():  # nothing to resume from, and space may be scarce
+                    self.discard()
+                raise
+
+    def finish(self) -> None:
+        """Publish the part, with the vocabulary and the statistics of its own text alongside its arrays."""
+        if not self.filled:
+            with atomic_file(self.partial / SYMBOLS) as path:
+                path.write_bytes("".join(f"{symbol}\n" for symbol in self.symbols).encode())
+        domain = self.folder / DOMAIN
+        if not domain.exists() and self.section.projection is None:
+            provenance = open_array(self.folder / f"{PROVENANCE}.npy", *self.shapes[PROVENANCE])
+            sample_domain(open_keys(self.section, self.folder), provenance).save(domain)
+        self.section.domain = domain.exists()
+        self.publish(self.section)
+
+
+def _identity(section: TokenSection) -> dict[str, Any]:
+    """Return what makes two token parts the same; options come before the size, which follows from them."""
+    values = asdict(section)
+    free = ("index", "files", "index_recall", "sources", "domain", "ancestors")
+    return {name: values[name] for name in ("share", "shard", *values) if name not in free}

@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_ccpr.building.corpus import fraction_option
+import numpy as np
+import torch
+
+from fairseq_ccpr.building.corpus import (
+    SEED,
+    check_shard,
+    chunks_of_shard,
+    fraction_option,
+    num_shards_option,
+    shard_id_option,
+)
 from fairseq_ccpr.building.distributed import Processes
-from fairseq_ccpr.building.part import PHRASES, Part
-from fairseq_ccpr.building.phrase_chunks import CHUNKS, PhraseChunks
-from fairseq_ccpr.building.phrase_keys import PhraseKeys, StoreKeys
-from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
-from fairseq_ccpr.building.text_sentences import TextCounts, TextSentences
+from fairseq_ccpr.building.part import PHRASES, Part, open_keys
 from fairseq_ccpr.building.type_merge import merge_types
 from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
 from fairseq_ccpr.datastore.manifest import PhraseSection
-from fairseq_ccpr.datastore.phrase import HASHES, TOTALS, write_string_hashes
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.phrase_finder import SEGMENTATIONS, PhraseFinder, Segmentation, choose_segmentation
+from fairseq_ccpr.datastore.phrase import HASHES, KEYS, OFFSETS, SENTENCES, SPANS, TOTALS, write_string_hashes
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.models.phrase_finder import (
+    SEGMENTATIONS,
+    FoundPhrases,
+    PhraseFinder,
+    Segmentation,
+    choose_segmentation,
+)
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
-from fairseq_ccpr.search import SLOW, TIMEOUT, IndexDescription
+from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.search import (
+    SLOW,
+    TIMEOUT,
+    Index,
+    IndexDescription,
+    RemoteKeys,
+    StoreAddress,
+    build_index,
+    open_index,
+    read_address,
+)
+from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.settings import check, option
 from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
+from fairseq_ccpr.storage.equal_strings import BLOCK, first_of_equals
 from fairseq_ccpr.storage.files import write_json
+from fairseq_ccpr.storage.text_lines import write_lines
+from fairseq_ccpr.text.pairs import read_lines
+
+CHUNKS = "shards"  # folder in the unfinished part: keys, spans and counts of each chunk, the counts last
 
 
 @dataclass(frozen=True)
@@ -130,7 +165,7 @@ def build_phrase_datastore(settings: PhraseBuildSettings, processes: Processes) 
     build.plan_index(10**6)  # a typing error shows now
     part, chunks = build.part, build.chunks
     if processes.first:
-        build.keys.check(part.published, part.identity)
+        build.check_keys()
     if part.published is None:
         finder = PhraseFinder(encoder.to(build.device), segmentation, pooled=build.pooled)
         processes.barrier()  # all have seen the same
@@ -172,12 +207,10 @@ class _Build:
                 f"--num-shards is {settings.num_shards}, but an XPR encoder makes one entry of all places of a string: "
                 "share the work with torchrun instead"
             )
-        self.keys = PhraseKeys(settings.output, not settings.quiet)
-        if settings.store is not None:
-            self.keys = StoreKeys(
-                settings.output, not settings.quiet, settings.store, settings.collection, settings.store_timeout
-            )
-        self.part = Part(settings.output, PHRASES, self.keys, self._identity())
+        identity, stored = self._identity(), settings.store is not None
+        self.part = (
+            StoredPart(settings, identity) if stored else Part(settings.output, PHRASES, not settings.quiet, identity)
+        )
         text = TextSentences(settings.text, settings.fraction, self.part.partial)
         shard = settings.shard_id, settings.num_shards
         self.chunks = PhraseChunks(text, settings.chunk_sentences, shard, self.part.partial, processes)
@@ -192,7 +225,7 @@ class _Build:
             "dimension": self.encoder.dimension,
             "segmentation": asdict(self.segmentation),
             "share": s.fraction,
-            "shard": describe_shard(s.num_shards, s.shard_id, s.chunk_sentences),
+            "shard": [s.shard_id, s.num_shards, s.chunk_sentences] if s.num_shards > 1 else None,
             "fingerprints": digests,
         }
 
@@ -200,7 +233,24 @@ class _Build:
         """Resolve the index options for this many keys."""
         choice = "exact" if self.settings.num_shards > 1 else self.settings.index
         gpu = self.device.type == "cuda"
-        return self.keys.plan(choice, self.settings.index_parameters, size, self.encoder.dimension, gpu)
+        parameters, dimension = self.settings.index_parameters, self.encoder.dimension
+        return plan_index(choice, "ip", parameters, size, dimension, gpu, PHRASES.effort, self.part.address)
+
+    def check_keys(self) -> None:
+        """Check, before any work is done, that the keys can be where they are to be searched.
+
+        Raises:
+            UnreachableError, DatastoreError: one sentence for the user.
+        """
+        published = self.part.published
+        elsewhere = published.store if isinstance(published, PhraseSection) else None
+        if self.part.address is None and elsewhere is not None:
+            raise DatastoreError(
+                f"the keys of {self.settings.output} are in {elsewhere}: give the same --store, or another --output to have "
+                "them in a folder"
+            )
+        if isinstance(self.part, StoredPart) and elsewhere is None:  # otherwise `make_index` compares
+            self.part.check()
 
     def join(self) -> None:
         """Join the chunks to one part."""
@@ -216,9 +266,219 @@ class _Build:
         return PhraseSection(
             totals["phrases"], self.encoder.dimension, totals["sentences"], identity["segmentation"],
             str(self.settings.encoder.resolve()), identity["fingerprints"], self.plan_index(totals["phrases"]),
-            share=identity["share"], pooled=self.pooled, shard=identity["shard"], store=self.keys.address, hashes=True,
+            share=identity["share"], pooled=self.pooled, shard=identity["shard"], store=self.part.address, hashes=True,
         )  # fmt: skip
 
 
 def _totals(folder: Path) -> dict[str, int]:
     return json.loads((folder / TOTALS).read_text(encoding="utf-8"))
+
+
+@dataclass
+class TextCounts:
+    """How many lines of a text were read."""
+
+    sentences: int = 0  # different ones
+    empty: int = 0
+    repeated: int = 0
+
+
+class TextSentences:
+    """A text, and the chosen lines of it.
+
+    Args:
+        files: one sentence per line.
+        fraction: of the sentences, drawn at random.
+        folder: where `lines.npy` keeps which lines are wanted.
+    """
+
+    def __init__(self, files: list[Path], fraction: float, folder: Path) -> None:
+        self.files, self.fraction, self.folder = files, fraction, folder
+
+    def read(self) -> TextCounts:
+        """Read the whole text once and choose its lines, so that an unreadable line is reported now, not after hours.
+
+        Raises:
+            ConfigurationError: a line that is not UTF-8, or nothing but empty ones.
+        """
+        counts, draw = TextCounts(), random.Random(SEED)
+        first = first_of_equals(self._lines(counts), self.folder)
+        wanted = GrowingArray(self.folder / "lines.npy", (), "bool")
+        for start in range(0, len(first), BLOCK):
+            numbers = first[start : start + BLOCK]
+            block = numbers == np.arange(start, start + len(numbers))
+            counts.repeated += int((~block).sum())
+            block[block] = [draw.random() < self.fraction for _ in range(block.sum())]
+            counts.sentences += int(block.sum())
+            wanted.append(block)
+        wanted.close()
+        if not counts.sentences:
+            names = ", ".join(map(str, self.files))
+            raise ConfigurationError(f"{names}: there is no text in it; give files of one sentence per line")
+        return counts
+
+    def __len__(self) -> int:
+        return int(self._wanted().sum())
+
+    def __iter__(self) -> Iterator[str]:
+        for line, wanted in zip(self._lines(TextCounts()), self._wanted()):
+            if wanted:
+                yield line
+
+    def _wanted(self) -> np.ndarray:
+        return np.load(self.folder / "lines.npy", mmap_mode="r", allow_pickle=False)
+
+    def _lines(self, counts: TextCounts) -> Iterator[str]:
+        """Iterate over the lines that are not empty, and count the others."""
+        for path in self.files:
+            for line in read_lines(path):
+                if line.strip():
+                    yield line
+                else:
+                    counts.empty += 1
+
+
+class PhraseChunks:
+    """A text in chunks of sentences, of which one shard is wanted.
+
+    Args:
+        text: all sentences.
+        length: of a chunk, in sentences.
+        shard: its number, and of how many.
+        folder: the unfinished part.
+        processes: which share the chunks.
+
+    Attributes:
+        lines: what was left out of the text.
+        encoded: sentences whose phrases this process has found, not an earlier one.
+        seconds: that took.
+    """
+
+    def __init__(
+        self, text: TextSentences, length: int, shard: tuple[int, int], folder: Path, processes: Processes
+    ) -> None:
+        self.text, self.length, self.shard, self.folder, self.processes = text, length, shard, folder, processes
+        self.lines, self.encoded, self.seconds = TextCounts(), 0, 0.0
+
+    def read(self) -> None:
+        """Read the whole text.
+
+        Raises:
+            ConfigurationError: it cannot be read, or has fewer chunks than there are shards.
+        """
+        if self.processes.first:
+            self.lines = self.text.read()
+        self.processes.barrier()
+        shard_id, num_shards = self.shard
+        self.chunks = chunks_of_shard(-(-len(self.text) // self.length), num_shards, shard_id, "sentences")
+
+    def sentences(self) -> Iterator[str]:
+        """Iterate over the sentences of the shard."""
+        return islice(self.text, self.chunks.start * self.length, self.chunks.stop * self.length)
+
+    def find(self, finder: PhraseFinder, quiet: bool) -> None:
+        """Find the phrases of this process's chunks that are not done yet."""
+        sentences, start = self.sentences(), time.monotonic()
+        total = min(len(self.text) - self.chunks.start * self.length, len(self.chunks) * self.length)
+        mine = range(self.processes.rank, len(self.chunks), self.processes.world)
+        sizes = {number: min(self.length, total - number * self.length) for number in mine}
+        done = sum(size for number, size in sizes.items() if self._path(number).exists())
+        hidden = quiet or not self.processes.first
+        with progress_bar("sentences", "sentence", total=sum(sizes.values()), done=done, quiet=hidden) as bar:
+            for number in range(len(self.chunks)):
+                texts = list(islice(sentences, self.length))
+                path = self._path(number)
+                if number in mine and not path.exists():
+                    found = without_repeats(finder.find(texts, done=bar.update), texts)
+                    spans = found.spans + np.array([number * self.length, 0, 0], np.int32)
+                    save_array(path.with_suffix(f".{KEYS}.npy"), found.vectors.half().cpu().numpy())
+                    save_array(path.with_suffix(f".{SPANS}.npy"), spans)
+                    write_json(path, {"sentences": len(texts), "too_long": found.too_long, "phrases": len(found.spans)})
+                    self.encoded += len(texts)
+        self.seconds = time.monotonic() - start
+
+    def _path(self, number: int) -> Path:
+        return self.folder / CHUNKS / f"{number:06}.json"
+
+    def join(self, key_width: int, nothing: str) -> dict[str, int]:
+        """Join the arrays of the chunks, and write the text alongside them.
+
+        Args:
+            key_width: numbers in a key.
+            nothing: end of the message if no phrase was found.
+
+        Returns:
+            How many `phrases`, `sentences`, and sentences that are `too_long` there are.
+
+        Raises:
+            ConfigurationError: no phrase was found.
+        """
+        # Asked for by name: on shared storage, what another machine has written may come late to a listing.
+        paths = [self._path(number) for number in range(len(self.chunks))]
+        counts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        totals = {name: sum(count[name] for count in counts) for name in ("phrases", "sentences", "too_long")}
+        if not totals["phrases"]:
+            raise ConfigurationError(f"no phrase is left of {totals['sentences']:,} sentences {nothing}")
+        check_space(self.folder, totals["phrases"] * (2 * key_width + 12))
+        for name, width, dtype in ((KEYS, key_width, "float16"), (SPANS, 3, "int32")):
+            array = GrowingArray(self.folder / f"{name}.npy", (width,), dtype)
+            for path in paths:
+                array.append(np.load(path.with_suffix(f".{name}.npy"), allow_pickle=False))
+            array.close()
+        write_lines(self.folder / SENTENCES, self.folder / f"{OFFSETS}.npy", self.sentences())
+        return totals
+
+
+def without_repeats(found: FoundPhrases, texts: list[str]) -> FoundPhrases:
+    """Keep the first of equal strings in each sentence."""
+    seen: set[tuple[int, str]] = set()
+    kept = []
+    for row, (number, start, end) in enumerate(found.spans.tolist()):
+        key = number, texts[number][start:end]
+        if key not in seen:
+            seen.add(key)
+            kept.append(row)
+    rows = torch.tensor(kept, dtype=torch.int64)
+    return FoundPhrases(found.spans[kept], found.probabilities[rows], found.vectors[rows], found.too_long)
+
+
+class StoredPart(Part):
+    """A phrase part whose keys move to a database, so that it needs no file of them when it is finished."""
+
+    address: StoreAddress
+
+    def __init__(self, settings: PhraseBuildSettings, identity: dict[str, Any]) -> None:
+        super().__init__(settings.output, PHRASES, not settings.quiet, identity)
+        assert settings.store is not None
+        name = re.sub(r"^(?=\d)|\W", "_", settings.output.resolve().name, flags=re.ASCII)
+        self.address, self._token = read_address(settings.store, settings.collection or name)
+        self._timeout = settings.store_timeout
+
+    def check(self) -> None:
+        """Check that the database answers, and has no other keys under this name."""
+        dimension = self.identity["dimension"]
+        keys = RemoteKeys(self.address, 0, dimension, self.identity, self._timeout, self._token)
+        description = plan_index("exact", "ip", "", 0, dimension, store=self.address)
+        open_index(description, keys, self.output).refuse_foreign()
+
+    def make_index(self, section: PhraseSection) -> None:
+        """Write those keys that are not there yet, and wait until they can be searched."""
+        published = self.published
+        if isinstance(published, PhraseSection) and published.store is not None:
+            if (published.store, published.index) != (section.store, section.index):
+                raise DatastoreError(
+                    f"the keys of {self.output} are in {published.store}, index {published.index}, and {section.store}, "
+                    f"index {section.index}, is asked for: give the same --store, --collection and --index, or another "
+                    "--output"
+                )
+            section.fingerprints = published.fingerprints
+            self.open_index(section).check()
+            return
+        section.fingerprints = section.fingerprints | {KEYS: fingerprint.of_file(self.folder / f"{KEYS}.npy")}
+        with self.progress(self.address.backend.capitalize(), section.size) as bar:
+            remote = section.remote_keys(self._timeout, self._token)
+            build_index(open_keys(section, self.folder), section.index, self.folder, bar.update, remote)
+
+    def open_index(self, section: PhraseSection) -> Index:
+        """Open the index of the database."""
+        return open_index(section.index, section.remote_keys(self._timeout, self._token), self.final)

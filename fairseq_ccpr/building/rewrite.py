@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
-from fairseq_ccpr.building.part import PHRASES, TOKENS, FolderKeys, Part, PartKind, Section, open_keys
+from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, Section, open_keys
 from fairseq_ccpr.common_options import cpu_option, quiet_option
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import (
@@ -267,7 +267,7 @@ def _write_part(
     settings: MergeSettings | CompactSettings, choice: str, parameters: str, kept_parameters: str = "",
 ) -> Section:  # fmt: skip
     """Write a part to a new folder, from `size` rows, index it as chosen, and publish it."""
-    part = Part(folder, kind, FolderKeys(not settings.quiet))
+    part = Part(folder, kind, not settings.quiet)
     part.partial.mkdir()
     with progress_bar(f"{kind.name}s", "entry", total=size, quiet=settings.quiet) as bar:
         section = write(part.partial, bar.update)

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 import torch
+from fairseq import options, tasks, utils
+from fairseq.data.iterators import EpochBatchIterator
 
-from fairseq_ccpr.building.corpus import Corpus, PseudoPairs, fraction_option, read_corpus
+from fairseq_ccpr.building.corpus import (
+    Chunk,
+    Corpus,
+    PseudoPairs,
+    check_shard,
+    entries_of,
+    fraction_option,
+    num_shards_option,
+    read_corpus,
+    shard_id_option,
+)
 from fairseq_ccpr.building.distributed import Processes
-from fairseq_ccpr.building.force_decoding import force_decode
-from fairseq_ccpr.building.loading import load_model, load_task
-from fairseq_ccpr.building.part import VALID
-from fairseq_ccpr.building.shards import check_shard, describe_shard, num_shards_option, shard_id_option
-from fairseq_ccpr.building.token_part import TokenPart
+from fairseq_ccpr.building.part import VALID, TokenPart
 from fairseq_ccpr.common_options import cpu_option, data_bin_option, quiet_option
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, TokenSection
+from fairseq_ccpr.datastore.token import KEYS, PROVENANCE, VALUES
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
+from fairseq_ccpr.decoding.task import BILINGUAL
 from fairseq_ccpr.decoding.task_options import task_words
-from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
+from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
+from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.search import METRICS, IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import check, option
+from fairseq_ccpr.settings import as_words, check, option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.data_bin import TRAIN, has_subset
+from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
 
 NO_ADAPTER, TRAINED_ADAPTER = "none", "clknn"
 PCA_DIMENSION = 128  # the paper's
@@ -196,8 +209,8 @@ def load(settings: TokenBuildSettings, device: torch.device) -> tuple[Any, Any]:
 
 
 def _load_task(settings: TokenBuildSettings, data_bin: Path) -> Any:
-    of_task = [*task_words(Path(settings.path)), *shlex.split(settings.task_options)]
-    return load_task(data_bin, settings.source_lang, settings.target_lang, settings.user_dir, of_task)
+    task_arguments = [*task_words(Path(settings.path)), *shlex.split(settings.task_options)]
+    return load_task(data_bin, settings.source_lang, settings.target_lang, settings.user_dir, task_arguments)
 
 
 class Extraction:
@@ -210,8 +223,8 @@ class Extraction:
         self.model_fingerprint = fingerprint.of_parameters(self.model.named_parameters())
         self.capture = KeyCapture(self.model, settings.key_layer)
         pairs = settings.pseudo_pairs
-        of_pairs = self.task if pairs is None else _load_task(settings, pairs.data_bin)
-        self.corpus = self._read(of_pairs, settings.subset, settings.fraction)
+        task = self.task if pairs is None else _load_task(settings, pairs.data_bin)
+        self.corpus = self._read(task, settings.subset, settings.fraction)
         if settings.num_shards > 1:
             self.corpus = self.corpus.shard(settings.num_shards, settings.shard_id)
         self.symbols: list[str] = self.task.target_dictionary.symbols
@@ -238,21 +251,22 @@ class Extraction:
 
     def section(self, index: IndexDescription) -> TokenSection:
         """Describe the decoder's own states as keys, for the manifest."""
+        s = self.settings
         return TokenSection(
             size=self.corpus.size,
             dimension=self.capture.dimension,
-            key_layer=self.settings.key_layer,
+            key_layer=s.key_layer,
             subsets=self.corpus.subsets,
             fingerprints={
                 "model": self.model_fingerprint,
                 "target_dictionary": fingerprint.of_strings(self.symbols),
                 "corpus": self.corpus.fingerprint,
                 **({LANGUAGE_PAIR: tags.languages} if (tags := self.task.tags).languages else {}),
-                **({REVERSE_MODEL: pairs.reverse_model} if (pairs := self.settings.pseudo_pairs) else {}),
+                **({REVERSE_MODEL: pairs.reverse_model} if (pairs := s.pseudo_pairs) else {}),
             },
             index=index,
             share=self.corpus.fraction,
-            shard=describe_shard(self.settings.num_shards, self.settings.shard_id, self.settings.chunk_tokens),
+            shard=[s.shard_id, s.num_shards, s.chunk_tokens] if s.num_shards > 1 else None,
         )
 
     def fill(self, part: TokenPart) -> None:
@@ -303,3 +317,115 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
         part.finish()
     processes.barrier()
     return part.section, extraction.corpus.left_out
+
+
+def load_task(
+    data_bin: Path,
+    source_lang: str | None,
+    target_lang: str | None,
+    user_dir: str | None = None,
+    task_arguments: Sequence[str] = (),
+) -> Any:
+    """Set up the task that retrieves for a folder that fairseq-preprocess wrote.
+
+    fairseq infers languages that are not given from the names of the folder's files.
+
+    Args:
+        task_arguments: words of a command line, see `task_words`; for a bilingual model none are needed.
+
+    Raises:
+        ConfigurationError: the folder or a dictionary is missing.
+    """
+    check_data_bin(data_bin, *filter(None, (source_lang, target_lang)))
+    named = {"source_lang": source_lang, "target_lang": target_lang, "user_dir": user_dir}
+    arguments = [str(data_bin), *as_words(named), *task_arguments]
+    parser = options.get_generation_parser(default_task=BILINGUAL)
+    parsed = options.parse_args_and_arch(parser, input_args=arguments)
+    config = configuration(parsed)
+    utils.import_user_module(config.common)
+    return tasks.setup_task(config.task)
+
+
+def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
+    """Load the one model of a checkpoint for inference.
+
+    Raises:
+        CheckpointError: several checkpoints, a missing one, no checkpoint of fairseq, or one that would run code.
+    """
+    if len(paths := split_paths(path)) > 1:
+        raise CheckpointError(
+            f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
+            "one of them (decoding finds its keys with that one and mixes with the whole ensemble)"
+        )
+    (model,) = load_models([path], task)
+    if fp16:
+        model.half()
+    return model.to(device).eval()
+
+
+def force_decode(
+    capture: KeyCapture, corpus: Corpus, chunks: list[Chunk], max_tokens: int, done: Callable[[int], object]
+) -> Iterator[tuple[Chunk, dict[str, np.ndarray]]]:
+    """Keys, values and provenance of each chunk, rows in the order of the corpus.
+
+    Equation 3 of the CLKNN paper: for each sentence pair (x, y) and position t the key h_t = f(x, y_<t) and the value
+    y_t. The end of the sentence is a value like any other; padding never is.
+
+    Args:
+        capture: of a fairseq model in evaluation mode.
+        done: called after each batch with the number of new rows.
+
+    Yields:
+        The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
+
+    Raises:
+        DatastoreError: the model computes NaN, or a number that fp16 cannot hold.
+    """
+    for subset in corpus.subsets:
+        work = [(chunk, corpus.batches(chunk, max_tokens)) for chunk in chunks if chunk.subset == subset]
+        stream = _load(corpus.task.dataset(subset), [batch for _, batches in work for batch in batches])
+        for chunk, batches in work:
+            yield chunk, _decode_chunk(capture, corpus, chunk, itertools.islice(stream, len(batches)), done)
+
+
+def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
+    """fairseq's own loader over ready batches, one worker thread ahead."""
+    return iter(EpochBatchIterator(dataset, dataset.collater, batches, buffer_size=8).next_epoch_itr(shuffle=False))
+
+
+@torch.inference_mode()
+def _decode_chunk(
+    capture: KeyCapture, corpus: Corpus, chunk: Chunk, samples: Iterable[dict[str, Any]], done: Callable[[int], object]
+) -> dict[str, np.ndarray]:
+    dataset = corpus.task.dataset(chunk.subset)
+    pad = corpus.task.target_dictionary.pad()
+    offset = corpus.sentence_offset(chunk.subset)
+    forced = corpus.task.tags.forced
+    lengths = entries_of(dataset, corpus.task.tags)[chunk.sentences]
+    first_row = dict(zip(chunk.sentences.tolist(), (np.cumsum(lengths) - lengths).tolist()))
+    keys = np.empty((chunk.rows, capture.dimension), dtype=np.float16)
+    values = np.empty(chunk.rows, dtype=np.int32)
+    provenance = np.empty((chunk.rows, 2), dtype=np.int32)
+    filled = 0
+    for sample in samples:
+        target = sample["target"]
+        real = target.ne(pad)  # [B, T]; all that follows is [B, T] -> [tokens]
+        real[:, :forced] = False
+        position = (real.cumsum(1) - 1)[real].numpy()
+        length = real.sum(1).numpy()
+        sentence = np.repeat(sample["id"].numpy(), length)
+        rows = np.repeat([first_row[i] for i in sample["id"].tolist()], length) + position
+        keys[rows] = capture.force_decode(sample["net_input"])[real].half().cpu().numpy()
+        values[rows] = target[real].numpy()
+        provenance[rows] = np.stack([sentence + offset, position], axis=1)
+        filled += len(rows)
+        done(len(rows))
+    if filled != chunk.rows:
+        raise RuntimeError(f"fairseq's batches hold {filled} of the {chunk.rows} tokens of chunk {chunk.number}")
+    if not np.isfinite(keys).all():
+        row = int(np.flatnonzero(~np.isfinite(keys).all(axis=1))[0])
+        raise DatastoreError(
+            f"the model computes numbers that a key cannot hold (NaN, or beyond fp16's range), first in sentence "
+            f"{provenance[row, 0]} of the corpus: check the model; without --fp16 it may do better"
+        )
+    return {KEYS: keys, VALUES: values, PROVENANCE: provenance}

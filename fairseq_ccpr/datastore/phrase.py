@@ -17,7 +17,7 @@ from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription
 from fairseq_ccpr.search.placement import CPU, open_for_device
-from fairseq_ccpr.storage.arrays import GrowingArray, open_array
+from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, open_array
 from fairseq_ccpr.storage.atomic import atomic_file
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
@@ -31,7 +31,7 @@ SOURCES = "sources"  # where several texts were merged
 SAMPLE_SEED = 1
 
 
-def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], str]]:
+def array_shapes(size: int, dimension: int) -> Shapes:
     """Return shapes and dtypes of the arrays of a phrase datastore of `size` entries."""
     return {KEYS: ((size, dimension), "float16"), SPANS: ((size, 3), "int32")}
 
@@ -51,7 +51,7 @@ class PhraseDatastore:
         keys: fp16 [N, o]; None where a database has them.
         spans: int32 [N, 3]: sentence, start, end in characters.
         hashes: uint64 [N], of the strings; None in datastores that have none yet.
-        sentences: S lines.
+        sentences: lines of the text, S of them.
 
     Raises:
         DatastoreError: missing, unfinished, damaged, or without a phrase part.

@@ -13,7 +13,7 @@ from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import Index
 from fairseq_ccpr.search.placement import CPU, open_for_device
-from fairseq_ccpr.storage.arrays import open_array
+from fairseq_ccpr.storage.arrays import Shapes, open_array
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 
@@ -24,7 +24,7 @@ UNKNOWN = "<unk>"  # fairseq's symbol for what the dictionary does not have; ret
 SYMBOLS = "symbols.txt"  # the target vocabulary, one per line by id, so that values can be read without the model
 
 
-def array_shapes(size: int, dimension: int) -> dict[str, tuple[tuple[int, ...], str]]:
+def array_shapes(size: int, dimension: int) -> Shapes:
     """Return shapes and dtypes of the arrays of a token datastore of `size` entries."""
     return {KEYS: ((size, dimension), "float16"), VALUES: ((size,), "int32"), PROVENANCE: ((size, 2), "int32")}
 

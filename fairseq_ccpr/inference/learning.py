@@ -18,7 +18,7 @@ from fairseq import utils
 from fairseq.data import encoders
 from torch import Tensor
 
-from fairseq_ccpr.building.phrase_chunks import without_repeats
+from fairseq_ccpr.building.phrase_build import without_repeats
 from fairseq_ccpr.datastore.learned import NewPair, PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import DatastoreError, naming
 
+Shapes = dict[str, tuple[tuple[int, ...], str]]  # of arrays by name, rows first, and their dtypes
 DONE = "done"  # folder of empty files, one for each finished chunk
 
 
@@ -35,7 +36,7 @@ class ArrayWriter:
         shapes: for each array its shape and dtype, rows first.
     """
 
-    def __init__(self, directory: Path, shapes: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def __init__(self, directory: Path, shapes: Shapes) -> None:
         self.directory = directory
         self.shapes = shapes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_ccpr.building.part import PHRASES, FolderKeys, Part
+from fairseq_ccpr.building.part import PHRASES, Part
 from fairseq_ccpr.cli.command import run
 from fairseq_ccpr.datastore.phrase import HASHES, SPANS, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
@@ -30,7 +30,7 @@ def shuffle_phrases(source: Path, output: Path) -> int:
         )
     order = np.random.default_rng(0).permutation(store.section.size)
     with atomic_directory(output) as folder:
-        part = Part(folder, PHRASES, FolderKeys(show=False))
+        part = Part(folder, PHRASES, show=False)
         part.partial.mkdir()
         for name in PHRASES.files(store.section):
             shutil.copy(store.folder / name, part.partial / name)

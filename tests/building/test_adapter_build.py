@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.building import adapter_build, adapter_training, part, token_part
+from fairseq_ccpr.building import adapter_build, adapter_training, part
 from fairseq_ccpr.building.adapter_training import AdapterTraining
 from fairseq_ccpr.datastore.projection import fit_pca
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -85,7 +85,7 @@ def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_
 
 @pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
 def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str) -> None:
-    places = {"_run": adapter_training, "fill": token_part.TokenPart, "describe_files": part}
+    places = {"_run": adapter_training, "fill": part.TokenPart, "describe_files": part}
     place = places.get(stage, adapter_build)
     options = [*ADAPTER, "--raw-datastore", world.datastore]
     with patch.object(place, stage, side_effect=KeyboardInterrupt):

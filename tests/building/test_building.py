@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.building.loading import load_model, load_task
+from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture

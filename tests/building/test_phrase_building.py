@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.building import part, phrase_chunks
+from fairseq_ccpr.building import part, phrase_build
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
@@ -176,7 +176,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 STAGES = {
-    "find": (PhraseFinder, "find"), "join": (phrase_chunks, "check_space"), "index": (part, "build_index"),
+    "find": (PhraseFinder, "find"), "join": (phrase_build, "check_space"), "index": (part, "build_index"),
     "publish": (part, "describe_files"), "manifest": (Manifest, "write"), "clean": (part, "rmtree"),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary, LanguagePairDataset
 
-from fairseq_ccpr.building.loading import load_model, load_task
+from fairseq_ccpr.building.token_build import load_model, load_task
 from tests.helpers import call
 from tests.marian_models import POSITIONS, write_marian
 

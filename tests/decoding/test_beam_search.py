@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.search import BeamSearch
 
-from fairseq_ccpr.building.loading import load_model, load_task
+from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.decoding import beam_search
 from fairseq_ccpr.decoding.beam_search import RunwiseBeamSearch
 from fairseq_ccpr.decoding.ensemble import EncodedBatch, RetrievalEnsemble

@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 import torch
 
-from fairseq_ccpr.building.loading import load_model, load_task
+from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.evaluation.translation.test_set import load
