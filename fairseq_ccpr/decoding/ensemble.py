@@ -21,9 +21,8 @@ from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryMemory
 from fairseq_ccpr.decoding.interpolation import Vote, interpolate_, limit_weights, merge_equal
 from fairseq_ccpr.decoding.memory import Batch, Neighbours
 from fairseq_ccpr.decoding.options import MixtureSettings
-from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import Consent
+from fairseq_ccpr.decoding.phrase_votes import Consent, Proposals
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust import Trust, TrustStep
 from fairseq_ccpr.decoding.trust_features import ModelEvidence, PhraseEvidence, TokenEvidence

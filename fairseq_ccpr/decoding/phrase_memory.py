@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -21,9 +21,7 @@ from fairseq_ccpr.decoding.learnt_phrases import LearntPhrases
 from fairseq_ccpr.decoding.memory import ModelView
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals, may_ask
-from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
-from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
 from fairseq_ccpr.decoding.trust_features import PhraseEvidence
 from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.settings import signed
@@ -113,19 +111,17 @@ class PhraseBatch:
 
     phrases: list[SentencePhrases]
     table: PhraseTable
-    of_phrases: Tensor  # fp32 [B, A], see `PhraseVotes.of_phrases`
+    prior: Tensor  # fp32 [B, A], see `PhraseVotes.prior`
     similarity: Tensor  # fp32 [B], the highest of each sentence
     memory: PhraseMemory
     state: PhraseState
-    # Of the hypotheses, with the `rows` of the state that they were made for.
-    openings: tuple[Tensor, Openings] | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, phrases: list[SentencePhrases], table: PhraseTable, memory: PhraseMemory) -> PhraseBatch:
         """Begin a batch: one empty hypothesis a sentence."""
         rows = torch.arange(len(table.lengths), device=table.lengths.device)
         similarity = (table.scores * (table.lengths > 0)).amax(dim=1)
-        return cls(phrases, table, memory.votes.of_phrases(table), similarity, memory, PhraseState(table, rows))
+        return cls(phrases, table, memory.votes.prior(table), similarity, memory, PhraseState(table, rows))
 
     def listening(self) -> AbstractContextManager[None]:
         """Need nothing of the model's layers."""
@@ -145,19 +141,10 @@ class PhraseBatch:
         """Vote for the next token of each hypothesis."""
         if tokens.size(1) > 1:
             self.state.advance(tokens[:, -1])
-        proposals, of_phrases = self._proposals()
+        proposals, prior = self.state.merged(self.prior, self.memory.votes.covered_factor)
         view = model.at(proposals.values)
-        votes = self.memory.votes(proposals, Consent.of(view), of_phrases)
+        votes = self.memory.votes(proposals, Consent.of(view), prior)
         return self._vote(proposals, votes, self.state.rows, view)
-
-    def _proposals(self) -> tuple[Proposals, Tensor]:
-        """Collect proposals, and the part of their scores that no state changes: on a CPU few, on a GPU in few operations."""
-        rows = self.state.rows
-        if not may_ask(rows.device):
-            return self.state.proposals(), self.of_phrases.index_select(0, rows)
-        if self.openings is None or self.openings[0] is not rows:
-            self.openings = rows, Openings.of(self.table, self.of_phrases).of_rows(rows)
-        return merged_proposals(self.state, self.openings[1], self.of_phrases, self.memory.votes.of_covered)
 
     def force_proposals(self, previous: Tensor, real: Tensor) -> tuple[Proposals, Tensor]:
         """Collect the proposals at N tokens of given targets, and the sentences int64 [N] they are of.
@@ -197,11 +184,11 @@ class PhraseBatch:
 
     def of_memory(self, memory: PhraseMemory) -> PhraseBatch:
         """Return the same phrases as another memory weighs them."""
-        return replace(self, of_phrases=memory.votes.of_phrases(self.table), memory=memory, openings=None)
+        return replace(self, prior=memory.votes.prior(self.table), memory=memory)
 
     def votes(self, proposals: Proposals, consent: Consent, sentences: Tensor) -> Tensor:
         """Compute what each candidate phrase gave to the token it proposed, fp32 [N, A]."""
-        votes: Tensor = self.memory.votes(proposals, consent, self.of_phrases.index_select(0, sentences))
+        votes: Tensor = self.memory.votes(proposals, consent, self.prior.index_select(0, sentences))
         return votes
 
 

@@ -14,7 +14,7 @@ import torch
 from fairseq_ccpr import Translator
 from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryCosts, GlossaryMemory, GlossaryVotes
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_continuation import PhraseState
+from fairseq_ccpr.decoding.phrase_votes import PhraseState
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
@@ -111,7 +111,7 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     memory = GlossaryMemory(None, PhraseSettings(), votes, torch.device("cpu"), end_token=2)  # type: ignore[arg-type]
     growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))
     batch = GlossaryBatch(
-        [], table, votes.of_phrases(table), torch.ones(sentences), memory, PhraseState(table, rows),
+        [], table, votes.prior(table), torch.ones(sentences), memory, PhraseState(table, rows),
         torch.full((sentences,), 3.0), GlossaryCosts(2, growing),
     )  # fmt: skip
     written = torch.tensor(rng.integers(4, words, (hypotheses, length)))

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseVotes
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.text.decoder_subwords import after_sign

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import WRITTEN
+from fairseq_ccpr.decoding.phrase_votes import WRITTEN
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
 from fairseq_ccpr.evaluation.explain.explanation_page import as_page
 from fairseq_ccpr.evaluation.translation.scores import sentence_chrf

@@ -13,9 +13,8 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.interpolation import Vote, neighbour_log_probabilities, target_log_probabilities
 from fairseq_ccpr.decoding.memory import Neighbours
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import Consent
+from fairseq_ccpr.decoding.phrase_votes import Consent, Proposals
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.trust_features import Course, ModelEvidence
 from fairseq_ccpr.progress import progress_over

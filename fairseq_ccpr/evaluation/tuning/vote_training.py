@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.phrase_continuation import Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import PhraseVotes, Proposals
 from fairseq_ccpr.device import one_thread
 from fairseq_ccpr.evaluation.tuning.held_out import CachedView, PhraseCache, PhraseRows
 from fairseq_ccpr.evaluation.tuning.phrase_grid import References

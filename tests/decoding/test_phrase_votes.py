@@ -12,22 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairseq_ccpr.decoding import phrase_continuation
+from fairseq_ccpr.decoding import phrase_votes
 from fairseq_ccpr.decoding.distribution import Distribution
 from fairseq_ccpr.decoding.interpolation import ALMOST_ALL, Vote, interpolate_, limit_weights
-from fairseq_ccpr.decoding.phrase_continuation import (
+from fairseq_ccpr.decoding.phrase_votes import (
     BARRED,
     BEGUN_AFTER,
     FOLLOWED_AFTER,
+    LEAST_RATIO,
     MAX_SUBWORDS,
     STATES,
     WRITTEN,
+    Consent,
     Continuation,
     PhraseState,
     PhraseTable,
+    PhraseVotes,
 )
-from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
-from fairseq_ccpr.decoding.phrase_votes import LEAST_RATIO, Consent, PhraseVotes
 from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
@@ -104,8 +105,8 @@ def reference_votes(
 
 
 @settings(max_examples=150, deadline=None)
-@given(batch=st.lists(sentences, min_size=1, max_size=3), asks=st.booleans(), data=st.data())
-def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: bool, data: st.DataObject) -> None:
+@given(batch=st.lists(sentences, min_size=1, max_size=3), free=st.booleans(), data=st.data())
+def test_all_steps_against_the_plain_formula(batch: list[list[Found]], free: bool, data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))  # so that the example Hypothesis shows has it all
     borders = (torch.rand(2, VOCABULARY) < 0.5).numpy()
     table = make_table(batch, borders)
@@ -120,15 +121,15 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: boo
             order = data.draw(st.lists(st.integers(0, len(written) - 1), min_size=1, max_size=len(written)))
             tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=len(order), max_size=len(order)))
             state = state.reorder(torch.tensor(order))
-            with patch.object(phrase_continuation, "may_ask", lambda device: asks):
+            with patch.object(phrase_votes, "sync_is_free", lambda device: free):
                 state.advance(torch.tensor(tokens))
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
-        lengths = state.prefixes(table.phrases[state.rows, :, 3])
+        lengths = prefixes_of(state)
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         proposals, each = state.proposals(), judge(votes, table, state, log_probs)
         merged = proposals.continuation(each, table.most_distinct)
-        if asks:
-            check_openings(votes, table, state, log_probs)
+        if free:
+            check_merged(votes, table, state, log_probs)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_prefix(found, tokens_so_far, borders) for found in sentence]
@@ -147,12 +148,16 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: boo
             check_row(merged.values[row], merged.log_probs[row].exp(), float(merged.mass[row]), wanted)
 
 
-def check_openings(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> None:
+def prefixes_of(state: PhraseState) -> Tensor:
+    """The longest prefix of each phrase and its sentence that its hypothesis ends with and something follows."""
+    matched = (state.matched & state.table.phrases[state.rows, :, 3]).tolist()
+    return torch.tensor([[bits.bit_length() for bits in row] for row in matched])
+
+
+def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> None:
     """What phrases propose together is what each proposes, added up."""
     each = state.proposals().continuation(judge(votes, table, state, log_probs), table.most_distinct)
-    of_phrases = votes.of_phrases(table)
-    openings = Openings.of(table, of_phrases).of_rows(state.rows)
-    proposals, scores = merged_proposals(state, openings, of_phrases, votes.of_covered)
+    proposals, scores = state.merged(votes.prior(table), votes.covered_factor)
     model = Distribution(log_probs).at(proposals.values)
     together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
@@ -192,7 +197,7 @@ def test_the_longest_phrase_is_followed_to_its_end() -> None:
     state = PhraseState(table, torch.tensor([0]))
     for length, token in enumerate(found.phrase):
         state.advance(torch.tensor([token]))
-        assert state.prefixes(table.phrases[..., 3]).item() == longest_prefix(found, found.phrase[: length + 1])
+        assert prefixes_of(state).item() == longest_prefix(found, found.phrase[: length + 1])
     assert state.covered[0, 0] == 1
 
 
