@@ -192,13 +192,13 @@ class RememberedCandidates(PhraseCandidates):
         given = candidates
         super().__init__(given.retriever, lambda: given.subwords, given.source_dictionary, given.reach)
         self._given = given
-        self._known: dict[bytes, list[SentencePhrases]] = {}
+        self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
 
     def start(
         self, src_tokens: Tensor, learnt: LearntPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""
-        key = src_tokens.cpu().numpy().tobytes()
+        key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
             self._known[key] = self._given.start(src_tokens, learnt, encoded)()
         return lambda: self._known[key]
