@@ -25,9 +25,8 @@ from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Proposals
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.settings import signature
@@ -56,13 +55,13 @@ class GlossaryVotes(PhraseVotes):
             nn.init.zeros_(weights)
 
     @property
-    def of_covered(self) -> Tensor:
+    def covered_factor(self) -> Tensor:
         """Nothing."""
         return torch.zeros_like(self.covered)
 
-    def forward(self, proposals: Proposals, consent: Consent, of_phrases: Tensor) -> Tensor:
+    def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
         """Compute the votes, fp32 [N, A]; see `PhraseVotes`."""
-        return super().forward(proposals, consent, of_phrases.masked_fill(proposals.covered > 0, float("-inf")))
+        return super().forward(proposals, consent, prior.masked_fill(proposals.covered > 0, float("-inf")))
 
 
 class GlossaryCosts:

@@ -1,50 +1,39 @@
-"""From source sentences to tables of phrases in the decoder's own token ids, once per batch."""
+"""From source sentences to tables of phrases in the decoder's own token ids, once per batch.
+
+The subwords of a phrase are cut out of those of its sentence, which are written once alongside the datastore or split as
+needed. SentencePiece writes a word that follows a space with another piece than one that follows a sign such as an opening
+quote. So a phrase that stands after a sign in its own sentence gets a variant for after a space; any other gets one for after
+a sign where its source phrase stands after one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property, lru_cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.written_subwords import open_or_write
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN, FlatPhrases, PhraseTable
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
-from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens, merged
-from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseTable
 from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.search.distinct_strings import unique_mask
-from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, after_sign
+from fairseq_ccpr.storage.equal_strings import BASE
+from fairseq_ccpr.text.decoder_subwords import SIGN, DecoderSubwords, after_sign
+from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
 
+SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
+VARIANTS = 1 << 16  # of phrases, that are kept
 
-class Candidates(NamedTuple):
-    """C retrieved phrases as the decoder would generate them."""
-
-    tokens: np.ndarray  # int32 [C, L], NO_TOKEN after the last
-    lengths: np.ndarray  # int64 [C], of the phrase
-    extents: np.ndarray  # int64 [C], with what follows it in its sentence
-    queries: np.ndarray  # int64 [C], the query of the sentence it was retrieved for
-    ranks: np.ndarray  # int64 [C], which of that query's `retrieved` it is
-    scores: np.ndarray  # fp32 [C]
-
-    def with_variants(self, rows: np.ndarray, written: list[tuple[list[int], list[int]]]) -> Candidates:
-        """Add other ways to write some of them, int64 [n] in order, each after its own: token ids, and what follows."""
-        if not written:
-            return self
-        lengths, extents = np.array([(len(ids), len(ids) + len(following)) for ids, following in written]).T
-        width = max(self.tokens.shape[1], int(extents.max()))
-        tokens = np.full((len(self.tokens) + len(rows), width), NO_TOKEN, np.int32)
-        tokens[: len(self.tokens), : self.tokens.shape[1]] = self.tokens
-        tokens[len(self.tokens) :][np.arange(width) < extents[:, None]] = [
-            token for ids, following in written for token in ids + following
-        ]
-        others = lengths, extents, self.queries[rows], self.ranks[rows], self.scores[rows]
-        order = np.concatenate([np.arange(len(self.tokens)), rows]).argsort(kind="stable")
-        return Candidates(tokens[order], *(np.concatenate(both)[order] for both in zip(self[1:], others)))
+CutEntries = Callable[
+    [np.ndarray], tuple[np.ndarray, Cuts]
+]  # from entries [R]: subwords, and where the phrases are in them
 
 
 @dataclass(frozen=True)
@@ -62,10 +51,10 @@ class SentencePhrases:
 
 
 class PhraseCandidates:
-    """Retrieve for source sentences, and tokenise what was retrieved as the decoder would; see `phrase_tokens`.
+    """Retrieve for source sentences, and tokenise what was retrieved as the decoder would.
 
-    A phrase may be two candidates, see `PhraseVariants`.
-    A phrase without token ids is left out. Of equal token ids for the same source phrase the most similar stands for all.
+    A phrase that the decoder cannot write, or only in more than MAX_SUBWORDS, is left out. Of equal token ids for the same
+    source phrase the most similar stands for all.
 
     Args:
         retriever: phrases of source text.
@@ -81,10 +70,11 @@ class PhraseCandidates:
         source_dictionary: Any,
         reach: int,
     ) -> None:
-        self.retriever, self.make_subwords, self.source_dictionary = retriever, make_subwords, source_dictionary
-        self.reach = reach
+        self.retriever, self.make_subwords = retriever, make_subwords
+        self.source_dictionary, self.reach = source_dictionary, reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
-        self._of_learnt: tuple[LearnedPhrases, Tokenise] | None = None  # of what was learnt when it last changed
+        self._learnt: tuple[LearnedPhrases, CutEntries] | None = None  # as it was when it last changed
+        self._write_variant = lru_cache(VARIANTS)(self._write)
 
     @property
     def reads(self) -> TranslationStates | None:
@@ -102,30 +92,12 @@ class PhraseCandidates:
         return self.make_subwords()
 
     @cached_property
-    def _tokenise_own(self) -> Tokenise:
+    def _cut_stored(self) -> CutEntries:
         datastore, model = self.retriever.datastore, self.subwords.model
         written = open_or_write(datastore, self.subwords, model) if model is not None else None
-        if written is not None:
-            return WrittenTokens(written, self.reach)
-        return SplitTokens(datastore, self.subwords, self.reach)
-
-    @cached_property
-    def _variants(self) -> PhraseVariants:
-        return PhraseVariants(self.subwords, self.reach)
-
-    def _tokenise_learnt(self, learnt: LearnedPhrases) -> Tokenise:
-        """Return a cache that lives as long as its snapshot: forgetting renumbers the entries."""
-        known = self._of_learnt
-        if known is None or known[0] is not learnt:
-            known = self._of_learnt = learnt, SplitTokens(learnt, self.subwords, self.reach)
-        return known[1]
-
-    def _tokenise(self, entries: np.ndarray, learnt: LearnedPhrases | None) -> TokenIds:
-        """Look up the phrases of entries, int64 [R], the datastore's own or learnt."""
-        if learnt is None or (own := learnt.own(entries)).all():
-            return self._tokenise_own(entries)
-        rows = entries[~own] - learnt.datastore.section.size
-        return merged(own, self._tokenise_own(entries[own]), self._tokenise_learnt(learnt)(rows))
+        if written is None:
+            return split_entries(datastore, self.subwords)
+        return lambda entries: (written.tokens, written.cuts(entries))
 
     def start(
         self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
@@ -142,86 +114,91 @@ class PhraseCandidates:
         """
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         answer = self.retriever.start(texts, learnt, encoded)
-        return lambda: self._of_sentences(texts, answer(), learnt)
 
-    def _of_sentences(
-        self, texts: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None
-    ) -> list[SentencePhrases]:
-        read = cache(lambda: self.retriever.read(texts, retrieved, learnt))
-        first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # phrase of each sentence
-        candidates = self._with_variants(self._candidates(retrieved, learnt), texts, retrieved, learnt)
-        bounds = np.searchsorted(candidates.queries, first)
-        found = []
-        for number in range(len(texts)):
-            own = Candidates(*(part[bounds[number] : bounds[number + 1]] for part in candidates))
-            found.append(SentencePhrases(own._replace(queries=own.queries - first[number]), read, number))
-        return found
+        def wait() -> list[SentencePhrases]:
+            retrieved = answer()
+            read = cache(lambda: self.retriever.read(texts, retrieved, learnt))
+            candidates = self._candidates(texts, retrieved, learnt)
+            first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # query of each sentence
+            bounds = np.searchsorted(candidates.queries, first)
+            parts = [Candidates(*(column[i:j] for column in candidates)) for i, j in pairwise(bounds)]
+            each = (part._replace(queries=part.queries - begin) for part, begin in zip(parts, first))
+            return [SentencePhrases(part, read, number) for number, part in enumerate(each)]
 
-    def _candidates(self, retrieved: RetrievedEntries, learnt: LearnedPhrases | None) -> Candidates:
-        """Make the candidates of all sentences, by query, of all P, and then by rank."""
-        mask = retrieved.entries >= 0
-        ids = self._tokenise(retrieved.entries[mask], learnt)
-        hashes = np.zeros(mask.shape, np.int64)
-        hashes[mask] = ids.hashes
+        return wait
+
+    def _candidates(self, texts: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None) -> Candidates:
+        """Make the candidates of all sentences, by query, of all P, and then by rank; variants come after their own."""
+        found = retrieved.entries >= 0
+        tokens, lengths, extents = self._tokenise(retrieved.entries[found], learnt)
+        hashes = np.zeros(found.shape, np.int64)
+        hashes[found] = hash_tokens(tokens, lengths)
         unique = unique_mask(hashes, hashes != 0)
-        rows = unique[mask]
-        queries, ranks = unique.nonzero()
+        rows, (queries, ranks) = unique[found], unique.nonzero()
         scores = retrieved.scores[unique].astype(np.float32)
-        return Candidates(ids.tokens[rows], ids.lengths[rows], ids.extents[rows], queries, ranks, scores)
-
-    def _with_variants(
-        self, candidates: Candidates, texts: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None
-    ) -> Candidates:
-        """Add the variants of candidates, each after what it is a variant of."""
-        if not len(candidates.tokens):
+        candidates = Candidates(tokens[rows], lengths[rows], extents[rows], queries, ranks, scores)
+        if not self.subwords.marks_beginnings:
             return candidates
-        place = self.retriever.datastore.phrase if learnt is None else learnt.phrase
-        signs = np.array([after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()])
-        rows = self._variants.needed(candidates.tokens[:, 0], signs[candidates.queries]).nonzero()[0]
-        entries = retrieved.entries[candidates.queries[rows], candidates.ranks[rows]]
-        each = zip(entries.tolist(), candidates.tokens[rows].tolist(), candidates.lengths[rows].tolist())
-        written = [self._variants(place(entry)[1:], tuple(tokens[:length])) for entry, tokens, length in each]
-        found = np.array([bool(ids) for ids, _ in written], bool)
-        return candidates.with_variants(rows[found], [one for one in written if one[0]])
+        signs = np.array([after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()], bool)
+        phrases = self.retriever.datastore if learnt is None else learnt
+        return self.with_variants(
+            candidates, signs, lambda query, rank: phrases.phrase(int(retrieved.entries[query, rank]))[1:]
+        )
+
+    def _tokenise(
+        self, entries: np.ndarray, learnt: LearnedPhrases | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Look up the phrases of entries, int64 [R], the datastore's own or learnt; see `lay_out`."""
+        if learnt is None or (stored := learnt.own(entries)).all():
+            return lay_out(np.ones((1, len(entries)), bool), [self._cut_stored(entries)], self.reach)
+        # A cache that lives as long as its snapshot: forgetting renumbers the entries.
+        known = self._learnt
+        if known is None or known[0] is not learnt:
+            known = self._learnt = learnt, split_entries(learnt, self.subwords)
+        found = self._cut_stored(entries[stored]), known[1](entries[~stored] - learnt.datastore.section.size)
+        return lay_out(np.stack([stored, ~stored]), found, self.reach)
+
+    def with_variants(
+        self, candidates: Candidates, signs: np.ndarray, place: Callable[[int, int], tuple[str, int, int]]
+    ) -> Candidates:
+        """Add the variants of candidates, each after what it is a variant of.
+
+        Args:
+            signs: bool [Q], whether each source phrase stands after a sign.
+            place: from query and rank to a sentence, and where the phrase starts and ends in it, in characters.
+        """
+        own_signs = self.subwords.borders.going_on[candidates.tokens[:, 0]]
+        rows, written = [], []
+        for row in (own_signs | signs[candidates.queries]).nonzero()[0].tolist():
+            sentence = place(int(candidates.queries[row]), int(candidates.ranks[row]))
+            ids, following = self._write_variant(*sentence, bool(own_signs[row]))
+            if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, : candidates.lengths[row]].tolist():
+                rows.append(row)
+                written.append((ids, following[: MAX_SUBWORDS - len(ids)]))
+        if not written:
+            return candidates
+        both = candidates, Candidates.of(written, *(column[rows] for column in candidates[3:]))
+        order = np.concatenate([np.arange(len(candidates.lengths)), rows]).argsort(kind="stable")
+        width = max(one.tokens.shape[1] for one in both)
+        tokens = [np.pad(t, ((0, 0), (0, width - t.shape[1])), constant_values=NO_TOKEN) for t, *_ in both]
+        return Candidates(*(np.concatenate(pair)[order] for pair in (tokens, *zip(both[0][1:], both[1][1:]))))
+
+    def _write(self, text: str, start: int, end: int, signed: bool) -> tuple[list[int], list[int]]:
+        before = "" if signed else SIGN
+        return self.subwords.written(before + text[start:], len(before), len(before) + end - start, self.reach)
 
     def table(self, batch: list[SentencePhrases]) -> PhraseTable:
         """Lay a batch out as tensors on the CPU."""
-        counts = np.array([len(sentence.candidates.lengths) for sentence in batch])
-        lengths, extents, queries, _, scores = map(
-            np.concatenate, zip(*(sentence.candidates[1:] for sentence in batch))
-        )
-        each = [sentence.candidates.tokens for sentence in batch]
-        tokens = np.concatenate([t[t != NO_TOKEN] for t in each])
-        prefixes = _prefixes(self._has_letter[tokens], lengths, extents)
-        phrases = FlatPhrases(tokens, extents, lengths, prefixes, queries, scores)
-        return PhraseTable.of(counts, phrases, self.subwords.borders)
+        return PhraseTable.of([sentence.candidates for sentence in batch], self._letters, self.subwords.borders)
 
     @cached_property
-    def _has_letter(self) -> np.ndarray:
+    def _letters(self) -> np.ndarray:
         """Of each token, bool [V]: whether it has a letter or digit."""
         return np.array([any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols])
 
 
-def _prefixes(letters: np.ndarray, lengths: np.ndarray, extents: np.ndarray) -> np.ndarray:
-    """Count the subwords of phrases up to and with the first that has a letter, int64 [C]; all where none has.
-
-    Args:
-        letters: bool [N], which of their subwords have.
-        lengths: int64 [C], of the phrases.
-        extents: int64 [C], of the phrases in `letters`.
-    """
-    first = extents.cumsum() - extents
-    places = np.append(letters.nonzero()[0], len(letters))
-    before = places[np.searchsorted(places, first)] - first
-    return np.where(before < lengths, before + 1, lengths)
-
-
 class RememberedCandidates(PhraseCandidates):
-    """The same candidates, but retrieval runs only once per batch: settings tried in turn share a search.
-
-    Args:
-        candidates: where they come from.
-    """
+    """The same candidates, but retrieval runs only once per batch: settings tried in turn share a search."""
 
     def __init__(self, candidates: PhraseCandidates) -> None:
         given = candidates
@@ -229,15 +206,57 @@ class RememberedCandidates(PhraseCandidates):
         self._given = given
         self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
 
-    @cached_property
-    def _tokenise_own(self) -> Tokenise:
-        return self._given._tokenise_own
-
     def start(
         self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""
         key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
-            self._known[key] = super().start(src_tokens, learnt, encoded)()
+            self._known[key] = self._given.start(src_tokens, learnt, encoded)()
         return lambda: self._known[key]
+
+
+def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSubwords) -> CutEntries:
+    """Cut the phrases of entries out of their sentences; the `SENTENCES` split last are kept, for all threads."""
+    split_once = lru_cache(SENTENCES)(lambda number: as_rows(subwords.split(phrases.sentence(number))))
+
+    def cut(entries: np.ndarray) -> tuple[np.ndarray, Cuts]:
+        spans = phrases.spans[entries].astype(np.int64)
+        numbers, spans[:, 0] = np.unique(spans[:, 0], return_inverse=True)
+        split = SplitSentences.of([split_once(number) for number in numbers.tolist()])
+        return split.ids, cut_phrases(spans, split, subwords.dictionary.unk())
+
+    return cut
+
+
+def lay_out(
+    rows: np.ndarray, sources: Sequence[tuple[np.ndarray, Cuts]], reach: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Collect R phrases out of the subwords of S sources; one of more than MAX_SUBWORDS has no token ids.
+
+    Args:
+        rows: bool [S, R], which phrases are of each source, where they are in their order.
+        reach: subwords that are given of what follows a phrase in its sentence.
+
+    Returns:
+        Tokens, int32 [R, L], NO_TOKEN after the last, and lengths and extents, int64 [R]; see `Candidates`.
+    """
+    first, lengths, following = np.zeros((3, rows.shape[1]), np.int64)
+    for mask, (_, cuts) in zip(rows, sources):
+        first[mask], lengths[mask], following[mask] = cuts
+    lengths[lengths > MAX_SUBWORDS] = 0
+    extents = lengths + np.minimum(np.minimum(following, reach), MAX_SUBWORDS - lengths) * (lengths > 0)
+    columns = np.arange(int(extents.max(initial=1)))
+    tokens = np.full((len(extents), len(columns)), NO_TOKEN, np.int32)
+    for mask, (subwords, _) in zip(rows, sources):
+        inside = (columns < extents[:, None]) & mask[:, None]
+        tokens[inside] = subwords[(first[:, None] + columns)[inside]]
+    return tokens, lengths, extents
+
+
+def hash_tokens(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Hash the first tokens of R phrases, int32 [R, L]: sum_i t_i b^i modulo 2^64, int64 [R]; 0 where they have none."""
+    powers = np.cumprod(np.full(tokens.shape[1], BASE, np.uint64))
+    phrases = tokens.astype(np.uint64) * (np.arange(tokens.shape[1]) < lengths[:, None])
+    hashes = (phrases * powers).sum(axis=1, dtype=np.uint64)
+    return np.where(lengths > 0, np.maximum(hashes, 1), 0).view(np.int64)

@@ -19,9 +19,7 @@ from fairseq_ccpr.decoding.memory import Memory, MemoryBatch, Step
 from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vote
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import PhraseState, PhraseTable, Proposals, may_ask
-from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
-from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
 from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
@@ -155,10 +153,8 @@ class PhraseBatch(MemoryBatch):
     phrases: list[SentencePhrases] = field(init=False)
     table: PhraseTable = field(init=False)
     state: PhraseState = field(init=False)
-    of_phrases: Tensor = field(init=False)  # fp32 [B, A], see `PhraseVotes.of_phrases`
+    prior: Tensor = field(init=False)  # fp32 [B, A], see `PhraseVotes.prior`
     similarity: Tensor = field(init=False)  # fp32 [B], the highest of each sentence
-    # Of the hypotheses, with the `rows` of the state that they were made for.
-    openings: tuple[Tensor, Openings] | None = None
 
     def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Wait for the phrases: one empty hypothesis a sentence."""
@@ -167,9 +163,9 @@ class PhraseBatch(MemoryBatch):
 
     def lay_out(self, phrases: list[SentencePhrases], table: PhraseTable) -> None:
         """Begin with these phrases, a table on the memory's device: one empty hypothesis a sentence."""
-        self.phrases, self.table, self.openings = phrases, table, None
+        self.phrases, self.table = phrases, table
         self.state = PhraseState(table, torch.arange(len(table.lengths), device=table.lengths.device))
-        self.of_phrases = self.memory.votes.of_phrases(table)
+        self.prior = self.memory.votes.prior(table)
         self.similarity = (table.scores * (table.lengths > 0)).amax(dim=1)
 
     @phase(PHRASES, whole=True)
@@ -187,19 +183,10 @@ class PhraseBatch(MemoryBatch):
         """Vote for the next token of each hypothesis."""
         if step.tokens.size(1) > 1:
             self.state.advance(step.tokens[:, -1])
-        proposals, of_phrases = self._proposals()
+        proposals, prior = self.state.merged(self.prior, self.memory.votes.covered_factor)
         view = step.model.view(proposals.values)
-        votes = self.memory.votes(proposals, Consent.of(view), of_phrases)
+        votes = self.memory.votes(proposals, Consent.of(view), prior)
         return self.merged(proposals, votes, self.state.rows, view, step.trusted)
-
-    def _proposals(self) -> tuple[Proposals, Tensor]:
-        """Collect proposals, and the part of their scores that no state changes: on a CPU few, on a GPU in few operations."""
-        rows = self.state.rows
-        if not may_ask(rows.device):
-            return self.state.proposals(), self.of_phrases.index_select(0, rows)
-        if self.openings is None or self.openings[0] is not rows:
-            self.openings = rows, Openings.of(self.table, self.of_phrases).of_rows(rows)
-        return merged_proposals(self.state, self.openings[1], self.of_phrases, self.memory.votes.of_covered)
 
     def merged(
         self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool
@@ -256,8 +243,8 @@ class PhraseRecord(NamedTuple):
         return self._votes(self.batch.weighed_by(memory))
 
     def _votes(self, batch: PhraseBatch) -> Tensor:
-        of_phrases = batch.of_phrases.index_select(0, self.sentences)
-        votes: Tensor = batch.memory.votes(self.proposals, Consent.of(self.model), of_phrases)
+        prior = batch.prior.index_select(0, self.sentences)
+        votes: Tensor = batch.memory.votes(self.proposals, Consent.of(self.model), prior)
         return votes
 
     def select(self, rows: Tensor) -> PhraseRecord:

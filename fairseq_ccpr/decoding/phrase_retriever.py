@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.options import SKIP, PhraseSettings, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
-from fairseq_ccpr.models.phrase_finder import FoundPhrases, PhraseFinder, Segmentation
+from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.models.query_head import QueryHead, load_query_head
 from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.search import EXACT
-from fairseq_ccpr.search.distinct_strings import NearestEntries, nearest_distinct
+from fairseq_ccpr.search.distinct_strings import nearest_distinct
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import short
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class RetrievedPhrase(NamedTuple):
@@ -66,6 +64,48 @@ class RetrievedEntries(NamedTuple):
     scores: np.ndarray  # fp64 [P, k]
 
 
+class RemoteAnswers:
+    """Answers of an index in another process, some of which may not come.
+
+    After a failure nothing is asked for as long as was waited, so that at most half of the time is lost.
+    """
+
+    def __init__(self, waiting: StoreSettings) -> None:
+        self.waiting = waiting
+        self.skipped: list[int] = []  # sentences that went without, each time
+        self._thread = ThreadPoolExecutor(1)  # while it waits, the caller encodes
+        self._not_before = 0.0  # seconds of the clock
+
+    def ask(self, question: Callable[[], Any], sentences: int = 0) -> Callable[[], Any]:
+        """Ask; returns a function that waits for the answer: None where none comes and the sentences may go without.
+
+        Raises:
+            UnreachableError: in the function, where they may not.
+        """
+        answer = self._thread.submit(question).result if time.monotonic() >= self._not_before else question
+
+        def wait() -> Any:
+            try:
+                if time.monotonic() >= self._not_before:
+                    return answer()
+            except UnreachableError as error:
+                if self.waiting.unreachable != SKIP:
+                    raise UnreachableError(f"{error}; --store-unreachable {SKIP} continues without phrases") from None
+                logger.warning("%s; continuing without phrases, and trying again later", error)
+                self._not_before = time.monotonic() + self.waiting.timeout
+            if sentences and not self.skipped:
+                # Once, at the end, to standard error: fairseq has closed the file of its log by then.
+                weakref.finalize(self, _report_skipped, self.skipped)
+            self.skipped += [sentences] * (sentences > 0)
+            return None
+
+        return wait
+
+
+def _report_skipped(skipped: list[int]) -> None:
+    print(f"fairseq-ccpr: {sum(skipped):,} sentences went without phrases: Milvus did not answer", file=sys.stderr)
+
+
 class PhraseRetriever:
     """Segment sentences, search for each phrase, keep the best entry of each string.
 
@@ -84,7 +124,7 @@ class PhraseRetriever:
         too_long: sentences so far that are longer than the encoder reads, and were read in windows.
         phrases: number queried so far.
         retrieved: number of strings found for them so far.
-        skipped: sentences so far without phrases because the remote index did not answer.
+        remote: asks the index where it is in another process.
 
     Raises:
         DatastoreError: the datastore was built with another encoder.
@@ -105,23 +145,22 @@ class PhraseRetriever:
     ) -> None:
         if k < 1:
             raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
-        datastore.check_encoder(own := encoder.fingerprint())
-        if queries is not None and queries.teacher != own:
+        fingerprint = encoder.fingerprint()
+        datastore.check_encoder(fingerprint)
+        if queries is not None and queries.teacher != fingerprint:
             raise ConfigurationError(
                 f"the query head imitates the phrase encoder {short(queries.teacher)}, and the phrases of "
-                f"{datastore.directory} are of {short(own)}: train one for theirs, or give --phrase-queries none"
+                f"{datastore.directory} are of {short(fingerprint)}: train one for theirs, or give --phrase-queries none"
             )
-        self.datastore, self.k, self.min_similarity = datastore, k, min_similarity
+        self.datastore, self.k, self.min_similarity, self.device = datastore, k, min_similarity, device
         self.encoder = encoder.to(device)
         self.finder = PhraseFinder((queries or encoder).to(device), segmentation)
-        self.waiting = waiting or StoreSettings()
-        self.index = datastore.open_index(self.waiting.timeout, device)
-        self.device = device
-        # One thread: while it waits for the answer, this one encodes.
-        self._asking = ThreadPoolExecutor(1) if self.index.remote else None
-        self.too_long = self.phrases = self.retrieved = self.skipped = 0
-        self._not_before = 0.0  # seconds of the clock, before which an index that did not answer is not queried
-        self._answer_or_skip(self.index.check, 0)
+        waiting = waiting or StoreSettings()
+        self.index = datastore.open_index(waiting.timeout, device)
+        self.remote = RemoteAnswers(waiting)
+        self.too_long = self.phrases = self.retrieved = 0
+        if self.index.remote:
+            self.remote.ask(self.index.check)()
 
     def retrieve(self, sentences: list[str], learnt: LearnedPhrases | None = None) -> list[list[QueryPhrase]]:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too.
@@ -144,25 +183,23 @@ class PhraseRetriever:
         """
         found = self.finder.find(sentences, encoded)
         self.too_long += found.too_long
-        if not len(found.spans):
-            return self._nothing
-        search = partial(self._nearest, found.vectors.to(self.device), learnt)
-        answer = self._asking.submit(search).result if self._asking and self._is_open() else search
-        return lambda: self._take(sentences, found, answer)
+        vectors = found.vectors.to(self.device)
 
-    def _take(
-        self, sentences: list[str], found: FoundPhrases, answer: Callable[[], NearestEntries]
-    ) -> RetrievedEntries:
-        nearest = self._answer_or_skip(answer, len(sentences))
-        if nearest is None:
-            return self._nothing()
-        self.phrases += len(found.spans)
-        self.retrieved += int((nearest.entries >= 0).sum())
-        return RetrievedEntries(found.spans, found.probabilities.numpy(), *nearest)
+        def search() -> tuple[np.ndarray, np.ndarray]:
+            if learnt is None or learnt.empty:
+                return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
+            index = learnt.joined(self.index)
+            return nearest_distinct(index, learnt.string_hashes, vectors, self.k, self.min_similarity, learnt.gone)
 
-    def _nothing(self) -> RetrievedEntries:
-        nearest = np.empty((0, self.k), np.int64), np.empty((0, self.k))
-        return RetrievedEntries(np.empty((0, 3), np.int32), np.empty(0, np.float32), *nearest)
+        answer = self.remote.ask(search, len(sentences)) if self.index.remote and len(vectors) else search
+
+        def wait() -> RetrievedEntries:
+            entries, scores = answer() or (np.empty((0, self.k), np.int64), np.empty((0, self.k)))
+            self.phrases += (count := len(entries))
+            self.retrieved += int((entries >= 0).sum())
+            return RetrievedEntries(found.spans[:count], found.probabilities.numpy()[:count], entries, scores)
+
+        return wait
 
     def read(
         self, sentences: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None = None
@@ -186,30 +223,6 @@ class PhraseRetriever:
             results[number].append(QueryPhrase(sentences[number][start:end], start, end, probability, best))
         return results
 
-    def _is_open(self) -> bool:
-        return time.monotonic() >= self._not_before
-
-    def _answer_or_skip(self, answer: Callable[[], T], sentences: int) -> T | None:
-        """Wait for an answer; None where the remote index gives none and its phrases may be skipped.
-
-        After a failure it is not queried for as long as it was waited for, so that at most half of the time is lost.
-        """
-        try:
-            if self._is_open():
-                return answer()
-        except UnreachableError as error:
-            if self.waiting.unreachable != SKIP:
-                raise UnreachableError(f"{error}; --store-unreachable {SKIP} continues without phrases") from None
-            logger.warning("%s; continuing without phrases, and trying again later", error)
-            self._not_before = time.monotonic() + self.waiting.timeout
-        if not self.skipped and sentences:
-            atexit.register(self._tell_skipped)
-        self.skipped += sentences
-        return None
-
-    def _tell_skipped(self) -> None:
-        print(f"fairseq-ccpr: {self.skipped:,} sentences went without phrases: Milvus did not answer", file=sys.stderr)
-
     def check_found(self, text: object) -> None:
         """At the end of a text, refuse to have found nothing in it, or nothing for it.
 
@@ -219,7 +232,7 @@ class PhraseRetriever:
         Raises:
             ConfigurationError: says what was asked for, and what to do.
         """
-        if self.skipped:
+        if self.remote.skipped:
             return  # nothing is known
         if not self.phrases:
             raise ConfigurationError(f"no phrase was found in {text} {self.finder.segmentation.explain_nothing()}")
@@ -229,13 +242,6 @@ class PhraseRetriever:
                 "more; lower --phrase-min-similarity"
             )
 
-    def _nearest(self, vectors: Tensor, learnt: LearnedPhrases | None) -> NearestEntries:
-        """Find the entries with the k nearest strings of each vector, fp32 [Q, o] on the device."""
-        if learnt is None or learnt.empty:
-            return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
-        index = learnt.joined(self.index)
-        return nearest_distinct(index, learnt.string_hashes, vectors, self.k, self.min_similarity, learnt.gone)
-
     def signature(self, settings: Mapping[str, object] | None = None, learnt: LearnedPhrases | None = None) -> str:
         """Name all that decides what is retrieved, in one line to be printed with results.
 
@@ -244,10 +250,10 @@ class PhraseRetriever:
                 if not given.
             learnt: see `retrieve`.
         """
-        datastore, section = self.datastore, self.datastore.section
+        section = self.datastore.section
         return signature(
             {
-                "phrases": short(datastore.keys_fingerprint),
+                "phrases": short(self.datastore.keys_fingerprint),
                 "entries": section.size,
                 "encoder": short(section.fingerprints["encoder"]),
                 "index": EXACT if self.index.stands_in else section.index,

@@ -1,27 +1,388 @@
-"""How much each retrieved phrase counts: a softmax over what phrases propose and the model itself.
+"""What retrieved phrases propose as the next token, and how much each proposal counts.
 
-After a hypothesis, phrase a proposes one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its
-state (`STATES`: it may begin, has begun, or is written and its sentence continues) and v* the model's likeliest token,
+A phrase proposes to begin, to continue, or to follow its sentence beyond its own end. After a hypothesis, phrase a proposes
+one token v_a. With s_a its similarity, q the source phrase it was retrieved for, i its state (`STATES`: it may begin, has
+begun, or is written and its sentence continues) and v* the model's likeliest token, its vote is
 
     u_a = w1 s_a + w2 (s_a - max over q of s) + b_i + c_i log(p_NMT(v_a) / p_NMT(v*)) + d [i = may begin, q is covered]
     u_0 = n0 + n1 p_NMT(v*)
     P(a) = exp(u_a) / (exp(u_0) + sum over b of exp(u_b))
 
-P(a) is the vote of a, the rest is the model's. A source phrase is covered once one of its phrases was written in full.
+and the rest is the model's. A source phrase is covered once one of its phrases was written in full.
+
+Pure tensor maths, without a loop over hypotheses or phrases, and on a GPU without a host round trip. Letters: B sentences, H
+hypotheses, A phrases of a sentence, Q source phrases they were retrieved for, N subwords of all phrases, D distinct subwords
+of a sentence, F distinct first ones, R equal subwords, V target vocabulary. Rows of a table are taken with `index_select`,
+which copies them whole; `[rows]` would look up each number.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.mixture import ModelView
-from fairseq_ccpr.decoding.phrase_continuation import STATES, PhraseTable, Proposals
+from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.storage.fingerprint import of_parameters, short
+from fairseq_ccpr.text.decoder_subwords import WordBorders
 
+MAX_SUBWORDS = 48  # of a phrase with what follows it: prefixes that match are bits of a number, which float64 must hold
+NO_TOKEN = -1
+SENTENCE = 2**32  # more than any token
 LEAST_RATIO = -12.0  # of the log probability of a token to that of the likeliest: less is as impossible
+LEAST_LEFT = 1e-6  # of a sum over phrases: less is what rounding leaves of one whose phrases have all begun
+# How far a phrase is after a hypothesis: its state. By the subwords that match:
+BEGUN_AFTER = (1, 2, 3, 4, 6)  # so many at least, of the phrase
+FOLLOWED_AFTER = (1, 2, 3, 4, 6, 9)  # so many at least, the phrase's last among them: its sentence continues
+STATES = (
+    "may begin", *(f"begun: {n} or more" for n in BEGUN_AFTER), *(f"written: {n} or more" for n in FOLLOWED_AFTER)
+)  # fmt: skip
+WRITTEN = 1 + len(BEGUN_AFTER)  # the first state of a phrase that is written in full
+BARRED = len(STATES)  # the state of a phrase that may not begin, since a word is not finished; it proposes nothing
+CANNOT_BEGIN = 3  # a kind of phrase, see `_states`
+
+
+class Candidates(NamedTuple):
+    """C retrieved phrases of a sentence as the decoder would generate them."""
+
+    tokens: np.ndarray  # int32 [C, L], above 0, which is a special one; NO_TOKEN after the last
+    lengths: np.ndarray  # int64 [C], of the phrase
+    extents: np.ndarray  # int64 [C], with what follows it in its sentence
+    queries: np.ndarray  # int64 [C], the source phrase it was retrieved for
+    ranks: np.ndarray  # int64 [C], which of those retrieved for that source phrase it is
+    scores: np.ndarray  # fp32 [C], similarities
+
+    @classmethod
+    def of(
+        cls, written: Sequence[tuple[list[int], list[int]]], queries: np.ndarray, ranks: np.ndarray, scores: np.ndarray
+    ) -> Candidates:
+        """Lay out C phrases, each given by its token ids and those of what follows it."""
+        counts = np.array([(len(ids), len(following)) for ids, following in written], np.int64).reshape(-1, 2)
+        lengths, extents = counts[:, 0], counts.sum(axis=1)
+        tokens = np.full((len(written), int(extents.max(initial=1))), NO_TOKEN, np.int32)
+        tokens[np.arange(tokens.shape[1]) < extents[:, None]] = [i for both in written for ids in both for i in ids]
+        return cls(tokens, lengths, extents, queries, ranks, scores)
+
+
+@dataclass(frozen=True)
+class PhraseTable:
+    """The candidate phrases of B sentences; where a sentence has fewer than A, the rest have length 0."""
+
+    lengths: Tensor  # int64 [B, A]
+    queries: Tensor  # int64 [B, A], which source phrase it was retrieved for, below Q
+    scores: Tensor  # fp32 [B, A], similarities
+    # Of each phrase, int64 [B, A, 6]: `queries`; the length of the prefix that begins it, which ends with its first letter or
+    # digit; its own length; the prefixes that something follows, as bits; 1 where its first subword continues an unfinished
+    # word; its place in `following`, whose last stands for no phrase.
+    phrases: Tensor
+    # All N subwords, phrase after phrase, and a 0, int32 [N + 1, 2]: the token, and its slot among the distinct tokens of
+    # the sentence, from 1, up to D.
+    following: Tensor
+    # The same sorted by sentence * SENTENCE + token, and a last one that equals none: int64 [N + 1]; and of each its phrase,
+    # which of its subwords it is, whether the phrase ends there, and 1 where it begins a phrase and goes on with a word that
+    # is not finished: int32 [N + 1, 4].
+    codes: Tensor
+    subwords: Tensor
+    # What phrases begin with, int64 [3, B, F]: the token, its slot, and 1 where it continues an unfinished word.
+    openings: Tensor
+    opened: Tensor  # int64 [2, B, P], pairs of an opening and a source phrase, some phrase of which it is
+    pairs: Tensor  # int64 [B, A], the pair of each phrase
+    states: Tensor  # int64, by kind and number of matching subwords; see `_states`
+    unfinished: Tensor  # bool [V], of each token, whether a word may continue after it
+    most_equal: int  # R, of the subwords of a sentence
+    most_distinct: int  # D, of a sentence
+    most_queries: int  # Q
+
+    @classmethod
+    def of(cls, batch: Sequence[Candidates], letters: np.ndarray, borders: WordBorders) -> PhraseTable:
+        """Make a table of the phrases of each sentence, on the CPU.
+
+        Args:
+            letters: bool [V], which tokens have a letter or digit.
+            borders: of the target dictionary.
+        """
+        counts = np.array([len(one.lengths) for one in batch])
+        lengths, extents, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
+        tokens = np.concatenate([one.tokens[one.tokens != NO_TOKEN] for one in batch])
+        size, most, count = len(counts), max(1, int(counts.max(initial=0))), len(lengths)
+        rows = np.repeat(np.arange(size), counts)  # the sentence of each phrase
+        lanes = np.arange(count) - np.repeat(counts.cumsum() - counts, counts)  # its place in the sentence
+        first = extents.cumsum() - extents
+        owners = np.repeat(np.arange(count), extents)  # the phrase of each subword
+        places = np.arange(len(owners)) - first[owners]  # which of its subwords
+        order = _order(rows[owners], tokens)
+        codes = (rows[owners] * SENTENCE + tokens)[order]
+        distinct = np.append(0, np.cumsum(np.diff(codes, prepend=-1) != 0))  # numbered from 1, through all sentences
+        before = distinct[np.searchsorted(codes, np.arange(size) * SENTENCE)]
+        slots = np.empty(len(owners), np.int64)
+        slots[order] = distinct[1:] - before[rows[owners[order]]]
+        lettered = np.append(letters[tokens].nonzero()[0], len(tokens))
+        begun = lettered[np.searchsorted(lettered, first)] - first
+        prefixes = np.where(begun < lengths, begun + 1, lengths)
+        inside = borders.going_on[tokens[first]]
+        subwords = np.stack([lanes[owners], places, places + 1 == lengths[owners], inside[owners] & (places == 0)])
+
+        # Phrases grouped by what they begin with, and by source phrase. Both are numbered in each sentence from 0.
+        opening_codes, some, opening = np.unique(rows * SENTENCE + slots[first], return_index=True, return_inverse=True)
+        pair_codes, pair = np.unique(opening * SENTENCE + queries, return_inverse=True)
+        opening_rows, pair_openings = opening_codes // SENTENCE, pair_codes // SENTENCE
+        pair_rows = opening_rows[pair_openings]
+        first_opening, first_pair = (np.searchsorted(one, np.arange(size)) for one in (opening_rows, pair_rows))
+
+        def by_lane(column: np.ndarray, fill: int = 0) -> Tensor:
+            """[C] -> [B, A]"""
+            placed = np.full((size, most), fill, column.dtype)
+            placed[rows, lanes] = column
+            return torch.from_numpy(placed)
+
+        def by_row(rows: np.ndarray, first: np.ndarray, *columns: np.ndarray) -> Tensor:
+            """Columns [n], by sentences [n] that never fall -> int64 [columns, B, most]"""
+            ranks = np.arange(len(rows)) - first[rows]
+            placed = np.zeros((len(columns), size, 1 + int(ranks.max(initial=0))), np.int64)
+            placed[:, rows, ranks] = np.stack(columns)
+            return torch.from_numpy(placed)
+
+        def transposed(columns: np.ndarray, last: list[list[int]]) -> Tensor:
+            return torch.from_numpy(np.append(columns, last, axis=1).astype(np.int32).T.copy())
+
+        followed = (1 << (extents - 1)) - 1
+        columns = [
+            *map(by_lane, (queries, prefixes, lengths, followed, inside.astype(np.int64))),
+            by_lane(first, len(owners)),
+        ]
+        return cls(
+            columns[2], columns[0], by_lane(scores), torch.stack(columns, dim=2),
+            transposed(np.stack([tokens, slots]), [[0], [0]]), torch.from_numpy(np.append(codes, size * SENTENCE)),
+            transposed(subwords[:, order], [[0], [0], [0], [0]]),
+            by_row(opening_rows, first_opening, tokens[first[some]], slots[first[some]], inside[some]),
+            by_row(pair_rows, first_pair, pair_openings - first_opening[pair_rows], pair_codes % SENTENCE),
+            by_lane(pair - first_pair[rows]), _states(), torch.from_numpy(borders.unfinished),
+            int(np.diff(np.flatnonzero(np.diff(codes, prepend=-1, append=-1))).max(initial=1)),
+            int(slots.max(initial=0)), 1 + int(queries.max(initial=0)),
+        )  # fmt: skip
+
+    def to(self, device: torch.device) -> PhraseTable:
+        """Move all tensors to another device, or back to the CPU, in one copy."""
+        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        move = to_host if device.type == "cpu" else partial(to_device, device=device)
+        moved: dict[str, Any] = dict(zip(tensors, move(list(tensors.values()))))
+        return replace(self, **moved)
+
+
+class Continuation(NamedTuple):
+    """The distribution p_phr of the next token, sparse: A tokens for each of H hypotheses."""
+
+    values: Tensor  # int64 [H, A]
+    log_probs: Tensor  # fp32 [H, A], log p_phr, duplicates merged: equal tokens all have the token's whole probability
+    mass: Tensor  # fp32 [H], Z, what all phrases have against the model; 0 where no phrase proposes anything
+    going: Tensor  # fp32 [H], the part of Z of phrases that have begun
+
+
+class Proposals(NamedTuple):
+    """What each of A phrases proposes after each of H hypotheses, [H, A], however much the phrases weigh."""
+
+    values: Tensor  # int64, the token
+    slots: Tensor  # int64, of the token among the distinct ones of the sentence
+    states: Tensor  # int64, of STATES, or BARRED
+    covered: Tensor  # fp32, 1 where a phrase of the same source phrase was written in full
+
+    def continuation(self, votes: Tensor, most_distinct: int) -> Continuation:
+        """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z.
+
+        Args:
+            most_distinct: D of the table.
+        """
+        sums = votes.new_zeros(len(votes), 1 + most_distinct).scatter_add(1, self.slots, votes)
+        mass = votes.sum(dim=1)
+        tiny = torch.finfo(mass.dtype).tiny
+        merged = sums.gather(1, self.slots) / mass.clamp_min(tiny).unsqueeze(1)
+        log_probs = merged.clamp_min(tiny).log().masked_fill(merged == 0, float("-inf"))  # a CPU's log of 0 is slow
+        return Continuation(self.values, log_probs, mass, (votes * (self.states > 0)).sum(dim=1) / mass.clamp_min(tiny))
+
+
+class PhraseState:
+    """How far each hypothesis is in each phrase.
+
+    Args:
+        table: phrases of the sentences.
+        rows: int64 [H], the sentence of each hypothesis.
+
+    Attributes:
+        covered: int64 [H, Q], 1 where a phrase of the source phrase was written in full.
+        unfinished: bool [H], whether the last token's word may continue.
+    """
+
+    def __init__(self, table: PhraseTable, rows: Tensor) -> None:
+        self.table, self.rows = table, rows
+        # Bit m: the last m + 1 tokens begin the phrase.
+        self._matched = rows.new_zeros(len(rows), table.lengths.size(1))
+        self._origins = torch.arange(len(rows), device=rows.device)  # the row of `_matched` of each hypothesis
+        # Hypotheses, phrases, and which of their subwords the last token is, of the prefixes that match: int64 [M].
+        self._found = rows[:0], rows[:0], rows[:0]
+        self._openings: list[
+            Tensor
+        ] = []  # what `merged` computes once for `rows`, after the prior scores that it was of
+        self.covered = rows.new_zeros(len(rows), table.most_queries)
+        self.unfinished = rows.new_zeros(len(rows), dtype=torch.bool)
+
+    @property
+    def matched(self) -> Tensor:
+        """The prefixes of each phrase that each hypothesis ends with, as bits, int64 [H, A]."""
+        return self._matched.index_select(0, self._origins)
+
+    def reorder(self, order: Tensor, same_sentences: bool = False) -> PhraseState:
+        """Follow the beam: hypothesis i continues what hypothesis order[i] was.
+
+        Args:
+            same_sentences: whether each hypothesis i remains one of its sentence, so that `rows` can be the same tensor.
+        """
+        other = copy.copy(self)
+        if not same_sentences:
+            other.rows, other._openings = self.rows.index_select(0, order), []
+        other._origins, other.covered, other.unfinished = (
+            part.index_select(0, order) for part in (self._origins, self.covered, self.unfinished)
+        )
+        return other
+
+    def advance(self, tokens: Tensor) -> None:
+        """Follow the token that each hypothesis, int64 [H], has generated.
+
+        All prefixes of all phrases are followed at once, each as a bit (the Shift-And algorithm of Baeza-Yates & Gonnet). No
+        phrase begins inside a word.
+        """
+        table, phrases, queries = self.table, self._matched.size(1), self.covered.size(1)
+        hypotheses, places, valid = self._equal_subwords(tokens)
+        lanes, subword, ends, begins_inside = table.subwords.index_select(0, places).long().unbind(dim=1)
+        barred = begins_inside.bool() & self.unfinished.index_select(0, hypotheses)
+        before = self._matched.view(-1).index_select(0, self._origins.index_select(0, hypotheses) * phrases + lanes)
+        matches = ((before << 1) | 1) & (valid << subword).masked_fill(barred, 0)
+        if sync_is_free(tokens.device):  # few match
+            hypotheses, lanes, subword, ends, matches = torch.stack([hypotheses, lanes, subword, ends, matches])[
+                :, matches != 0
+            ]
+        self._matched = self._matched.new_zeros(len(tokens), phrases)
+        self._matched.view(-1).scatter_add_(0, hypotheses * phrases + lanes, matches)
+        self._origins = torch.arange(len(tokens), device=tokens.device)
+        self._found = hypotheses, lanes, subword
+        covering = table.queries.view(-1).index_select(0, self.rows.index_select(0, hypotheses) * phrases + lanes)
+        written = ends * (matches != 0)
+        self.covered.view(-1).scatter_reduce_(0, hypotheses * queries + covering, written, "amax")
+        self.unfinished = table.unfinished.index_select(0, tokens)
+
+    def _equal_subwords(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Find the subwords of phrases that equal the token of each hypothesis.
+
+        Returns:
+            M times a hypothesis, the place of a subword among those of the table, and whether it is equal, 0 or 1: int64 [M]
+            each. All are equal where `sync_is_free`; else there are R of each hypothesis.
+        """
+        table, codes = self.table, self.rows * SENTENCE + tokens
+        hypotheses, first = torch.arange(len(codes), device=codes.device), torch.searchsorted(table.codes, codes)
+        if sync_is_free(codes.device):
+            counts = torch.searchsorted(table.codes, codes, right=True) - first
+            hypotheses = hypotheses.repeat_interleave(counts)
+            shifts = (first - counts.cumsum(dim=0) + counts).index_select(0, hypotheses)
+            places = torch.arange(len(hypotheses), device=codes.device) + shifts
+            return hypotheses, places, torch.ones_like(places)
+        places = first.unsqueeze(1) + torch.arange(table.most_equal, device=codes.device)
+        places = places.clamp_max_(len(table.codes) - 1).view(-1)
+        hypotheses = hypotheses.unsqueeze(1).expand(-1, table.most_equal).reshape(-1)
+        equal = table.codes.index_select(0, places) == codes.index_select(0, hypotheses)
+        return hypotheses, places, equal.long()
+
+    def ended(self) -> Tensor:
+        """Tell whether the last token of each hypothesis was the last of a phrase, bool [H]."""
+        ends = self.table.lengths.index_select(0, self.rows).sub_(1).clamp_min_(0)  # an absent phrase matches nothing
+        return ((self.matched >> ends) & 1).any(dim=1)
+
+    def proposals(self) -> Proposals:
+        """Collect what each phrase proposes next."""
+        queries, prefix, end, followed, inside, first = self.table.phrases.index_select(0, self.rows).unbind(dim=2)
+        length = _binary_digits(self.matched & followed)  # of the longest prefix with a next subword
+        barred = (length == 0) & self.unfinished.unsqueeze(1) & inside.bool()
+        values, slots, states = self._look_up(length, prefix, end, first, barred)
+        return Proposals(values, slots, states, self.covered.gather(1, queries).float())
+
+    def _look_up(
+        self, length: Tensor, prefix: Tensor, end: Tensor, first: Tensor, barred: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kinds = (length >= prefix).long() + (length >= end)
+        if barred is not None:
+            kinds = torch.where(barred, CANNOT_BEGIN, kinds)
+        states = self.table.states.index_select(0, (kinds * (MAX_SUBWORDS + 1) + length).view(-1)).view(length.shape)
+        following = self.table.following.index_select(0, (first + length).view(-1)).long()
+        values, slots = following.view(*length.shape, 2).unbind(dim=-1)
+        return values, slots, states
+
+    def merged(self, prior: Tensor, covered_factor: Tensor) -> tuple[Proposals, Tensor]:
+        """Collect proposals, fewer than `proposals` where `sync_is_free`, whose votes add up to the same.
+
+        Phrases that may begin with the same token v are then one proposal: they have one state, and so the score
+
+            log(sum over a of exp(w1 s_a + w2 (s_a - max over q of s) + d [q is covered])) + b_0 + c_0 log(p(v) / p(v*))
+
+        together. The sum over the phrases of a source phrase q is that of the sentence less those that have begun. So a step
+        costs what has begun and what may begin, and not A phrases: with 300 to 600 of these a third to a half less time.
+
+        Args:
+            prior: fp32 [B, A], see `PhraseVotes.prior`.
+            covered_factor: fp32 [1], see `PhraseVotes.covered_factor`.
+
+        Returns:
+            C proposals of each hypothesis, and their prior scores, fp32 [H, C], as `PhraseVotes` takes them.
+        """
+        if not sync_is_free(self.rows.device):
+            return self.proposals(), prior.index_select(0, self.rows)
+        table, phrases = self.table, prior.size(1)
+        if not self._openings or self._openings[0] is not prior:
+            top = prior.amax(dim=1, keepdim=True)
+            top = top.masked_fill(top == float("-inf"), 0)
+            sums = top.new_zeros(table.opened.shape[1:]).scatter_add(1, table.pairs, (prior - top).exp())
+            parts = *table.openings, *table.opened, top, sums
+            self._openings = [prior, *(part.index_select(0, self.rows) for part in parts)]
+        _, tokens, token_slots, inside, opening, query, top, sums = self._openings
+
+        # M phrases that have begun, each once: of several equal subwords of a phrase the last that matches.
+        hypotheses, lanes, subword = self._found
+        places, columns = self.rows.index_select(0, hypotheses) * phrases + lanes, table.phrases.view(-1, 6)
+        matched = self._matched.view(-1).index_select(0, hypotheses * phrases + lanes)
+        length = _binary_digits(matched & columns[:, 3].index_select(0, places))
+        kept = (length > 0) & (length == subword + 1)
+        hypotheses, places, length = torch.stack([hypotheses, places, length])[:, kept]
+        queries, prefix, end, _, _, first = columns.index_select(0, places).unbind(dim=1)
+        values, slots, states = self._look_up(length, prefix, end, first)
+        covered = self.covered.view(-1).index_select(0, hypotheses * table.most_queries + queries).float()
+        scores = prior.view(-1).index_select(0, places)
+
+        # What is left of the others.
+        pairs = hypotheses * sums.size(1) + table.pairs.view(-1).index_select(0, places)
+        begun = (scores - top.view(-1).index_select(0, hypotheses)).exp()
+        left = sums.view(-1).index_add(0, pairs, begun, alpha=-1).view(sums.shape)
+        left = torch.where(left > LEAST_LEFT * sums, left, 0.0)
+        left *= torch.lerp(covered_factor.new_ones(1), covered_factor, self.covered.float()).gather(1, query)
+        left = left.new_zeros(tokens.shape).scatter_add(1, opening, left)
+        may_begin = (left.clamp_min(torch.finfo(left.dtype).tiny).log() + top).masked_fill(left == 0, float("-inf"))
+        barred = BARRED * (inside.bool() & self.unfinished.unsqueeze(1))
+
+        counts = torch.bincount(hypotheses, minlength=len(self.rows))
+        ranks = torch.arange(len(hypotheses)) - (counts.cumsum(dim=0) - counts).index_select(0, hypotheses)
+        width = int(counts.max()) if len(counts) else 0
+
+        def joined(first: Tensor, others: Tensor, fill: float = 0) -> Tensor:
+            """[H, F], [M] -> [H, C]"""
+            laid = first.new_full((len(first), width), fill)
+            laid[hypotheses, ranks] = others
+            return torch.cat([first, laid], dim=1)
+
+        each = joined(tokens, values), joined(token_slots, slots), joined(barred, states)
+        return Proposals(*each, joined(torch.zeros_like(left), covered)), joined(may_begin, scores, float("-inf"))
 
 
 class Consent(NamedTuple):
@@ -57,7 +418,7 @@ class PhraseVotes(nn.Module):
         # Offset and consent of a phrase that cannot begin.
         self.register_buffer("barred", torch.tensor([[float("-inf"), 0.0]]), persistent=False)
 
-    def of_phrases(self, table: PhraseTable) -> Tensor:
+    def prior(self, table: PhraseTable) -> Tensor:
         """Compute the part of u that no hypothesis changes, fp32 [B, A]; -inf where there is no phrase."""
         absent = table.lengths == 0
         scores = table.scores.masked_fill(absent, -1.0)
@@ -66,28 +427,58 @@ class PhraseVotes(nn.Module):
         return weighed.masked_fill(absent, float("-inf"))
 
     @property
-    def of_covered(self) -> Tensor:
+    def covered_factor(self) -> Tensor:
         """What is left of the vote of a phrase that may begin although its source phrase is covered, fp32 [1]."""
         return self.covered.exp()
 
-    def forward(self, proposals: Proposals, consent: Consent, of_phrases: Tensor) -> Tensor:
+    def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
         """Compute P, fp32 [N, A].
 
         Args:
-            of_phrases: fp32 [N, A], of `of_phrases`, a row for each hypothesis.
+            prior: fp32 [N, A], a row of `prior` for each hypothesis.
         """
         weights = torch.cat([torch.stack([self.state, self.consent], dim=1), self.barred])
         by_state = weights.index_select(0, proposals.states.view(-1))
-        offset, wanted = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
-        scores = of_phrases + offset + wanted * consent.ratios
+        offset, consent_weight = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
+        scores = prior + offset + consent_weight * consent.ratios
         scores = scores + self.covered * proposals.covered * (proposals.states == 0)
-        of_model = self.model[0] + self.model[1] * consent.best.exp()
-        return torch.cat([of_model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
+        model = self.model[0] + self.model[1] * consent.best.exp()
+        return torch.cat([model.unsqueeze(1), scores], dim=1).softmax(dim=1)[:, 1:]
 
     def digest(self) -> str:
         """Digest the weights, for signatures."""
         return short(of_parameters(self.state_dict().items()))
 
 
+def sync_is_free(device: torch.device) -> bool:
+    """Check whether a step may read sizes off tensors: a CPU has them, a GPU would have to be waited for."""
+    return device.type == "cpu"
+
+
 def _weights(*values: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(values))
+
+
+def _binary_digits(numbers: Tensor) -> Tensor:
+    """Count the binary digits of int64 below 2^MAX_SUBWORDS."""
+    return torch.frexp(numbers.double()).exponent.long()
+
+
+def _states() -> Tensor:
+    """Tabulate the state, int64, by kind and matching subwords.
+
+    Kinds are 0: before its first letter, 1: begun, 2: written in full, and CANNOT_BEGIN.
+    """
+    lengths = torch.arange(MAX_SUBWORDS + 1)
+    begun, written = (
+        first - 1 + torch.searchsorted(torch.tensor(bounds), lengths.clamp_min(1), right=True)
+        for first, bounds in ((1, BEGUN_AFTER), (WRITTEN, FOLLOWED_AFTER))
+    )
+    return torch.cat([torch.zeros_like(lengths), begun, written, torch.full_like(lengths, BARRED)])
+
+
+def _order(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Sort subwords [N] by sentence and token, equal ones in their order; narrow numbers are sorted in linear time."""
+    narrow = np.uint16 if tokens.max(initial=0) < 1 << 16 else np.int32
+    order = tokens.astype(narrow).argsort(kind="stable")
+    return order[rows[order].astype(np.uint16 if rows.max(initial=0) < 1 << 16 else np.int32).argsort(kind="stable")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -28,13 +28,6 @@ class Searched(Protocol):
         ...
 
 
-class NearestEntries(NamedTuple):
-    """The best entries of each of Q vectors, the best first."""
-
-    entries: np.ndarray  # int64 [Q, k]; -1 where there are fewer
-    scores: np.ndarray  # fp64 [Q, k]; -inf there
-
-
 def nearest_distinct(
     index: Searched,
     strings: Callable[[np.ndarray], np.ndarray],
@@ -42,7 +35,7 @@ def nearest_distinct(
     k: int,
     min_similarity: float,
     gone: np.ndarray = NONE_GONE,
-) -> NearestEntries:
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the k nearest strings, each by its best entry, the first of several that score the same.
 
     1. Search for the `PHRASE_DEPTH` best entries of each vector, whatever k: fewer strings are then the head of more.
@@ -56,26 +49,29 @@ def nearest_distinct(
         vectors: fp32 [Q, o], on the index's device.
         k: strings wanted; fewer are found if no more score `min_similarity`, or none are left.
         gone: int64 [m], entries to treat as if they did not exist.
+
+    Returns:
+        The entries of each vector, the best first, int64 [Q, k], -1 where there are fewer, and their scores, fp64 [Q, k].
     """
-    best = NearestEntries(np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf))
+    best_entries, best_scores = np.full((len(vectors), k), -1), np.full((len(vectors), k), -np.inf)
     rows, depth, deepest = np.arange(len(vectors)), PHRASE_DEPTH, min(index.deepest, DEEPEST)
     while len(rows):
         scores, entries = _by_score(*index.search(vectors[rows], min(depth, deepest)))  # [R, depth]
         last = scores[:, -1] if depth < index.deepest else np.full(len(rows), -np.inf)
         taken = (scores > last[:, None]) & (scores >= min_similarity)
         taken &= ~np.isin(entries, gone)
-        entries = np.concatenate([best.entries[rows], np.where(taken, entries, -1)], axis=1)
-        scores = np.concatenate([best.scores[rows], scores], axis=1)
+        entries = np.concatenate([best_entries[rows], np.where(taken, entries, -1)], axis=1)
+        scores = np.concatenate([best_scores[rows], scores], axis=1)
         numbers = np.zeros(entries.shape, np.uint64)
         numbers[entries >= 0] = strings(entries[entries >= 0])
         kept = unique_mask(numbers, entries >= 0)
         order = (~kept).argsort(axis=1, kind="stable")[:, :k]
         valid = np.take_along_axis(kept, order, 1)
-        best.entries[rows] = np.where(valid, np.take_along_axis(entries, order, 1), -1)
-        best.scores[rows] = np.where(valid, np.take_along_axis(scores, order, 1), -np.inf)
+        best_entries[rows] = np.where(valid, np.take_along_axis(entries, order, 1), -1)
+        best_scores[rows] = np.where(valid, np.take_along_axis(scores, order, 1), -np.inf)
         rows = rows[(last > -np.inf) & (last >= min_similarity) & ~valid.all(axis=1)] if depth < deepest else rows[:0]
         depth *= 2
-    return best
+    return best_entries, best_scores
 
 
 def unique_mask(numbers: np.ndarray, valid: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding import phrase_continuation, phrase_memory
+from fairseq_ccpr.decoding import phrase_votes
 from tests.helpers import call, run
 from tests.small_models import World
 
@@ -39,6 +39,5 @@ def check_rescoring(world: World, decode: Callable, tmp_path_factory: pytest.Tem
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU may be asked how many phrases have begun; here it is not."""
-    for module in (phrase_continuation, phrase_memory):
-        monkeypatch.setattr(module, "may_ask", lambda device: False)
+    """Sizes are free on a CPU; here they are not."""
+    monkeypatch.setattr(phrase_votes, "sync_is_free", lambda device: False)

@@ -22,9 +22,8 @@ from fairseq_ccpr.datastore.projection import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings
-from fairseq_ccpr.decoding.phrase_continuation import PhraseState
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import PhraseState, PhraseVotes
 from fairseq_ccpr.decoding.token_memory import TokenBatch, TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust

@@ -16,8 +16,8 @@ from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryCosts, 
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_continuation import PhraseState
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
+from fairseq_ccpr.decoding.phrase_votes import PhraseState
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary

@@ -16,9 +16,9 @@ from fairseq_ccpr.building.rewrite import CompactSettings, compact_datastore
 from fairseq_ccpr.datastore.learned import LearnedStore, NewPair, PairPhrases
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learned_memory import GrowingRows, LearnedPhrases, PhraseSegment, entries_of
-from fairseq_ccpr.decoding.phrase_continuation import NO_TOKEN
+from fairseq_ccpr.decoding.phrase_candidates import lay_out, split_entries
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
-from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, merged
+from fairseq_ccpr.decoding.phrase_votes import NO_TOKEN
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex
@@ -176,16 +176,14 @@ def test_token_ids_of_both_are_those_of_one(divided: Divided, folder: Path) -> N
     store = store_at(folder)
     store.learn(divided.rest)
     learned = beside(folder, store)
-    one, two, both = (SplitTokens(part, words, 3) for part in (own, learned, whole))
+    one, two, both = (split_entries(part, words) for part in (own, learned, whole))
     for size in (0, 1, 300):
         entries = np.random.randint(whole.section.size, size=size)
         mine = learned.own(entries)
-        found = merged(mine, one(entries[mine]), two(entries[~mine] - own.section.size))
-        wanted = both(entries)
-        assert all(np.array_equal(a, b) for a, b in zip(found[1:], wanted[1:]))
-        for row, extent in enumerate(wanted.extents.tolist()):
-            assert found.tokens[row, :extent].tolist() == wanted.tokens[row, :extent].tolist()
-            assert (found.tokens[row, extent:] == NO_TOKEN).all()
+        sources = [one(entries[mine]), two(entries[~mine] - own.section.size)]
+        found = lay_out(np.stack([mine, ~mine]), sources, 3)
+        wanted = lay_out(np.ones((1, size), bool), [both(entries)], 3)
+        assert all(map(np.array_equal, found, wanted)) and ((found[0] != NO_TOKEN).sum(axis=1) == wanted[2]).all()
 
 
 def test_entries_of_sentences_are_all_of_theirs(divided: Divided) -> None:

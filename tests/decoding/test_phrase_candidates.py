@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from fairseq_ccpr.decoding.options import PhraseSettings
-from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
-from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseVotes
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.text.decoder_subwords import after_sign
@@ -118,6 +117,18 @@ def test_candidates_are_what_the_decoder_writes_of_what_was_retrieved(world: Wor
         assert of.scores.tolist() == pytest.approx([score for *_, score in wanted])
     entries = {phrase.entry for sentence in found for query in sentence.queries for phrase in query.retrieved}
     assert 0 < elsewhere < len(entries) < seen / 2
+
+
+def test_batches_of_the_same_bytes_are_remembered_apart() -> None:
+    asked: list[torch.Size] = []
+    candidates: Any = SimpleNamespace(
+        start=lambda sources, *_: lambda: asked.append(sources.shape) or [len(sources)], retriever=None, subwords=None,
+        source_dictionary=None, reach=0,
+    )  # fmt: skip
+    remembered = RememberedCandidates(candidates)
+    for size in (2, 4, 2, 4):
+        assert remembered.start(torch.arange(8).view(size, -1))() == [size]
+    assert asked == [(2, 4), (4, 2)]
 
 
 def test_a_table_has_every_candidate_in_its_place(world: World, joint: list[object]) -> None:

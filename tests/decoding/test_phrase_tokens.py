@@ -25,8 +25,8 @@ from fairseq_ccpr.datastore import written_subwords
 from fairseq_ccpr.datastore.encoder_options import digest_options
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.written_subwords import DESCRIPTION, LOCK, of_store, open_or_write
-from fairseq_ccpr.decoding.phrase_continuation import MAX_SUBWORDS, NO_TOKEN
-from fairseq_ccpr.decoding.phrase_tokens import SplitTokens, TokenIds, Tokenise, WrittenTokens
+from fairseq_ccpr.decoding.phrase_candidates import CutEntries, hash_tokens, lay_out, split_entries
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces
 from fairseq_ccpr.text.phrase_cuts import SplitSentences, as_rows, cut_phrases
@@ -88,18 +88,25 @@ def one_by_one(
     return found
 
 
-def check(found: TokenIds, wanted: list[tuple[list[int], list[int]]]) -> None:
+def check(cut: CutEntries, entries: np.ndarray, wanted: list[tuple[list[int], list[int]]]) -> None:
+    tokens, lengths, extents = lay_out(np.ones((1, len(entries)), bool), [cut(entries)], REACH)
     hashes: dict[tuple[int, ...], int] = {}
-    for row, length, extent, number, (ids, after) in zip(*found, wanted, strict=True):
+    numbers = hash_tokens(tokens, lengths)
+    for row, length, extent, number, (ids, after) in zip(tokens, lengths, extents, numbers, wanted, strict=True):
         assert row[:length].tolist() == ids and row[length:extent].tolist() == after
         assert (row[extent:] == NO_TOKEN).all()
         assert (number == 0) == (not ids) and hashes.setdefault(tuple(ids), number) == number
     assert len({*hashes.values()}) == len(hashes)
 
 
-WAYS: dict[str, Callable[[PhraseDatastore, DecoderSubwords], Tokenise]] = {
-    "written": lambda store, subwords: WrittenTokens(open_or_write(store, subwords, "spm") or pytest.fail(), REACH),
-    "split": lambda store, subwords: SplitTokens(store, subwords, REACH),
+def read_entries(store: PhraseDatastore, subwords: DecoderSubwords) -> CutEntries:
+    written = open_or_write(store, subwords, "spm") or pytest.fail()
+    return lambda entries: (written.tokens, written.cuts(entries))
+
+
+WAYS: dict[str, Callable[[PhraseDatastore, DecoderSubwords], CutEntries]] = {
+    "written": read_entries,
+    "split": split_entries,
 }
 
 
@@ -109,11 +116,14 @@ def test_entries_are_what_each_would_be_alone(
     way: str, longest: int, store: PhraseDatastore, subwords: DecoderSubwords, rng: np.random.Generator
 ) -> None:
     with patch.object(written_subwords, "BLOCK", 37):
-        tokenise = WAYS[way](store, subwords)
-    with patch("fairseq_ccpr.decoding.phrase_tokens.MAX_SUBWORDS", longest), patch(f"{__name__}.MAX_SUBWORDS", longest):
+        cut = WAYS[way](store, subwords)
+    with (
+        patch("fairseq_ccpr.decoding.phrase_candidates.MAX_SUBWORDS", longest),
+        patch(f"{__name__}.MAX_SUBWORDS", longest),
+    ):
         for entries in (np.arange(store.section.size), *(rng.integers(0, store.section.size, n) for n in (0, 1, 300))):
-            check(tokenise(entries), one_by_one(store, subwords, entries))
-    lengths = tokenise(np.arange(store.section.size)).lengths
+            check(cut, entries, one_by_one(store, subwords, entries))
+    lengths = cut(np.arange(store.section.size))[1].lengths
     assert (lengths == 0).any() and (lengths > 1).any()
 
 
@@ -198,15 +208,15 @@ def test_memory_of_a_long_run_is_flat(
 ) -> None:
     """However many entries were looked up; without a bound it would grow with them."""
     batches = [rng.integers(0, store.section.size, 500) for _ in range(20)]
-    with patch("fairseq_ccpr.decoding.phrase_tokens.SENTENCES", 10):
+    with patch("fairseq_ccpr.decoding.phrase_candidates.SENTENCES", 10):
         for way in WAYS:
-            tokenise = WAYS[way](store, subwords)
+            cut = WAYS[way](store, subwords)
             tracemalloc.start()
             try:
                 held = []
                 for some in (batches[:5], batches):
                     for entries in some:
-                        tokenise(entries)
+                        cut(entries)
                     gc.collect()  # tuples that Python keeps for later
                     held.append(tracemalloc.get_traced_memory()[0])
                 assert held[1] - held[0] < 10_000, way

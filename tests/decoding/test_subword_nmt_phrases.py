@@ -80,12 +80,13 @@ def test_phrases_are_whole_words_in_beam_search(
 
     def watched_vote(batch: PhraseBatch, tokens: Tensor, log_probs: Tensor) -> Vote:
         """Nothing but phrases that have begun proposes letters within a word."""
-        said, begun = vote(batch, tokens, log_probs), batch.state.begun()
+        said, state = vote(batch, tokens, log_probs), batch.state
+        begun, values = state.matched & batch.table.phrases[state.rows, :, 3], state.proposals().values
         for row, last in enumerate(tokens[:, -1].tolist()):
             if tokens.size(1) == 1 or not symbols[last].endswith(CONTINUED):
                 continue
             proposed = {*said.values[row][said.log_probs[row] > -30].tolist()}
-            new = proposed - {*begun.values[row][begun.there[row]].tolist()}
+            new = proposed - {*values[row][begun[row] > 0].tolist()}
             if symbols[last] == QUOTE + CONTINUED:
                 counts["after quotes"] += bool(new)
             elif symbols[last].removesuffix(CONTINUED)[-1:].isalnum():

@@ -55,12 +55,12 @@ def nearest(
 ) -> list[list[tuple[int, float]]]:
     """Entries with their scores, of each query as many as were found."""
     numbers = np.unique(strings, return_inverse=True)[1].astype(np.uint64)
-    found = nearest_distinct(index, numbers.__getitem__, queries, k, min_similarity)
-    assert found.entries.shape == found.scores.shape == (len(queries), k)
-    assert np.array_equal(found.entries < 0, found.scores == -np.inf)
-    rows = zip(found.entries.tolist(), found.scores.tolist())
+    entries, scores = nearest_distinct(index, numbers.__getitem__, queries, k, min_similarity)
+    assert entries.shape == scores.shape == (len(queries), k)
+    assert np.array_equal(entries < 0, scores == -np.inf)
+    rows = zip(entries.tolist(), scores.tolist())
     of_each = [[(e, score) for e, score in zip(*row) if e >= 0] for row in rows]
-    assert all(row[: len(best)] == [e for e, _ in best] for row, best in zip(found.entries.tolist(), of_each))
+    assert all(row[: len(best)] == [e for e, _ in best] for row, best in zip(entries.tolist(), of_each))
     return of_each
 
 

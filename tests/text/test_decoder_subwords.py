@@ -16,7 +16,8 @@ from fairseq.data.encoders.space_tokenizer import SpaceTokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.decoding.phrase_variants import PhraseVariants
+from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
+from fairseq_ccpr.decoding.phrase_votes import Candidates
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces, after_sign
 from fairseq_ccpr.text.words import SPACE, kinds_of, word_spans
 from tests.text.subword_systems import (
@@ -167,19 +168,23 @@ def test_phrases_after_a_quote_are_written_as_after_a_space_and_the_reverse(name
     subwords, phrase = decoder_subwords(*SYSTEMS[name]()), "the house"
     sentences = ["Go to the house of God", 'Go to "the house of God']
     spans = [(text.index(phrase), text.index(phrase) + len(phrase)) for text in sentences]
-    variants = PhraseVariants(subwords, 2)
+    candidates: Any = PhraseCandidates(None, lambda: subwords, None, 2)  # type: ignore[arg-type]
     own = [subwords.written(text, *span, 2) for text, span in zip(sentences, spans)]
     assert own[0][0] and own[0][1]
-    needed = [
-        variants.needed(np.array([ids[0]]), np.array([sign]))[0] for ids, _ in own if ids for sign in (False, True)
-    ]
+
+    def variants(number: int, sign: bool) -> list[tuple[list[int], list[int]]]:
+        """All ways to write the phrase of a sentence where its source phrase stands after a sign, or not."""
+        one = np.zeros(1, int)
+        alone = Candidates.of(own[number : number + 1], one, one, one)
+        of = candidates.with_variants(alone, np.array([sign]), lambda query, rank: (sentences[number], *spans[number]))
+        return [(row[:n].tolist(), row[n:m].tolist()) for row, n, m in zip(of.tokens, of.lengths, of.extents)]
+
     if name in ("unigram", "bpe"):
-        assert own[0] != own[1] and needed == [False, True, True, True]
-        assert [variants((sentences[n], *spans[n]), tuple(own[n][0])) for n in (0, 1)] == own[::-1]
+        assert own[0] != own[1] and variants(0, False) == own[:1]
+        assert variants(0, True) == own and variants(1, False) == variants(1, True) == own[::-1]
     else:
         assert "moses" not in name or own[0] == own[1]
-        assert not subwords.marks_beginnings or variants((sentences[0], *spans[0]), tuple(own[0][0])) == ([], [])
-        assert subwords.marks_beginnings or not any(needed)
+        assert not own[0][0] or not subwords.marks_beginnings or variants(0, True) == own[:1]
     assert [after_sign(sentences[n], at) for n, at in ((0, spans[0][0]), (1, spans[1][0]), (0, 0))] == [
         False,
         True,

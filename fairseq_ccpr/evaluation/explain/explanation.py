@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
-from fairseq_ccpr.decoding.phrase_continuation import WRITTEN
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_votes import WRITTEN
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
 from fairseq_ccpr.evaluation.explain.explanation_page import as_page

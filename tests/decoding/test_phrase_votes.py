@@ -12,21 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairseq_ccpr.decoding import phrase_continuation
+from fairseq_ccpr.decoding import phrase_votes
 from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Distribution, Vote, interpolate_, limit_weights
-from fairseq_ccpr.decoding.phrase_continuation import (
+from fairseq_ccpr.decoding.phrase_votes import (
     BARRED,
     BEGUN_AFTER,
     FOLLOWED_AFTER,
+    LEAST_RATIO,
     MAX_SUBWORDS,
     STATES,
     WRITTEN,
+    Consent,
     Continuation,
     PhraseState,
     PhraseTable,
+    PhraseVotes,
 )
-from fairseq_ccpr.decoding.phrase_openings import Openings, merged_proposals
-from fairseq_ccpr.decoding.phrase_votes import LEAST_RATIO, Consent, PhraseVotes
 from tests.decoding.phrase_tables import MARK, NOWHERE, Found, begun_after, judge, make_table
 
 VOCABULARY = 8  # so few that phrases repeat tokens, begin alike and overlap
@@ -103,8 +104,8 @@ def reference_votes(
 
 
 @settings(max_examples=150, deadline=None)
-@given(batch=st.lists(sentences, min_size=1, max_size=3), asks=st.booleans(), data=st.data())
-def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: bool, data: st.DataObject) -> None:
+@given(batch=st.lists(sentences, min_size=1, max_size=3), free=st.booleans(), data=st.data())
+def test_all_steps_against_the_plain_formula(batch: list[list[Found]], free: bool, data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))  # so that the example Hypothesis shows has it all
     borders = (torch.rand(2, VOCABULARY) < 0.5).numpy()
     table = make_table(batch, borders)
@@ -119,15 +120,15 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: boo
             order = data.draw(st.lists(st.integers(0, len(written) - 1), min_size=1, max_size=len(written)))
             tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=len(order), max_size=len(order)))
             state = state.reorder(torch.tensor(order))
-            with patch.object(phrase_continuation, "may_ask", lambda device: asks):
+            with patch.object(phrase_votes, "sync_is_free", lambda device: free):
                 state.advance(torch.tensor(tokens))
             written = [(written[i][0], [*written[i][1], token]) for i, token in zip(order, tokens)]
-        lengths = state.prefixes(table.phrases[state.rows, :, 3])
+        lengths = prefixes_of(state)
         log_probs = torch.randn(len(written), VOCABULARY).mul(3).log_softmax(dim=1)
         proposals, each = state.proposals(), judge(votes, table, state, log_probs)
         merged = proposals.continuation(each, table.most_distinct)
-        if asks:
-            check_openings(votes, table, state, log_probs)
+        if free:
+            check_merged(votes, table, state, log_probs)
         for row, (number, tokens_so_far) in enumerate(written):
             sentence = batch[number]
             prefixes = [longest_prefix(found, tokens_so_far, borders) for found in sentence]
@@ -146,13 +147,17 @@ def test_all_steps_against_the_plain_formula(batch: list[list[Found]], asks: boo
             check_row(merged.values[row], merged.log_probs[row].exp(), float(merged.mass[row]), wanted)
 
 
-def check_openings(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> None:
+def prefixes_of(state: PhraseState) -> Tensor:
+    """The longest prefix of each phrase and its sentence that its hypothesis ends with and something follows."""
+    matched = (state.matched & state.table.phrases[state.rows, :, 3]).tolist()
+    return torch.tensor([[bits.bit_length() for bits in row] for row in matched])
+
+
+def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> None:
     """What phrases propose together is what each proposes, added up."""
     each = state.proposals().continuation(judge(votes, table, state, log_probs), table.most_distinct)
-    of_phrases = votes.of_phrases(table)
-    openings = Openings.of(table, of_phrases).of_rows(state.rows)
-    proposals, scores = merged_proposals(state, openings, of_phrases, votes.of_covered)
-    model = Distribution(log_probs).view(proposals.values)
+    proposals, scores = state.merged(votes.prior(table), votes.covered_factor)
+    model = Distribution(log_probs).at(proposals.values)
     together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -191,7 +196,7 @@ def test_the_longest_phrase_is_followed_to_its_end() -> None:
     state = PhraseState(table, torch.tensor([0]))
     for length, token in enumerate(found.phrase):
         state.advance(torch.tensor([token]))
-        assert state.prefixes(table.phrases[..., 3]).item() == longest_prefix(found, found.phrase[: length + 1])
+        assert prefixes_of(state).item() == longest_prefix(found, found.phrase[: length + 1])
     assert state.covered[0, 0] == 1
 
 
@@ -212,7 +217,7 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     token=st.floats(0, ALMOST_ALL, width=32), phrase=st.floats(0, 1, width=32), most=st.sampled_from([0.0, 0.5, 0.9])
 )
 def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: float) -> None:
-    shares = limit_weights([torch.tensor([token]), torch.tensor([phrase])], [False, True], most)
+    shares = limit_weights(torch.tensor([token]), torch.tensor([phrase]), most)
     assert float(sum(shares)) <= max(most, token) + 1e-6
     if not phrase:
         assert shares[0].item() == torch.tensor(token).item()  # to the bit
@@ -226,7 +231,7 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
         Vote(one, torch.tensor([[0.4, 0.4, 0.6]]).log(), shares[0]),
         Vote(other, torch.tensor([[0.0, 1.0]]).log(), shares[1]),
     ]
-    mixed = interpolate_(log_probs.clone(), votes).exp()
+    mixed = interpolate_(log_probs.clone(), *votes).exp()
     expected = (1 - sum(shares)) * log_probs.exp()
     expected[0, 3] += 0.4 * shares[0].item()
     expected[0, 5] += 0.6 * shares[0].item()
