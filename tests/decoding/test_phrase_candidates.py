@@ -65,14 +65,12 @@ def test_garbage_is_not_collected_while_phrases_are_made(enabled: bool) -> None:
         if len(seen) == 2:
             raise ZeroDivisionError
 
-    candidates: Any = SimpleNamespace(
-        start=lambda sources, *_: make, table=make, retriever=SimpleNamespace(index=SimpleNamespace(remote=False))
-    )
+    candidates: Any = SimpleNamespace(start=lambda sources, *_: make, table=make, remote=False, reads=None)
     memory = PhraseMemory(candidates, PhraseSettings(), PhraseVotes(), torch.device("cpu"))
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(ZeroDivisionError):
-            memory.start(torch.ones(1, 1))()
+            memory.begin(torch.ones(1, 1)).encoded([], [])
         assert seen == [False, False] and gc.isenabled() == enabled
     finally:
         gc.enable()
