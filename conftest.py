@@ -21,9 +21,31 @@ from fairseq_ccpr.evaluation.translation.test_set import load
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from tests import quick_start
-from tests.helpers import DEMO, call, run
+from tests.helpers import DEMO, call, run, write_lines
 from tests.small_models import PAIRS, Ccpr, World, Xpr, build, build_phrases, random_context, subword_options, train
+from tests.trained import Workshop
 
+LONGEST = [
+    "decoding/test_decoding.py",
+    "training/test_ccpr.py",
+    "decoding/test_trust.py",
+    "building/test_adapter_build.py",
+    "lab/experiments/test_experiments.py",
+    "lab/experiments/test_recipes.py",
+    "server/test_server.py",
+    "evaluation/test_trust_training.py",
+    "building/test_monolingual.py",
+    "decoding/test_extensions.py",
+    "lab/experiments/test_experiment_stages.py",
+    "lab/test_xpr_training.py",
+    "decoding/test_phrase_decoding.py",
+    "test_translator.py",
+    "decoding/test_query_head.py",
+    "cli/test_commands.py",
+    "conversion/test_marian_in_use.py",
+    "lab/test_retrieved_phrases.py",
+    "test_translator_resources.py",
+]
 quick_start.install()
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
 
@@ -32,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seed", type=int, default=0, help="what random tests draw; each mixes it with its name (default: 0)"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files that take long first, those with other trained fixtures in turn: so two processes end at the same time."""
+    order = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(order)))
 
 
 @pytest.fixture(autouse=True)
@@ -63,23 +91,32 @@ def rng(seed: int) -> np.random.Generator:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("world")
-    tables: list[object] = []
-    for subset, count in PAIRS.items():
-        short = (pair for pair in read_pairs(DEMO / f"bible.{subset}.tsv.xz") if len(pair[1]) < 80)
-        rows = "".join(f"{source}\t{target}\n" for source, target in itertools.islice(short, count))
-        (folder / f"{subset}.tsv").write_text(rows, encoding="utf-8")
-        tables += [f"--{subset}", folder / f"{subset}.tsv"]
+def workshop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(request.config, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def world(workshop: Workshop) -> World:
+    folder = workshop.folder / "world"
     data_bin = folder / "data-bin"
-    call("prepare", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
-    train(data_bin, folder / "model", 150, seed=1)
-    train(data_bin, folder / "other", 10, seed=2)
     made = World(
         folder, data_bin, data_bin / "spm.model", folder / "model/checkpoint_last.pt",
         folder / "other/checkpoint_last.pt", folder / "datastore",
     )  # fmt: skip
-    build(made, made.datastore)
+
+    def make(folder: Path) -> None:
+        tables: list[object] = []
+        for subset, count in PAIRS.items():
+            short = (pair for pair in read_pairs(DEMO / f"bible.{subset}.tsv.xz") if len(pair[1]) < 80)
+            rows = "".join(f"{source}\t{target}\n" for source, target in itertools.islice(short, count))
+            (folder / f"{subset}.tsv").write_text(rows, encoding="utf-8")
+            tables += [f"--{subset}", folder / f"{subset}.tsv"]
+        call("prepare", *tables, "-s", "de", "-t", "en", "--pieces", 500, "--output", data_bin)
+        train(data_bin, folder / "model", 150, seed=1)
+        train(data_bin, folder / "other", 10, seed=2)
+        build(made, made.datastore)
+
+    workshop.fill("world", make)
     return made
 
 
@@ -90,78 +127,98 @@ def sentences(world: World) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def ccpr(tmp_path_factory: pytest.TempPathFactory) -> Ccpr:
-    folder = tmp_path_factory.mktemp("ccpr")
+def ccpr(workshop: Workshop) -> Ccpr:
+    folder = workshop.folder / "ccpr"
     made = Ccpr(folder / "pairs.tsv", folder / "context", folder / "phrases", folder / "run/checkpoint_best.pt", "")
-    rows = list(itertools.islice(read_pairs(DEMO / "bible.train.tsv.xz"), 300))
-    made.pairs.write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
-    random_context(rows, made.context)
-    call(
-        "extract", "--pairs", made.pairs, "-s", "de", "-t", "en", "--valid", 60, "--aligner", "fast-align",
-        "--max-edge-share", 0.02, "--max-phrase-words", 4, "--output", made.phrases, "--quiet",
-    )  # fmt: skip
-    made.log = run(*made.training(made.checkpoint.parent, 40)).stdout
+
+    def make(folder: Path) -> None:
+        rows = list(itertools.islice(read_pairs(DEMO / "bible.train.tsv.xz"), 300))
+        made.pairs.write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
+        random_context(rows, made.context)
+        call(
+            "extract", "--pairs", made.pairs, "-s", "de", "-t", "en", "--valid", 60, "--aligner", "fast-align",
+            "--max-edge-share", 0.02, "--max-phrase-words", 4, "--output", made.phrases, "--quiet",
+        )  # fmt: skip
+        (folder / "log").write_text(run(*made.training(made.checkpoint.parent, 40)).stdout)
+
+    workshop.fill("ccpr", make)
+    made.log = (folder / "log").read_text()
     return made
 
 
 @pytest.fixture(scope="session")
-def xpr(ccpr: Ccpr, tmp_path_factory: pytest.TempPathFactory) -> Xpr:
-    folder = tmp_path_factory.mktemp("xpr")
+def xpr(ccpr: Ccpr, workshop: Workshop) -> Xpr:
+    folder = workshop.folder / "xpr"
     texts = folder / "text.de", folder / "text.en"
-    rows = list(read_pairs(ccpr.pairs))
-    for path, side in zip(texts, zip(*rows)):
-        path.write_text("\n".join(side) + "\n", encoding="utf-8")
     made = Xpr(folder / "pairs.tsv", texts, ccpr.context, folder / "lexicon", folder / "run/checkpoint_best.pt", "")
-    store = PhrasePairs(ccpr.phrases / "train")
-    strings = dict.fromkeys(
-        (source[a:b], target[c:d])
-        for number in range(store.sentences)
-        for source, target in [store.sentence(number)]
-        for _, a, b, c, d in store.pairs_of(number).tolist()
-    )
-    lines = [f"{source}\t{target}\n" for source, target in list(strings)[:400]]
-    made.pairs.write_text("".join(lines), encoding="utf-8")
-    call(
-        "lexicon", "--pairs", made.pairs, "--source-text", texts[0], "--target-text", texts[1],
-        "--output", made.lexicon, "-s", "de", "-t", "en", "--examples", 6,
-    )  # fmt: skip
-    made.log = run(*made.training(made.checkpoint.parent, 24)).stdout
+
+    def make(folder: Path) -> None:
+        rows = list(read_pairs(ccpr.pairs))
+        for path, side in zip(texts, zip(*rows)):
+            path.write_text("\n".join(side) + "\n", encoding="utf-8")
+        store = PhrasePairs(ccpr.phrases / "train")
+        strings = dict.fromkeys(
+            (source[a:b], target[c:d])
+            for number in range(store.sentences)
+            for source, target in [store.sentence(number)]
+            for _, a, b, c, d in store.pairs_of(number).tolist()
+        )
+        lines = [f"{source}\t{target}\n" for source, target in list(strings)[:400]]
+        made.pairs.write_text("".join(lines), encoding="utf-8")
+        call(
+            "lexicon", "--pairs", made.pairs, "--source-text", texts[0], "--target-text", texts[1],
+            "--output", made.lexicon, "-s", "de", "-t", "en", "--examples", 6,
+        )  # fmt: skip
+        (folder / "log").write_text(run(*made.training(made.checkpoint.parent, 24)).stdout)
+
+    workshop.fill("xpr", make)
+    made.log = (folder / "log").read_text()
     return made
 
 
 @pytest.fixture(scope="session")
-def mono(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mono(phrase_store: Path) -> Path:
     """Target sentences of training and test."""
-    path = tmp_path_factory.mktemp("phrases") / "mono.txt"
-    subsets = ("train.tsv", "test.tsv")
-    lines = [target for name in subsets for _, target in list(read_pairs(world.folder / name))[-150:]]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    return phrase_store.parent / "mono.txt"
 
 
 @pytest.fixture(scope="session")
-def phrase_store(ccpr: Ccpr, mono: Path) -> Path:
+def phrase_store(world: World, ccpr: Ccpr, workshop: Workshop) -> Path:
     """Phrases alone."""
-    words = ["--encoder", ccpr.checkpoint, "--output", mono.parent / "alone", "--segmentation", "all", "--max-words", 3]
-    call("build phrases", mono, *words, "--cpu", "--quiet")
-    return mono.parent / "alone"
+
+    def make(folder: Path) -> None:
+        lines = [t for name in ("train", "test") for _, t in list(read_pairs(world.folder / f"{name}.tsv"))[-150:]]
+        mono = write_lines(folder / "mono.txt", *lines)
+        words = ["--encoder", ccpr.checkpoint, "--output", folder / "alone", "--segmentation", "all", "--max-words", 3]
+        call("build phrases", mono, *words, "--cpu", "--quiet")
+        both = folder / "both"
+        shutil.copytree(world.datastore, both)
+        shutil.copytree(folder / "alone" / "phrase", both / "phrase")
+        manifest = Manifest.read(both)
+        manifest.phrase = Manifest.read(folder / "alone").phrase
+        manifest.write(both)
+
+    return workshop.fill("phrases", make) / "alone"
 
 
 @pytest.fixture(scope="session")
-def both(world: World, phrase_store: Path) -> Path:
+def both(phrase_store: Path) -> Path:
     """Tokens and phrases in one folder."""
-    folder = phrase_store.parent / "both"
-    shutil.copytree(world.datastore, folder)
-    shutil.copytree(phrase_store / "phrase", folder / "phrase")
-    manifest = Manifest.read(folder)
-    manifest.phrase = Manifest.read(phrase_store).phrase
-    manifest.write(folder)
-    return folder
+    return phrase_store.parent / "both"
 
 
 @pytest.fixture(scope="session")
 def decode(world: World) -> Callable[..., dict[int, list[dict[str, Any]]]]:
     """Decode the test subset as fairseq-generate does; gives the hypotheses of each sentence."""
+    of_base: dict[tuple[str, ...], dict[int, list[dict[str, Any]]]] = {}  # which several tests compare with
+
+    def decode(*extra: object, base: bool = False) -> dict[int, list[dict[str, Any]]]:
+        words = tuple(map(str, extra))
+        if not base:
+            return run_generator(*words)
+        if words not in of_base:
+            of_base[words] = run_generator(*words, base=True)
+        return of_base[words]
 
     def run_generator(*extra: object, base: bool = False) -> dict[int, list[dict[str, Any]]]:
         parser = options.get_generation_parser()
@@ -182,7 +239,7 @@ def decode(world: World) -> Callable[..., dict[int, list[dict[str, Any]]]]:
             found.update(zip(sample["id"].tolist(), hypotheses))
         return found
 
-    return run_generator
+    return decode
 
 
 @pytest.fixture(scope="session")

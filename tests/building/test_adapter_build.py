@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +35,7 @@ from fairseq_ccpr.inference.arguments import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.settings import as_options
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import PROGRAM, ROOT, USER_DIR, call, equal, held_out_text, refused, run, run_two_processes, vote
+from tests.helpers import USER_DIR, begin, call, equal, held_out_text, refused, run_two_processes, vote
 from tests.small_models import World, build, build_options
 
 TRAINING = "--max-update 40 --batch-size 64 --anchors-per-epoch 1280 --valid-queries 300 --nearest-clusters 40 "
@@ -45,8 +44,8 @@ ADAPTER = ["--adapter", "clknn", "--adapter-options", TRAINING, "--pca-dim", 16]
 
 
 @pytest.fixture(scope="session")
-def clknn(world: World) -> Path:
-    build(world, path := world.folder / "clknn", *ADAPTER, "--raw-datastore", world.datastore)
+def clknn(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build(world, path := tmp_path_factory.mktemp("clknn") / "clknn", *ADAPTER, "--raw-datastore", world.datastore)
     return path
 
 
@@ -98,14 +97,14 @@ def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage:
 def test_killed_training_resumes(world: World, tmp_path: Path) -> None:
     longer = TRAINING.replace("--max-update 40", "--max-update 80")
     words = [*build_options(world, out := tmp_path / "s"), "--raw-datastore", world.datastore, "--adapter", "clknn"]
-    words = [str(word) for word in [*PROGRAM, "build", *words, "--adapter-options", longer]]
-    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
-    while process.poll() is None and not (out / "adapter" / "checkpoint_last.pt").exists():
+    words += ["--adapter-options", longer]
+    process = begin("fairseq-ccpr build", *words)
+    while process.is_alive() and not (out / "adapter" / "checkpoint_last.pt").exists():
         time.sleep(0.01)
-    assert process.poll() is None, "it ended before it could be killed"
+    assert process.is_alive() and process.pid, "it ended before it could be killed"
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert call("build", *words[len(PROGRAM) + 1 :]).returncode == 0
+    process.join()
+    call("build", *words)
     log = (out / "adapter" / "train.log").read_text()  # of both runs
     assert log.count("epoch 001 | valid") == 1 and "epoch 004 | valid" in log
     assert TokenDatastore(out).section.dimension == 24
@@ -182,7 +181,7 @@ def test_the_log_tells_what_decoding_did(world: World, clknn: Path, decode: Call
 def test_interactive_logs_too(world: World, clknn: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("▁das ▁Haus\n▁der\n", encoding="utf-8")
     words = world.options("--datastore", clknn, "--input", tmp_path / "in", "--knn-log", tmp_path / "log.jsonl")
-    run("fairseq-interactive", *words, "--buffer-size", 2, "--max-tokens", 100)
+    call("fairseq-interactive", *words, "--buffer-size", 2, "--max-tokens", 100)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {line["sentence"] for line in lines} == {0, 1} and lines[0]["position"] == 0
 
@@ -295,7 +294,7 @@ def test_chain_refuses_bad_input(world: World, clknn: Path, tmp_path: Path) -> N
 def test_store_too_small_to_train_on_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("Haus\thouse\n", encoding="utf-8")
     words = ["--train", tmp_path / "one.tsv", "-s", "de", "-t", "en", "--sentencepiece-model", world.spm]
-    run("fairseq-ccpr prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
+    call("prepare", *words, "--dict", world.data_bin / "dict.en.txt", "--output", tmp_path / "data")
     options = ["tokens", tmp_path / "data", *build_options(world, tmp_path / "s")[2:], *ADAPTER, "--pca-dim", 0]
     refused(call("build", *options, check=False), "too small to train an adapter on: .*--adapter none")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import time
 from pathlib import Path
 from unittest.mock import patch
@@ -17,12 +14,11 @@ from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
-from tests.helpers import PROGRAM, ROOT, call, contents, run
-from tests.small_models import World, build, build_options
+from tests.helpers import as_torchrun, begin, call, contents
+from tests.small_models import PAIRS, World, build, build_options
 
 SMALL_SHARDS = ("--chunk-tokens", 400, "--index", "IVF16,Flat")
 BUILD = "fairseq-ccpr build"
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize("layer", ["decoder_output", "last_ffn_input"])
@@ -87,29 +83,28 @@ def test_force_decoding_for_keys_never_projects_onto_the_vocabulary(world: World
 def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datastore that was built in one go, in small shards."""
     folder = tmp_path_factory.mktemp("whole") / "store"
-    run(BUILD, *build_options(world, folder), *SMALL_SHARDS)
+    build(world, folder, *SMALL_SHARDS)
     return folder
 
 
 def test_killed_build_resumes_and_equals_an_uninterrupted_one(world: World, whole: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     kills = 0
-    for marks in (3, 11, 20):
-        words = [str(word) for word in (*PROGRAM, "build", *build_options(world, killed), *SMALL_SHARDS)]
-        process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, env=ONE_THREAD)
+    for marks in (3, 8, 14):
+        process = begin(BUILD, *build_options(world, killed), *SMALL_SHARDS)
         done = killed / "token.partial" / "done"
-        while process.poll() is None and (not done.exists() or len(list(done.iterdir())) < marks):
+        while process.is_alive() and (not done.exists() or len(list(done.iterdir())) < marks):
             time.sleep(0.001)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        if process.is_alive():
+            process.kill()
+            process.join()
             kills += 1
             refused = call("inspect", killed, check=False)
             assert refused.returncode == 1 and "unfinished" in refused.stderr
             refused = call("fairseq-generate", *world.options("--datastore", killed), check=False)
             assert refused.returncode == 1 and "unfinished" in refused.stderr
     assert kills >= 2
-    run(BUILD, *build_options(world, killed), *SMALL_SHARDS)
+    build(world, killed, *SMALL_SHARDS)
     assert contents(killed) == contents(whole)
 
 
@@ -118,7 +113,7 @@ def test_killed_while_indexing_resumes_with_the_index(world: World, whole: Path,
         done = build(world, stopped := tmp_path / "stopped", *SMALL_SHARDS, check=False)
     assert done.returncode == 130
     written = (stopped / "token.partial" / "keys.npy").stat().st_mtime_ns
-    run(BUILD, *build_options(world, stopped), *SMALL_SHARDS)
+    build(world, stopped, *SMALL_SHARDS)
     assert (stopped / "token" / "keys.npy").stat().st_mtime_ns == written
     assert contents(stopped) == contents(whole)
 
@@ -145,24 +140,18 @@ def test_stopped_while_cleaning_up_is_complete_and_cleaned_up_next_time(world: W
 
 
 def test_two_processes_equal_one(world: World, whole: Path, tmp_path: Path) -> None:
-    run(
-        "torchrun",
-        "--nproc-per-node",
-        2,
-        "-m",
-        "fairseq_ccpr",
-        "build",
-        *build_options(world, tmp_path / "two"),
-        *SMALL_SHARDS,
-    )
+    begun = as_torchrun(BUILD, *build_options(world, tmp_path / "two"), *SMALL_SHARDS)
+    for process in begun:
+        process.join()
+    assert not any(process.exitcode for process in begun)
     assert contents(tmp_path / "two") == contents(whole)
 
 
 def test_several_subsets_count_sentences_through(world: World, tmp_path: Path) -> None:
     build(world, tmp_path / "store", "--subset", "valid", "test")
     store = TokenDatastore(tmp_path / "store")
-    assert store.section.subsets == {"valid": 40, "test": 40}
-    assert sorted(set(store.provenance[:, 0].tolist())) == list(range(80))
+    assert store.section.subsets == {"valid": PAIRS["valid"], "test": PAIRS["test"]}
+    assert sorted(set(store.provenance[:, 0].tolist())) == list(range(PAIRS["valid"] + PAIRS["test"]))
 
 
 def test_finished_datastore_is_reused_and_reindexed(world: World, tmp_path: Path) -> None:

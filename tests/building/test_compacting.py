@@ -59,8 +59,8 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert np.array_equal(datastore.keys[: own.section.size], own.keys)
     assert datastore.section.size > own.section.size and not LearnedStore(datastore).entries
     assert [one.name for one in datastore.section.sources] == ["store", "store-learnt"]
-    assert datastore.provenance[:, 0].max() == 40 + 3 and datastore.section.subsets == {
-        "store/valid": 40,
+    assert datastore.provenance[:, 0].max() == 24 + 3 and datastore.section.subsets == {
+        "store/valid": 24,
         "store-learnt/learnt": 4,
     }
     found = Translator(datastore=store, **SHORT)

@@ -81,8 +81,8 @@ def test_token_datastores_are_appended(tokens: Path) -> None:
     for array in ("keys", "values"):
         parts = [getattr(store, array) for store in (one, two)]
         assert np.array_equal(getattr(both, array), np.concatenate(parts))
-    assert np.array_equal(both.provenance, np.concatenate([one.provenance, two.provenance + np.array([40, 0])]))
-    assert both.section.subsets == {"valid/valid": 40, "test/test": 40}
+    assert np.array_equal(both.provenance, np.concatenate([one.provenance, two.provenance + np.array([24, 0])]))
+    assert both.section.subsets == {"valid/valid": 24, "test/test": 20}
     assert "health         good" in call("inspect", tokens / "both").stdout
 
 

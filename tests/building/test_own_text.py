@@ -184,7 +184,7 @@ def test_merged_projected_keys_join_their_samples(projected: dict[str, Path], tm
     domain, *parts = (store.open_domain() for store in (both, *map(TokenDatastore, projected.values())))
     assert domain is not None
     assert torch.equal(domain.states, torch.cat([part.states for part in parts]))
-    assert domain.numbers.tolist() == [*parts[0].numbers.tolist(), *(parts[1].numbers + 40).tolist()]
+    assert domain.numbers.tolist() == [*parts[0].numbers.tolist(), *(parts[1].numbers + 24).tolist()]
     assert domain.numbers.tolist() == sorted(set(both.provenance[:, 0].tolist()))
     for removed, left in (("valid", "test"), ("test", "valid")):
         merge(tmp_path / "both", "--remove", removed, "--output", tmp_path / left)

@@ -38,9 +38,9 @@ def test_train_is_joined_with_what_continues_it_and_told(world: World, data_bin:
     rename(data_bin, "test", "train1")
     rename(data_bin, "valid", "train10")
     done = build_from(world, data_bin, tmp_path / "store")
-    assert "train 1,200 sentences, train1 40 sentences, train10 40 sentences" in done.stdout
+    assert "train 600 sentences, train1 20 sentences, train10 24 sentences" in done.stdout
     store = TokenDatastore(tmp_path / "store")
-    assert store.section.subsets == {"train": 1200, "train1": 40, "train10": 40} and store.provenance[-1, 0] == 1279
+    assert store.section.subsets == {"train": 600, "train1": 20, "train10": 24} and store.provenance[-1, 0] == 643
     before = store.section.fingerprints["corpus"]
     again = build_from(world, data_bin, tmp_path / "store", "--subset", "train", "train1")  # which says the same
     assert again.returncode == 0 and TokenDatastore(tmp_path / "store").section.fingerprints["corpus"] == before

@@ -62,7 +62,7 @@ def explained(
         if kind not in made:
             path = folder / f"{kind}.html"
             done = explain_with(world, path, "--datastore", stores[kind], "--sentences", 12)
-            assert str(path) in done.stdout and "12 of 40 of test" in done.stdout
+            assert str(path) in done.stdout and "12 of 20 of test" in done.stdout
             assert [p.name for p in folder.iterdir() if p.suffix == ".partial"] == []
             made[kind] = Page(path).data
         return made[kind]
@@ -237,7 +237,7 @@ def test_what_cannot_be_explained_is_refused(world: World, phrase_store: Path, t
 
     refused(explain("--output", tmp_path / "no" / "page.html"), "there is no folder .*no")
     refused(explain("--output", tmp_path), "is a folder: give a file")
-    refused(explain("--ids", 3, 40), "the subset 'test' has no sentence 40, only 0 to 39")
+    refused(explain("--ids", 3, 20), "the subset 'test' has no sentence 20, only 0 to 19")
     refused(explain("--ids", -1), "no sentence -1")
     refused(explain("--ids", 3, "--max-source-positions", 2), "longer than the model takes|has no sentence that")
     refused(explain("--sentences", 0), "--sentences is 0")

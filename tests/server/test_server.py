@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.server import upkeep
 from fairseq_ccpr.server.texts import HTML
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import PROGRAM, ROOT, call, files_up_to, refused
+from tests.helpers import begin, call, files_up_to, refused
 from tests.server.conftest import Served, served
 from tests.small_models import World
 
@@ -150,6 +149,7 @@ def test_much_that_was_learnt_is_compacted_while_the_server_answers(
         wanted, end = server.ask("/translate", "POST", q=pairs[1][0]), time.monotonic() + 300
         while not TokenDatastore(store).section.generation and time.monotonic() < end:
             assert server.ask("/translate", "POST", q=pairs[1][0]) == wanted
+            time.sleep(0.2)  # which the process that compacts can use
         assert TokenDatastore(store).section.generation
         assert server.ask("/translate", "POST", q=pairs[1][0]) == wanted
         assert server.ask("/memory")[1]["found"] == 6
@@ -282,28 +282,27 @@ def test_the_command_serves_and_ends_when_told(
     """No other learns or compacts meanwhile, though nothing was learnt yet; what was asked before it is told to end is
     answered, and it ends well; texts are in no log."""
     store = shutil.copytree(world.datastore, tmp_path / "store")
-    words = ["serve", "--datastore", store, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [*PROGRAM, *map(str, words)]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        server = Served(url, None)  # type: ignore[arg-type]
-        while server.ask("/health")[0] != 200:
+    words = ["--datastore", store, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]
+    process = begin("fairseq-ccpr serve", *words, out=tmp_path / "url", err=tmp_path / "err")
+    while not (tmp_path / "url").exists() or not (url := (tmp_path / "url").read_text()).endswith("\n"):
+        assert process.is_alive() or (tmp_path / "url").exists()
+        time.sleep(0.05)
+    server = Served(url.strip(), None)  # type: ignore[arg-type]
+    while server.ask("/health")[0] != 200:
+        pass
+    for command in (["compact", store, "--quiet"], ["serve", "--datastore", store, "--cpu", "--port", 0]):
+        refused(call(*command, check=False), f"is being written to by process {process.pid} on ")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.ask, "/translate", "POST", q=[source for source, _ in pairs])
+        while not (lines := server.ask("/health")) or lines[0] != 200:
             pass
-        for command in (["compact", store, "--quiet"], ["serve", "--datastore", store, "--cpu", "--port", 0]):
-            refused(call(*command, check=False), f"is being written to by process {process.pid} on ")
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(server.ask, "/translate", "POST", q=[source for source, _ in pairs])
-            while not (lines := server.ask("/health")) or lines[0] != 200:
-                pass
-            process.send_signal(told)
-            status, answered = answer.result()
-        _, err = process.communicate(timeout=60)
+        assert process.pid is not None
+        os.kill(process.pid, told)
+        status, answered = answer.result()
+    process.join(60)
+    err = (tmp_path / "err").read_text(encoding="utf-8")
     assert status == 200 and len(answered["translatedText"]) == len(pairs)
-    assert process.returncode == 0 and "interrupted" not in err, err
+    assert process.exitcode == 0 and "interrupted" not in err, err
     assert "POST /translate 200" in err and pairs[0][0] not in err and "Traceback" not in err
 
 
