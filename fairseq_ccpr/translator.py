@@ -119,19 +119,19 @@ class Translator(System):
         can learn into this datastore until `close`, or until this process ends.
 
         Returns:
-            Its id. A pair that was learnt before keeps its id, and is counted.
+            Its id. A pair that was learned before keeps its id, and is counted.
 
         Raises:
-            ConfigurationError: there is no token datastore, or the pair cannot be learnt, as where it is empty or too long.
-            DatastoreError: another process learns, or the journal cannot be written: nothing was learnt then.
+            ConfigurationError: there is no token datastore, or the pair cannot be learned, as where it is empty or too long.
+            DatastoreError: another process learns, or the journal cannot be written: nothing was learned then.
         """
-        (learnt,) = self._learner.learn([(source, target)])
-        if isinstance(learnt, str):
-            raise ConfigurationError(f"the pair was not learnt: {learnt}")
-        return learnt
+        (learned,) = self._learner.learn([(source, target)])
+        if isinstance(learned, str):
+            raise ConfigurationError(f"the pair was not learned: {learned}")
+        return learned
 
     def lock(self) -> bool:
-        """Let no other process learn or compact from now on, rather than from the first pair on that is learnt here.
+        """Let no other process learn or compact from now on, rather than from the first pair on that is learned here.
 
         Returns:
             Whether this translator can learn: it has a token datastore, in a folder that can be written.
@@ -152,16 +152,16 @@ class Translator(System):
         """Learn many pairs together, which is faster than one by one.
 
         Returns:
-            Of each its id, or in place of it a few words that say why it was not learnt.
+            Of each its id, or in place of it a few words that say why it was not learned.
 
         Raises:
             ConfigurationError: there is no token datastore.
-            DatastoreError: another process learns, or the journal cannot be written: nothing was learnt then.
+            DatastoreError: another process learns, or the journal cannot be written: nothing was learned then.
         """
         return self._learner.learn(pairs)
 
     def forget(self, *ids: int) -> None:
-        """Forget pairs that were learnt: translations are from now on as if they never had been.
+        """Forget pairs that were learned: translations are from now on as if they never had been.
 
         Raises:
             ConfigurationError: there is no token datastore, or no such pair.
@@ -170,7 +170,7 @@ class Translator(System):
         learned_memory(self).forget(ids)
 
     def memory(self, query: str = "") -> list[LearnedPair]:
-        """Return what was learnt, newest first: the pairs that have all words of the query, or all pairs.
+        """Return what was learned, newest first: the pairs that have all words of the query, or all pairs.
 
         Raises:
             ConfigurationError: there is no token datastore.
@@ -178,7 +178,7 @@ class Translator(System):
         return learned_memory(self).store.find(query)
 
     def compact(self) -> bool:
-        """Move what was learnt into the datastore's own entries, as fairseq-ccpr compact does, while this one is in use.
+        """Move what was learned into the datastore's own entries, as fairseq-ccpr compact does, while this one is in use.
 
         Other threads may translate, learn and forget meanwhile. The work is done in a process of its own; `close` ends it.
 
@@ -200,8 +200,8 @@ class Translator(System):
         if self._compaction is not None:
             self._compaction.cancel()
         tokens = self.find_memory(TokenMemory.name)
-        if tokens is not None and isinstance(tokens.learnt, LearnedMemory):
-            tokens.learnt.store.close()
+        if tokens is not None and isinstance(tokens.learned, LearnedMemory):
+            tokens.learned.store.close()
 
     @cached_property
     def _learner(self) -> Learner:

@@ -290,15 +290,15 @@ def accuracies(log: str) -> list[float]:
     return [float(found) for found in re.findall(r"valid' subset .*?\| accuracy ([0-9.]+)", log)]
 
 
-def assert_learnt_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None:
-    """Assert that its first sentences, learnt alongside it, have its own values and, but for the company in a batch, keys."""
+def assert_learned_as_built(datastore: Path, rows: list[tuple[str, str]]) -> None:
+    """Assert that its first sentences, learned alongside it, have its values and, but for others in a batch, its keys."""
     translator, built = Translator(datastore=datastore, device="cpu"), TokenDatastore(datastore)
     numbers = translator.learn_all(rows)
-    learnt = translator.find_memory("tokens").learnt
-    assert isinstance(learnt, LearnedMemory)
+    learned = translator.find_memory("tokens").learned
+    assert isinstance(learned, LearnedMemory)
     for sentence, number in enumerate(numbers):
         assert isinstance(number, int), number
-        values, keys = learnt.store.entries[number]
+        values, keys = learned.store.entries[number]
         own = built.provenance[:, 0] == sentence
         assert values.tolist() == built.values[own].tolist() and len(values) > 3
         np.testing.assert_allclose(keys, built.keys[own], rtol=1e-2, atol=1e-2)

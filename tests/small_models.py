@@ -112,7 +112,7 @@ def subword_options(world: World) -> list[object]:
 
 
 def random_context(rows: list[tuple[str, str]], directory: Path) -> None:
-    """Save a context encoder of random weights, and a vocabulary learnt from sentence pairs."""
+    """Save a context encoder of random weights, and a vocabulary learned from sentence pairs."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(side for row in rows for side in row), model_writer=model, vocab_size=600, minloglevel=2,
@@ -126,7 +126,7 @@ def random_context(rows: list[tuple[str, str]], directory: Path) -> None:
 
 
 def random_weights(arguments: Namespace, tokenizer: SubwordTokenizer) -> ContextEncoder:
-    """A context encoder that has learnt nothing."""
+    """A context encoder that has learned nothing."""
     roberta = RobertaModel.build_model(arguments, SimpleNamespace(source_dictionary=tokenizer.dictionary))
     return ContextEncoder(arguments, tokenizer, roberta.state_dict())
 

@@ -19,7 +19,7 @@ from fairseq_ccpr.text.pairs import read_pairs
 from tests.small_models import World
 
 SHORT = {"max_len_b": 45, "device": "cpu", "knn_temperature": 5}
-KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}  # what it learnt, it says
+KEEN: dict[str, Any] = {**SHORT, "knn_lambda": 0.95, "knn_k": 4, "knn_temperature": 0.5}  # what it learned, it says
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def store(world: World, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def nothing_learnt(world: World, tmp_path_factory: pytest.TempPathFactory) -> Translator:
+def nothing_learned(world: World, tmp_path_factory: pytest.TempPathFactory) -> Translator:
     return Translator(datastore=shutil.copytree(world.datastore, tmp_path_factory.mktemp("nothing") / "store"), **SHORT)
 
 
@@ -46,9 +46,9 @@ def test_a_correction_counts_from_the_next_sentence_on(store: Path, pairs: list[
     source, target = pairs[0]
     before = outcome(translator, [source])
     number = translator.learn(source, target)
-    (learnt,) = translator.translate([source])
-    assert learnt.text == target != before[0][0]
-    assert "|learnt:1-" in str(translator.signature)
+    (learned,) = translator.translate([source])
+    assert learned.text == target != before[0][0]
+    assert "|learned:1-" in str(translator.signature)
     (other,) = Translator(datastore=store, **KEEN).translate([source])
     assert other.text == target
     assert [(one.id, one.source, one.target, one.count) for one in translator.memory()] == [(number, source, target, 1)]
@@ -58,20 +58,20 @@ def test_a_correction_counts_from_the_next_sentence_on(store: Path, pairs: list[
 
 
 def test_keys_are_those_that_a_build_gives(world: World, store: Path) -> None:
-    """Sentences of the datastore, learnt again: their keys are the datastore's own, but for the company in their batch."""
+    """Sentences of the datastore, learned again: their keys are the datastore's own, but for the company in their batch."""
     translator, datastore = Translator(datastore=store, **SHORT), TokenDatastore(store)
     rows = list(read_pairs(world.folder / "train.tsv"))
     for sentence in (0, 7):
         number = translator.learn(*rows[sentence])
-        learnt = translator.find_memory("tokens").learnt
-        assert learnt is not None
-        values, keys = learnt.store.entries[number]
+        learned = translator.find_memory("tokens").learned
+        assert learned is not None
+        values, keys = learned.store.entries[number]
         own = datastore.provenance[:, 0] == sentence
         assert values.tolist() == datastore.values[own].tolist()
         torch.testing.assert_close(torch.tensor(keys), torch.tensor(datastore.keys[own]), rtol=2e-2, atol=2e-2)
 
 
-def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
+def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     store: Path, tmp_path: Path, pairs: list[tuple[str, str]]
 ) -> None:
     """To the bit, signature included; and so is a memory that all was taken out of."""
@@ -90,20 +90,20 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
     assert outcome(one, sentences) == plain and one.signature == untouched.signature
 
 
-def test_an_explanation_names_what_was_learnt(store: Path, pairs: list[tuple[str, str]]) -> None:
+def test_an_explanation_names_what_was_learned(store: Path, pairs: list[tuple[str, str]]) -> None:
     translator = Translator(datastore=store, **KEEN)
     (source, target), (other, _) = pairs[:2]
     number = translator.learn(source, target)
     explanation = translator.explain([source, other])
     texts = explanation.texts
-    learnt = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if n.learnt]
-    own = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if not n.learnt]
-    assert own and learnt and {one.learnt for one in learnt} == {number}
-    assert {texts[one.sentence] for one in learnt} == {target} and target not in {texts[one.sentence] for one in own}
+    learned = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if n.learned]
+    own = [n for one in explanation.sentences for token in one.tokens for n in token.neighbours if not n.learned]
+    assert own and learned and {one.learned for one in learned} == {number}
+    assert {texts[one.sentence] for one in learned} == {target} and target not in {texts[one.sentence] for one in own}
     for token in explanation.sentences[0].tokens:
         nearest = token.neighbours[0]
         assert (
-            nearest.learnt == number
+            nearest.learned == number
             and texts[nearest.sentence][nearest.start : nearest.end]
             == explanation.sentences[0].translation[token.start : token.end]
         )
@@ -122,11 +122,11 @@ def test_an_explanation_names_what_was_learnt(store: Path, pairs: list[tuple[str
         ("eins", "one \udcff", "its target has control characters, or is no Unicode"),
     ],
 )
-def test_what_cannot_be_learnt_is_refused_with_its_reason(
-    nothing_learnt: Translator, source: str, target: str, sentence: str
+def test_what_cannot_be_learned_is_refused_with_its_reason(
+    nothing_learned: Translator, source: str, target: str, sentence: str
 ) -> None:
-    translator = nothing_learnt
-    with pytest.raises(ConfigurationError, match=f"the pair was not learnt: {sentence}"):
+    translator = nothing_learned
+    with pytest.raises(ConfigurationError, match=f"the pair was not learned: {sentence}"):
         translator.learn(source, target)
     assert not translator.memory()
     number, reason = translator.learn_all([("Es ist gut.", "It is good."), (source, target)])
@@ -159,7 +159,7 @@ def test_learning_needs_a_token_datastore_and_the_right_to_write(world: World, s
 
 
 def test_threads_translate_while_others_learn_and_forget(store: Path, pairs: list[tuple[str, str]]) -> None:
-    """Each translation is one of those with something learnt, and in the end all is as it was."""
+    """Each translation is one of those with something learned, and in the end all is as it was."""
     translator = Translator(datastore=store, **KEEN)
     source, target = pairs[0]
     wanted = {tuple(outcome(translator, [source]))}

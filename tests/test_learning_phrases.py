@@ -61,23 +61,23 @@ def test_a_phrase_counts_from_the_next_sentence_on(store: Path, pairs: list[tupl
     before = outcome(translator, [source])
     number = translator.learn(source, target)
     after = outcome(translator, [source])
-    assert after != before and str(translator.signature).count("|learnt:1-") == 2
+    assert after != before and str(translator.signature).count("|learned:1-") == 2
     assert outcome(Translator(datastore=store, **PHRASES_ALONE), [source]) == after
     explanation = translator.explain(source)
     phrases = explanation.sentences[0].phrases
-    learnt = [one for phrase in phrases for one in phrase.retrieved if one.learnt]
-    own = [one for phrase in phrases for one in phrase.retrieved if not one.learnt]
-    assert own and learnt and {one.learnt for one in learnt} == {number}
-    assert {explanation.texts[one.sentence] for one in learnt} == {target}
+    learned = [one for phrase in phrases for one in phrase.retrieved if one.learned]
+    own = [one for phrase in phrases for one in phrase.retrieved if not one.learned]
+    assert own and learned and {one.learned for one in learned} == {number}
+    assert {explanation.texts[one.sentence] for one in learned} == {target}
     assert target not in {explanation.texts[one.sentence] for one in own}
     votes = [vote for token in explanation.sentences[0].tokens for vote in token.votes]
-    places = {vote.place for vote in votes if phrases[vote.query].retrieved[vote.retrieved].learnt}
+    places = {vote.place for vote in votes if phrases[vote.query].retrieved[vote.retrieved].learned}
     assert places <= {"begins", "continues", "follows"} and places
     translator.forget(number)
     assert outcome(translator, [source]) == before
 
 
-def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
+def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
     store: Path, tmp_path: Path, pairs: list[tuple[str, str]]
 ) -> None:
     """To the bit, signature included, whatever was tokenised and cached meanwhile."""
@@ -98,20 +98,20 @@ def test_what_was_forgotten_is_as_if_it_never_had_been_learnt(
     assert one.explain(sentences[0]).sentences[0].phrases and again == 7
 
 
-def test_a_text_decoded_as_fairseq_does_has_what_was_learnt_and_the_command_retrieve_too(
+def test_a_text_decoded_as_fairseq_does_has_what_was_learned_and_the_command_retrieve_too(
     store: Path, world: World, ccpr: Ccpr, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--datastore", store, "--cpu", "--quiet"]
     (source, target), options = pairs[0], [store, "--cpu", "--phrase-k", 3, "--phrase-min-similarity", 0]
-    assert "learnt 1 pair " in call("learn", *words, "--source", source, "--target", target).stdout
+    assert "learned 1 pair " in call("learn", *words, "--source", source, "--target", target).stdout
     shown = call("inspect", store).stdout
-    assert "learnt         1 pair, in addition to them, 1 of them with phrases (" in shown
+    assert "learned         1 pair, in addition to them, 1 of them with phrases (" in shown
     monkeypatch.setattr("fairseq_ccpr.cli.retrieve.read_standard_input", lambda: iter([source]))
     found = call("retrieve", *options, "--output-format", "jsonl")
-    assert '"learnt": 1' in found.stdout and "|learnt:1-" in found.stderr
+    assert '"learned": 1' in found.stdout and "|learned:1-" in found.stderr
     call("forget", store, 1)
     found = call("retrieve", *options, "--output-format", "jsonl")
-    assert '"learnt": 1' not in found.stdout and "learnt" not in found.stderr
+    assert '"learned": 1' not in found.stdout and "|learned:" not in found.stderr
 
 
 def test_no_phrase_encoder_is_loaded_without_phrases(
@@ -134,7 +134,7 @@ def test_phrases_in_another_folder_do_not_learn_and_that_is_said(
     assert (
         f"the phrases of what is learned do not count: they are in {phrase_store}, and what is learned" in caplog.text
     )
-    assert str(translator.signature).count("|learnt:1-") == 1 and not store_at(folder).phrases
+    assert str(translator.signature).count("|learned:1-") == 1 and not store_at(folder).phrases
 
 
 def test_phrases_that_are_left_out_do_not_learn_and_that_is_said(
@@ -154,7 +154,7 @@ def test_phrases_of_one_entry_a_string_do_not_learn_and_that_is_said(
     translator = Translator(datastore=folder, **SHORT, phrase_segmentation="all")
     translator.learn(*pairs[0])
     assert "do not count: they are one entry a string, the mean over its places in one text (XPR)" in caplog.text
-    assert str(translator.signature).count("|learnt:1-") == 1
+    assert str(translator.signature).count("|learned:1-") == 1
     translator.close()
     call("compact", folder, "--quiet", "--cpu")
     assert (folder / "phrase").is_dir() and (folder / "token-1").is_dir()
@@ -171,7 +171,7 @@ def test_phrases_alone_learn_once_they_have_an_empty_token_part(
     assert TokenDatastore(folder).section.size == 0 and "health         good" in call("inspect", folder).stdout
     translator = Translator(datastore=folder, max_len_b=45, device="cpu", phrase_min_similarity=0.0)
     number = translator.learn(*pairs[0])
-    assert len(store_at(folder).phrases[number].spans) and str(translator.signature).count("|learnt:1-") == 2
+    assert len(store_at(folder).phrases[number].spans) and str(translator.signature).count("|learned:1-") == 2
     refused(call("build memory", *words, "--output", folder, check=False), "exists: give a new folder")
 
 

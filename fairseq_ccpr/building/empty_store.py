@@ -23,7 +23,7 @@ from fairseq_ccpr.storage.arrays import save_array
 from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.storage.files import MANIFEST, write_text
 
-# While little is learnt, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
+# While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
 SETTINGS = {"k": 1, "lambda_": 1.0, "temperature": 0.05, "confidence": True, "lambda_max": 0.95, "min_similarity": 0.8}
 
 

@@ -1,8 +1,8 @@
 """Compacting while a memory is in use: translation and learning continue.
 
 1. Copy the datastore as links to its files, with the journal as it is now.
-2. Compact the copy in a separate process; see `compact`. Pairs may be learnt and forgotten meanwhile.
-3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was learnt and
+2. Compact the copy in a separate process; see `compact`. Pairs may be learned and forgotten meanwhile.
+3. Block learning and forgetting. The copy's part and journal become the datastore's next generation, what was learned and
    forgotten meanwhile is appended to that journal, and the manifest that names them replaces the old one. Batches that have
    begun finish with the files they began with, which the system keeps until then.
 """
@@ -65,7 +65,7 @@ class LiveCompaction:
             with disk_faults_named(self.directory):
                 self.memory.lock()
                 with scratch_directory(self.directory / SCRATCH) as scratch:
-                    copy = scratch / self.directory.resolve().name  # which what was learnt is named by
+                    copy = scratch / self.directory.resolve().name  # which what was learned is named by
                     reader = self._link(copy)
                     if not self._compact(copy):
                         return False

@@ -1,11 +1,11 @@
-"""Rewriting datastores: merged with others, without a corpus, or with the pairs learnt alongside. Nothing is encoded again.
+"""Rewriting datastores: merged with others, without a corpus, or with the pairs learned alongside. Nothing is encoded again.
 
 All are one algorithm: copy the rows of sentences that stay and append those that come, number the sentences anew, index the
 keys, publish. What differs is which sentences stay (`Rows.renumber`), and what stands alongside the rows of each kind.
 
 A merge appears under its name when it is complete. Compaction replaces parts of a datastore that others may be reading:
 
-1. A new token part is written next to the old one, complete with its index, and a new phrase part, where phrases were learnt
+1. A new token part is written next to the old one, complete with its index, and a new phrase part, where phrases were learned
    or forgotten; then a new journal that knows the pairs by their text and by the places of their entries.
 2. The manifest that names them replaces the old one: readers see the old state until then, and the new one from then on.
 3. The old parts and the old journal are removed. The next run completes one that was killed, or starts over.
@@ -89,7 +89,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rows(NamedTuple):
-    """Rows of one kind of part: of a datastore, or of learnt pairs."""
+    """Rows of one kind of part: of a datastore, or of learned pairs."""
 
     arrays: dict[str, np.ndarray]  # see `PartKind.shapes`
     renumber: Renumber  # of their sentences
@@ -143,7 +143,7 @@ def write_tokens(
 
 
 class Text(NamedTuple):
-    """Sentences of a datastore, or of learnt pairs, with their phrases."""
+    """Sentences of a datastore, or of learned pairs, with their phrases."""
 
     sentences: Sequence[str] | TextLines  # S
     members: np.ndarray  # bool [S, n], which of its texts have each
@@ -338,7 +338,7 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     tokens = [(name, TokenDatastore(directories[name])) for name, one in manifests.items() if one.token]
     phrases = [(name, _open_phrases(directories[name])) for name, one in manifests.items() if one.phrase]
     for _, store in tokens:
-        _refuse_learnt(store)
+        _refuse_learned(store)
     plans: list[tuple[PartKind, Callable[..., Section], list[Input], list[Source]]] = []
     for kind, merge_kind, stores in ((TOKENS, _merge_tokens, tokens), (PHRASES, _merge_phrases, phrases)):
         inputs = _in_order([Input(store, sources_of(name, store)) for name, store in stores])
@@ -379,11 +379,11 @@ def _open_phrases(directory: Path) -> PhraseDatastore:
     return store
 
 
-def _refuse_learnt(store: TokenDatastore) -> None:
-    learnt = LearnedStore(store)
-    if learnt.entries or learnt.gone or _phrases_changed(learnt):
+def _refuse_learned(store: TokenDatastore) -> None:
+    learned = LearnedStore(store)
+    if learned.entries or learned.gone or _phrases_changed(learned):
         raise ConfigurationError(
-            f"{store.directory} has learnt pairs ({len(learnt.pairs):,}), and only a datastore's own entries are merged: "
+            f"{store.directory} has learned pairs ({len(learned.pairs):,}), and only a datastore's own entries are merged: "
             f"fairseq-ccpr compact {store.directory} makes them its own"
         )
 
@@ -533,22 +533,22 @@ class Compacted:
 
 
 def compact_datastore(settings: CompactSettings) -> Compacted:
-    """Move learnt pairs into a datastore's own entries, and erase forgotten ones from every file.
+    """Move learned pairs into a datastore's own entries, and erase forgotten ones from every file.
 
-    It stays unchanged if nothing was learnt or forgotten since the last time.
+    It stays unchanged if nothing was learned or forgotten since the last time.
 
     Raises:
         ConfigurationError, DatastoreError: one sentence for the user.
     """
     datastore = TokenDatastore(settings.datastore)
     directory = datastore.directory
-    with closing(LearnedStore(datastore)) as learnt:
-        learnt.lock()
+    with closing(LearnedStore(datastore)) as learned:
+        learned.lock()
         remove_others(directory, Manifest.read(directory))
-        moved, removed = len(learnt.entries.keys() | learnt.phrases.keys()), learnt.forgotten
+        moved, removed = len(learned.entries.keys() | learned.phrases.keys()), learned.forgotten
         if moved or removed:
             with disk_faults_named(directory):
-                _compact(datastore, learnt, settings)
+                _compact(datastore, learned, settings)
     return Compacted(TokenDatastore(directory).section, moved, removed)
 
 
@@ -564,20 +564,20 @@ def disk_faults_named(directory: Path) -> Iterator[None]:
         ) from None
 
 
-def _compact(datastore: TokenDatastore, learnt: LearnedStore, settings: CompactSettings) -> None:
-    directory, pairs = datastore.directory, dict(learnt.pairs)
+def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: CompactSettings) -> None:
+    directory, pairs = datastore.directory, dict(learned.pairs)
     manifest = Manifest.read(directory)
     plans: list[tuple[PartKind, Any, Callable[..., Section]]] = [(TOKENS, datastore, _compact_tokens)]
-    if _phrases_changed(learnt):
+    if _phrases_changed(learned):
         plans.append((PHRASES, PhraseDatastore(directory), _compact_phrases))
     sizes = [file["bytes"] for _, store, _ in plans for file in store.section.files.values()]
-    check_space(directory, sum(sizes) + learnt.path.stat().st_size)
+    check_space(directory, sum(sizes) + learned.path.stat().st_size)
     with scratch_directory(directory / SCRATCH) as scratch:
         for kind, store, compact in plans:
             before: Section = store.section
             choice, parameters = (settings.index, settings.index_parameters) if kind is TOKENS else ("", "")
             kept = "" if choice or parameters else before.index.parameters
-            write = partial(compact, store, learnt, pairs)
+            write = partial(compact, store, learned, pairs)
             grown = _write_part(
                 kind, scratch, before.size, write, settings, choice or _existing_kind(before), parameters, kept
             )
@@ -588,7 +588,7 @@ def _compact(datastore: TokenDatastore, learnt: LearnedStore, settings: CompactS
             setattr(manifest, kind.name, grown)
     assert manifest.token is not None
     phrases = manifest.phrase if any(pair.sentence is not None for pair in pairs.values()) else None
-    first = first_records(manifest.token, learnt.next_id, phrases)
+    first = first_records(manifest.token, learned.next_id, phrases)
     path = journal_path(directory, manifest.token.generation)
     create_journal(path, [*first, *map(moved_record, pairs.values())])
     manifest.write(directory)
@@ -596,35 +596,35 @@ def _compact(datastore: TokenDatastore, learnt: LearnedStore, settings: CompactS
     remove_others(directory, manifest)
 
 
-def _phrases_changed(learnt: LearnedStore) -> bool:
-    """Check whether the phrase part still lacks learnt phrases, or still has forgotten ones."""
-    return bool(learnt.phrases or learnt.gone_sentences)
+def _phrases_changed(learned: LearnedStore) -> bool:
+    """Check whether the phrase part still lacks learned phrases, or still has forgotten ones."""
+    return bool(learned.phrases or learned.gone_sentences)
 
 
 def _own_sources(store: Datastore) -> tuple[list[Source], str]:
-    """List the corpora of a datastore without what was learnt, which is the last one, and what that is called."""
+    """List the corpora of a datastore without what was learned, which is the last one, and what that is called."""
     name = store.directory.resolve().name
     sources = sources_of(name, store)
     return (sources[:-1], sources[-1].name) if store.section.ancestors else (sources, f"{name}-{LEARNED}")
 
 
 def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Join the rows of learnt pairs, of which there may be none."""
+    """Join the rows of learned pairs, of which there may be none."""
     shapes = kind.shapes(0, dimension)
     return {name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes}
 
 
 def _compact_tokens(
-    datastore: TokenDatastore, learnt: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
+    datastore: TokenDatastore, learned: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
 ) -> TokenSection:
-    """Write the tokens, each learnt pair a sentence, and record in the pairs where they begin."""
+    """Write the tokens, each learned pair a sentence, and record in the pairs where they begin."""
     section = datastore.section
-    gone = np.array(sorted(span for span in learnt.gone if span[1]), np.int64).reshape(-1, 2)  # first entry, entries
+    gone = np.array(sorted(span for span in learned.gone if span[1]), np.int64).reshape(-1, 2)  # first entry, entries
     gone_before = np.cumsum([0, *gone[:, 1]])
     gone_sentences = datastore.provenance[gone[:, 0], 0]
     blocks = [
         {KEYS: keys, VALUES: values, PROVENANCE: np.stack([np.full(len(values), n), np.arange(len(values))], axis=1)}
-        for n, (values, keys) in enumerate(learnt.entries.values())
+        for n, (values, keys) in enumerate(learned.entries.values())
     ]
     first_sentence, first_row = sum(section.subsets.values()), section.size - int(gone_before[-1])
     parts = [
@@ -635,7 +635,7 @@ def _compact_tokens(
         if pair.first_entry is not None:
             before = int(gone_before[np.searchsorted(gone[:, 0], pair.first_entry)])
             pairs[number] = replace(pair, first_entry=pair.first_entry - before)
-    for number, block in zip(learnt.entries, blocks):
+    for number, block in zip(learned.entries, blocks):
         pairs[number] = replace(pairs[number], first_entry=first_row)
         first_row += len(block[VALUES])
     sources, name = _own_sources(datastore)
@@ -650,20 +650,20 @@ def _compact_tokens(
 
 
 def _compact_phrases(
-    datastore: PhraseDatastore, learnt: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
+    datastore: PhraseDatastore, learned: LearnedStore, pairs: dict[int, LearnedPair], folder: Path, progress: Progress
 ) -> PhraseSection:
     """Write the phrases as if all text had been built together, and record in the pairs where their targets are."""
     sources, name = _own_sources(datastore)
-    column = len(sources)  # of what was learnt
-    having = [pair for pair in pairs.values() if pair.sentence is not None or pair.id in learnt.phrases]
+    column = len(sources)  # of what was learned
+    having = [pair for pair in pairs.values() if pair.sentence is not None or pair.id in learned.phrases]
     blocks = [
         {KEYS: found.keys, SPANS: np.insert(found.spans, 0, n, axis=1)}
         for n, pair in enumerate(having)
-        if (found := learnt.phrases.get(pair.id)) is not None
+        if (found := learned.phrases.get(pair.id)) is not None
     ]
     arrays = _joined(PHRASES, datastore.section.dimension, blocks)
     texts = [
-        _text(datastore, [*range(column), None]),  # None: of what was learnt before, which `having` has
+        _text(datastore, [*range(column), None]),  # None: of what was learned before, which `having` has
         Text([pair.target for pair in having], np.ones((len(having), 1), bool), [column], arrays),
     ]
     section = write_phrases(datastore, texts, [*sources, Source(name, "", 0, 0, 1.0)], folder, progress)

@@ -184,7 +184,7 @@ def translate(
 
 
 @command(f"""\
-Serve LibreTranslate's API, and a page for the browser where translations are corrected and learnt.
+Serve LibreTranslate's API, and a page for the browser where translations are corrected and learned.
 
   fairseq-ccpr serve --datastore datastores/mine
   curl http://127.0.0.1:5000/translate -d source=de -d target=en -d q="Guten Morgen."

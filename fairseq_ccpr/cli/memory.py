@@ -42,12 +42,12 @@ from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
 
-WINDOW = 256  # pairs that are learnt together
+WINDOW = 256  # pairs that are learned together
 SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on one GPU", "devices": "on GPUs"}
 
 
 @command("""\
-Learn sentence pairs into a datastore: corrections, or a translation memory. What was learnt counts from the next translation
+Learn sentence pairs into a datastore: corrections, or a translation memory. What was learned counts from the next translation
 on, and is on disk before the command says so.
 
   fairseq-ccpr learn --datastore datastores/mine --source "Guten Morgen." --target "Good morning."
@@ -57,7 +57,7 @@ Files are TMX, XLIFF (1.2 or 2) or TSV, plain, .gz or .xz. A pair that is alread
 with an empty or too long side, and lines of a TSV that are no pair or not UTF-8, are left out and counted by reason. An
 interrupted run may be run again.
 
-memory shows what was learnt, and exports it; forget removes pairs.
+memory shows what was learned, and exports it; forget removes pairs.
 """)
 def learn(
     rest: list[str],
@@ -83,25 +83,25 @@ def learn(
         nonlocal again
         known, waiting = set(learner.memory.store.pairs), iter(pairs)
         while some := list(islice(waiting, WINDOW)):
-            for learnt in learner.learn(some):
-                if isinstance(learnt, str):
-                    skipped[learnt] += 1
-                elif learnt in known:
+            for learned in learner.learn(some):
+                if isinstance(learned, str):
+                    skipped[learned] += 1
+                elif learned in known:
                     again += 1
                 else:
-                    ids.append(learnt)
-                    known.add(learnt)
+                    ids.append(learned)
+                    known.add(learned)
             bar.update(len(some))
 
     def report() -> None:
         which = f" (id {ids[0]})" if len(ids) == 1 else f" (ids {ids[0]} to {ids[-1]})" if ids else ""
         known = f"; {again:,} were there already, and are counted" if again else ""
-        print(f"learnt {counted(len(ids), 'pair')}{which}{known}")
+        print(f"learned {counted(len(ids), 'pair')}{which}{known}")
         for reason, count in skipped.most_common():
             print(f"left out {count:,}: {reason}")
 
     languages = system.task.cfg.source_lang, system.task.cfg.target_lang
-    with closing(learner.memory.store), progress_bar("learnt", "pair", quiet=quiet or not files) as bar:
+    with closing(learner.memory.store), progress_bar("learned", "pair", quiet=quiet or not files) as bar:
         if source is not None and target is not None:
             learn_pairs([(source, target)])
         for path in files:
@@ -115,13 +115,13 @@ def learn(
     size = learner.memory.entries.index.size
     if size > EXACT_UP_TO:
         print(
-            f"{size:,} learnt entries are searched as well as the index at each step: fairseq-ccpr compact moves them into it"
+            f"{size:,} learned entries are searched beside the index at each step: fairseq-ccpr compact moves them into it"
         )
     return 0 if ids or again else 1
 
 
 @command("""\
-Forget learnt sentence pairs by their ids, which fairseq-ccpr learn and memory print. From the next translation on, they
+Forget learned sentence pairs by their ids, which fairseq-ccpr learn and memory print. From the next translation on, they
 are no longer retrieved.
 
   fairseq-ccpr forget datastores/mine 17 18
@@ -131,12 +131,12 @@ fairseq-ccpr compact erases their text and keys from the journal.
 def forget(
     datastore: Path = option(help="the datastore", positional=True, metavar="DIR"),
     ids: list[int] = option([], "ids of the pairs", positional=True, nargs="*", metavar="ID"),
-    all: bool = option(False, "forget everything that was learnt"),
+    all: bool = option(False, "forget everything that was learned"),
 ) -> int:
     if all == bool(ids):
         raise ConfigurationError("say what to forget: give ids, or --all")
     with closing(LearnedStore(TokenDatastore(datastore))) as store:
-        store.lock()  # others may have learnt since
+        store.lock()  # others may have learned since
         chosen = list(store.pairs) if all else list(dict.fromkeys(ids))
         pairs = [store.pairs[number] for number in chosen if number in store.pairs]
         store.forget(chosen)
@@ -148,8 +148,8 @@ def forget(
 
 
 @command("""\
-Show the sentence pairs that a datastore has learnt, newest first: id, how often each was learnt, source and target, separated
-by tabs. Words after the folder restrict the list to pairs that contain all of them. The exit code is 1 if the journal is
+Show the sentence pairs that a datastore has learned, newest first: id, how often each was learned, source and target,
+separated by tabs. Words after the folder restrict the list to pairs that contain all of them. The exit code is 1 if the journal is
 damaged: pairs before the damage are kept and shown.
 
   fairseq-ccpr memory datastores/mine
@@ -180,17 +180,17 @@ def memory(
         for one in pairs:
             print(f"{one.id}\t{one.count}\t{one.source}\t{one.target}")
         if not store.pairs:
-            print(f"nothing was learnt alongside {datastore}", file=sys.stderr)
+            print(f"nothing was learned alongside {datastore}", file=sys.stderr)
     return 1 if store.damage else 0
 
 
 @command("""\
-Move what a datastore has learnt into its own entries, which its index finds, and erase what was forgotten: none of its text
+Move what a datastore has learned into its own entries, which its index finds, and erase what was forgotten: none of its text
 or keys remains in any file of the datastore.
 
   fairseq-ccpr compact datastores/mine
 
-Do it from time to time: what was learnt since is searched in addition to the index, which takes time. Pairs keep their ids,
+Do it from time to time: what was learned since is searched in addition to the index, which takes time. Pairs keep their ids,
 and can be shown, exported and forgotten as before. Other programs may translate meanwhile. Programs that learn must end
 first, or compact by themselves, as serve does. The datastore is replaced at one moment. Run the command again if it was
 interrupted. Tuned settings and trust stay valid.
@@ -321,15 +321,15 @@ def _inspect_tokens(datastore: TokenDatastore, top: int) -> bool:
             f"own text       {len(domain.states):,} states of {len(domain.lengths):,} sentences; their log distance is below "
             f"{domain.near:.2f} at 90% of the positions, {domain.far:.2f} at 99%"
         )
-    learnt = LearnedStore(datastore)
-    if learnt.pairs:
+    learned = LearnedStore(datastore)
+    if learned.pairs:
         phrases = ""
-        if learnt.phrase_section is not None:
-            with_phrases = sum(pair.sentence is not None for pair in learnt.pairs.values()) + len(learnt.phrases)
-            count = sum(len(of_pair.spans) for of_pair in learnt.phrases.values())
+        if learned.phrase_section is not None:
+            with_phrases = sum(pair.sentence is not None for pair in learned.pairs.values()) + len(learned.phrases)
+            count = sum(len(of_pair.spans) for of_pair in learned.phrases.values())
             phrases = f", {with_phrases:,} of them with phrases ({count:,} not yet the phrase part's own)"
-        print(f"learnt         {counted(len(learnt.pairs), 'pair')}, in addition to them{phrases}")
-    if _print_damage([learnt.damage] if learnt.damage else []):
+        print(f"learned         {counted(len(learned.pairs), 'pair')}, in addition to them{phrases}")
+    if _print_damage([learned.damage] if learned.damage else []):
         return False
     symbols, counts = datastore.read_symbols(), np.bincount(datastore.values)
     for token in np.argsort(-counts, kind="stable")[:top]:

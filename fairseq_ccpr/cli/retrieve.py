@@ -75,13 +75,13 @@ def retrieve(
     if max_words is not None:
         segmentation = replace(segmentation, max_words=max_words)
     retriever = PhraseRetriever(phrases, encoder, segmentation, settings.k, settings.min_similarity, device, waiting)
-    learnt = None
+    learned = None
     if Manifest.read(datastore).token is not None and not why_not_learned(datastore, phrases):
-        learnt = PhraseSegment(LearnedStore(TokenDatastore(datastore)), phrases, device).update()
-    print(f"retrieval signature: {retriever.signature(learnt=learnt)}", file=sys.stderr)
+        learned = PhraseSegment(LearnedStore(TokenDatastore(datastore)), phrases, device).update()
+    print(f"retrieval signature: {retriever.signature(learned=learned)}", file=sys.stderr)
     lines = read_standard_input()
     while sentences := list(islice(lines, BATCH)):
-        for sentence, queries in zip(sentences, retriever.retrieve(sentences, learnt), strict=True):
+        for sentence, queries in zip(sentences, retriever.retrieve(sentences, learned), strict=True):
             if output_format == TABLE:
                 print(as_table(sentence, queries))
             elif output_format == JSONL:

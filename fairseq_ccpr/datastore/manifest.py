@@ -14,7 +14,7 @@ from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_check
 from fairseq_ccpr.version import __version__
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
-# 7 token parts that what was learnt has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
+# 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose
 # sources are back-translations among those that were merged, 10 a minimum of candidates among the index parameters
 FORMAT_VERSION = 10
 CHECKSUM_SINCE = 5
@@ -48,7 +48,7 @@ class _Section:
 
     @property
     def generation(self) -> int:
-        """How often what was learnt has moved into it."""
+        """How often what was learned has moved into it."""
         return len(self.ancestors)
 
     @property
@@ -89,7 +89,7 @@ class TokenSection(_Section):
     shard: list[int] | None = None  # its number, of how many, and tokens of a chunk
     sources: list[Source] = field(default_factory=list)  # of several corpora that were merged
     domain: bool = False  # whether it knows its own text, as datastores built before did not
-    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
+    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learned moved into it
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TokenSection:
@@ -124,7 +124,7 @@ class PhraseSection(_Section):
     sources: list[Source] = field(default_factory=list)  # of several texts that were merged
     store: StoreAddress | None = None  # where the keys are, if in a database
     hashes: bool = False  # whether the strings' hashes are in a file, as in datastores built before they were not
-    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learnt moved into it
+    ancestors: list[str] = field(default_factory=list)  # digests of its keys before what was learned moved into it
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PhraseSection:

@@ -82,7 +82,7 @@ class PhraseDatastore:
 
     @property
     def keys_fingerprints(self) -> list[str]:
-        """The same, and those of its keys before what was learnt moved into them."""
+        """The same, and those of its keys before what was learned moved into them."""
         return [self.keys_fingerprint, *self.section.ancestors]
 
     def sentence(self, number: int) -> str:

@@ -68,7 +68,7 @@ class TokenDatastore:
 
     @property
     def keys_fingerprints(self) -> list[str]:
-        """Digests of the keys' file, now and before what was learnt moved into it."""
+        """Digests of the keys' file, now and before what was learned moved into it."""
         return [self.keys_fingerprint, *self.section.ancestors]
 
     def open_index(self, device: torch.device = CPU) -> Index:

@@ -115,9 +115,9 @@ class GlossaryCandidates(PhraseCandidates):
         return False
 
     def start(
-        self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
+        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Find the terms of sentences, int64 [B, S]; terms are not learnt."""
+        """Find the terms of sentences, int64 [B, S]; terms are not learned."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
 

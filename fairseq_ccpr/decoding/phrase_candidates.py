@@ -73,7 +73,7 @@ class PhraseCandidates:
         self.retriever, self.make_subwords = retriever, make_subwords
         self.source_dictionary, self.reach = source_dictionary, reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
-        self._learnt: tuple[LearnedPhrases, CutEntries] | None = None  # as it was when it last changed
+        self._learned: tuple[LearnedPhrases, CutEntries] | None = None  # as it was when it last changed
         self._write_variant = lru_cache(VARIANTS)(self._write)
 
     @property
@@ -100,12 +100,12 @@ class PhraseCandidates:
         return lambda entries: (written.tokens, written.cuts(entries))
 
     def start(
-        self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
+        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
         """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
 
         Args:
-            learnt: phrases learnt alongside the datastore, which are searched together with it.
+            learned: phrases learned alongside the datastore, which are searched together with it.
             encoded: see `PhraseFinder.find`.
 
         Raises:
@@ -113,12 +113,12 @@ class PhraseCandidates:
                 made of the dictionary's.
         """
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
-        answer = self.retriever.start(texts, learnt, encoded)
+        answer = self.retriever.start(texts, learned, encoded)
 
         def wait() -> list[SentencePhrases]:
             retrieved = answer()
-            read = cache(lambda: self.retriever.read(texts, retrieved, learnt))
-            candidates = self._candidates(texts, retrieved, learnt)
+            read = cache(lambda: self.retriever.read(texts, retrieved, learned))
+            candidates = self._candidates(texts, retrieved, learned)
             first = np.searchsorted(retrieved.spans[:, 0], np.arange(len(texts) + 1))  # query of each sentence
             bounds = np.searchsorted(candidates.queries, first)
             parts = [Candidates(*(column[i:j] for column in candidates)) for i, j in pairwise(bounds)]
@@ -127,10 +127,10 @@ class PhraseCandidates:
 
         return wait
 
-    def _candidates(self, texts: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None) -> Candidates:
+    def _candidates(self, texts: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None) -> Candidates:
         """Make the candidates of all sentences, by query, of all P, and then by rank; variants come after their own."""
         found = retrieved.entries >= 0
-        tokens, lengths, extents = self._tokenise(retrieved.entries[found], learnt)
+        tokens, lengths, extents = self._tokenise(retrieved.entries[found], learned)
         hashes = np.zeros(found.shape, np.int64)
         hashes[found] = hash_tokens(tokens, lengths)
         unique = unique_mask(hashes, hashes != 0)
@@ -140,22 +140,22 @@ class PhraseCandidates:
         if not self.subwords.marks_beginnings:
             return candidates
         signs = np.array([after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()], bool)
-        phrases = self.retriever.datastore if learnt is None else learnt
+        phrases = self.retriever.datastore if learned is None else learned
         return self.with_variants(
             candidates, signs, lambda query, rank: phrases.phrase(int(retrieved.entries[query, rank]))[1:]
         )
 
     def _tokenise(
-        self, entries: np.ndarray, learnt: LearnedPhrases | None
+        self, entries: np.ndarray, learned: LearnedPhrases | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Look up the phrases of entries, int64 [R], the datastore's own or learnt; see `lay_out`."""
-        if learnt is None or (stored := learnt.own(entries)).all():
+        """Look up the phrases of entries, int64 [R], the datastore's own or learned; see `lay_out`."""
+        if learned is None or (stored := learned.own(entries)).all():
             return lay_out(np.ones((1, len(entries)), bool), [self._cut_stored(entries)], self.reach)
         # A cache that lives as long as its snapshot: forgetting renumbers the entries.
-        known = self._learnt
-        if known is None or known[0] is not learnt:
-            known = self._learnt = learnt, split_entries(learnt, self.subwords)
-        found = self._cut_stored(entries[stored]), known[1](entries[~stored] - learnt.datastore.section.size)
+        known = self._learned
+        if known is None or known[0] is not learned:
+            known = self._learned = learned, split_entries(learned, self.subwords)
+        found = self._cut_stored(entries[stored]), known[1](entries[~stored] - learned.datastore.section.size)
         return lay_out(np.stack([stored, ~stored]), found, self.reach)
 
     def with_variants(
@@ -207,12 +207,12 @@ class RememberedCandidates(PhraseCandidates):
         self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
 
     def start(
-        self, src_tokens: Tensor, learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
+        self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learnt, retrieved for them."""
+        """Retrieve for sentences, int64 [B, S], or return what an earlier call, with as much learned, retrieved for them."""
         key = tuple(src_tokens.shape), src_tokens.cpu().numpy().tobytes()
         if key not in self._known:
-            self._known[key] = self._given.start(src_tokens, learnt, encoded)()
+            self._known[key] = self._given.start(src_tokens, learned, encoded)()
         return lambda: self._known[key]
 
 

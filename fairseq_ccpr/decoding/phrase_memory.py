@@ -60,7 +60,7 @@ class PhraseMemory(Memory):
         settings: how they are retrieved, and the most that they may weigh.
         votes: how much each counts.
         device: of the translation model.
-        learnt: what is learnt alongside the datastore, live or as a snapshot; None: nothing.
+        learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
     """
 
     name = "phrases"
@@ -70,18 +70,18 @@ class PhraseMemory(Memory):
     settings: PhraseSettings
     votes: PhraseVotes
     device: torch.device
-    learnt: LearnedMemory | LearnedEntries | None = None
+    learned: LearnedMemory | LearnedEntries | None = None
 
     def now(self, moment: dict[int, Any]) -> PhraseMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting."""
-        if self.learnt is None:
+        if self.learned is None:
             return self
-        return replace(self, learnt=moment.setdefault(id(self.learnt), self.learnt.entries))
+        return replace(self, learned=moment.setdefault(id(self.learned), self.learned.entries))
 
     @property
-    def _learnt(self) -> LearnedPhrases | None:
-        """The phrases of what was learnt up to now; None where nothing was."""
-        phrases = self.learnt.entries.phrases if self.learnt is not None else None
+    def _learned(self) -> LearnedPhrases | None:
+        """The phrases of what was learned up to now; None where nothing was."""
+        phrases = self.learned.entries.phrases if self.learned is not None else None
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
     def reads(self, model: Any) -> bool:
@@ -90,8 +90,8 @@ class PhraseMemory(Memory):
         return reader is not None and reader.is_of(model)
 
     def begin(self, sources: Tensor) -> PhraseBatch:
-        """Begin a batch of sentences, int64 [B, S]. What is learnt meanwhile counts for the next one."""
-        return PhraseBatch(self, Retrieval(self.candidates, sources, self._learnt))
+        """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one."""
+        return PhraseBatch(self, Retrieval(self.candidates, sources, self._learned))
 
     def remembering(self) -> PhraseMemory:
         """Return the memory as it is now, which never retrieves twice for the same batch."""
@@ -108,7 +108,7 @@ class PhraseMemory(Memory):
     def signature(self) -> str:
         """Return everything that decides what is retrieved and how it counts, as one line to print with results."""
         counting = {**signed(self.settings), "votes": self.votes.digest()}
-        return self.candidates.retriever.signature(counting, self._learnt)
+        return self.candidates.retriever.signature(counting, self._learned)
 
 
 class Retrieval:
@@ -118,13 +118,13 @@ class Retrieval:
     """
 
     @phase(FINDING, whole=True)
-    def __init__(self, candidates: PhraseCandidates, sources: Tensor, learnt: LearnedPhrases | None) -> None:
-        self.candidates, self.learnt = candidates, learnt
+    def __init__(self, candidates: PhraseCandidates, sources: Tensor, learned: LearnedPhrases | None) -> None:
+        self.candidates, self.learned = candidates, learned
         self.sources = sources.cpu()  # before a GPU has anything else to do, which a copy would wait for
         self._answer = self._start(None) if candidates.remote and candidates.reads is None else None
 
     def _start(self, encoded: EncodedSources | None) -> Callable[[], list[SentencePhrases]]:
-        return self.candidates.start(self.sources, self.learnt, encoded)
+        return self.candidates.start(self.sources, self.learned, encoded)
 
     @phase(FINDING, whole=True)
     def wait(self, models: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[SentencePhrases], PhraseTable]:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class RetrievedPhrase(NamedTuple):
-    """An entry of the phrase datastore, or a phrase that was learnt, whose entries are numbered after those."""
+    """An entry of the phrase datastore, or a phrase that was learned, whose entries are numbered after those."""
 
     entry: int
     string: str
@@ -41,7 +41,7 @@ class RetrievedPhrase(NamedTuple):
     start: int  # of the string in the sentence, in characters
     end: int
     score: float
-    learnt: int = 0  # the id of the pair that it was learnt from; 0: the datastore was built with it
+    learned: int = 0  # the id of the pair that it was learned from; 0: the datastore was built with it
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class PhraseRetriever:
         queries: segments and encodes source sentences instead of the phrase encoder.
 
     Attributes:
-        encoder: the phrase encoder, which encodes what is learnt even where `queries` are given.
+        encoder: the phrase encoder, which encodes what is learned even where `queries` are given.
         too_long: sentences so far that are longer than the encoder reads, and were read in windows.
         phrases: number queried so far.
         retrieved: number of strings found for them so far.
@@ -162,23 +162,23 @@ class PhraseRetriever:
         if self.index.remote:
             self.remote.ask(self.index.check)()
 
-    def retrieve(self, sentences: list[str], learnt: LearnedPhrases | None = None) -> list[list[QueryPhrase]]:
+    def retrieve(self, sentences: list[str], learned: LearnedPhrases | None = None) -> list[list[QueryPhrase]]:
         """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too.
 
         Args:
-            learnt: phrases learnt alongside the datastore, which are searched together with it.
+            learned: phrases learned alongside the datastore, which are searched together with it.
         """
-        return self.read(sentences, self.start(sentences, learnt)(), learnt)
+        return self.read(sentences, self.start(sentences, learned)(), learned)
 
     def start(
-        self, sentences: list[str], learnt: LearnedPhrases | None = None, encoded: EncodedSources | None = None
+        self, sentences: list[str], learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], RetrievedEntries]:
         """Start retrieval; returns a function that waits for the result.
 
         An index in another process searches in the meantime; one of this process searches when the result is wanted.
 
         Args:
-            learnt: see `retrieve`.
+            learned: see `retrieve`.
             encoded: see `PhraseFinder.find`.
         """
         found = self.finder.find(sentences, encoded)
@@ -186,10 +186,10 @@ class PhraseRetriever:
         vectors = found.vectors.to(self.device)
 
         def search() -> tuple[np.ndarray, np.ndarray]:
-            if learnt is None or learnt.empty:
+            if learned is None or learned.empty:
                 return nearest_distinct(self.index, self.datastore.string_hashes, vectors, self.k, self.min_similarity)
-            index = learnt.joined(self.index)
-            return nearest_distinct(index, learnt.string_hashes, vectors, self.k, self.min_similarity, learnt.gone)
+            index = learned.joined(self.index)
+            return nearest_distinct(index, learned.string_hashes, vectors, self.k, self.min_similarity, learned.gone)
 
         answer = self.remote.ask(search, len(sentences)) if self.index.remote and len(vectors) else search
 
@@ -202,16 +202,16 @@ class PhraseRetriever:
         return wait
 
     def read(
-        self, sentences: list[str], retrieved: RetrievedEntries, learnt: LearnedPhrases | None = None
+        self, sentences: list[str], retrieved: RetrievedEntries, learned: LearnedPhrases | None = None
     ) -> list[list[QueryPhrase]]:
-        """Look up the strings and sentences of what was retrieved, together with what was learnt if that is given."""
+        """Look up the strings and sentences of what was retrieved, together with what was learned if that is given."""
         read_sentence = cache(self.datastore.sentence)
 
         def phrase(entry: int, score: float) -> RetrievedPhrase:
-            pair = learnt.pair(entry) if learnt is not None else None
+            pair = learned.pair(entry) if learned is not None else None
             source = pair.id if pair is not None else 0
-            if learnt is not None and entry >= self.datastore.section.size:
-                return RetrievedPhrase(entry, *learnt.phrase(entry), score, source)
+            if learned is not None and entry >= self.datastore.section.size:
+                return RetrievedPhrase(entry, *learned.phrase(entry), score, source)
             number, start, end = self.datastore.spans[entry].tolist()
             sentence = read_sentence(number)
             return RetrievedPhrase(entry, sentence[start:end], sentence, start, end, score, source)
@@ -242,13 +242,13 @@ class PhraseRetriever:
                 "more; lower --phrase-min-similarity"
             )
 
-    def signature(self, settings: Mapping[str, object] | None = None, learnt: LearnedPhrases | None = None) -> str:
+    def signature(self, settings: Mapping[str, object] | None = None, learned: LearnedPhrases | None = None) -> str:
         """Name all that decides what is retrieved, in one line to be printed with results.
 
         Args:
             settings: what counts besides datastore, encoder and segmentation, by name; k and min_similarity of this retriever
                 if not given.
-            learnt: see `retrieve`.
+            learned: see `retrieve`.
         """
         section = self.datastore.section
         return signature(
@@ -258,7 +258,7 @@ class PhraseRetriever:
                 "encoder": short(section.fingerprints["encoder"]),
                 "index": EXACT if self.index.stands_in else section.index,
                 "query": self.finder.description,
-                **({} if learnt is None or learnt.empty else {"learnt": learnt}),
+                **({} if learned is None or learned.empty else {"learned": learned}),
                 **({"k": self.k, "min_similarity": self.min_similarity} if settings is None else settings),
             }
         )

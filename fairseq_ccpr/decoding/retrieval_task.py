@@ -314,7 +314,7 @@ class RetrievalTask(FairseqTask):
         """Build the memories of the options, in the order in which they act; a task of your own may add some."""
         tokens, phrases = self._token_memory(models), self._phrase_memory(models)
         if tokens and phrases and self._learning_phrases is not None:
-            phrases = [replace(phrases[0], learnt=tokens[0].learnt)]
+            phrases = [replace(phrases[0], learned=tokens[0].learned)]
         return [*tokens, *phrases, *self._glossary_memory(models)]
 
     def _glossary_memory(self, models: list[Any]) -> list[GlossaryMemory]:
@@ -341,17 +341,17 @@ class RetrievalTask(FairseqTask):
                 f"the retriever {type(retriever).__name__} has no {' and no '.join(missing)}: give it datastore, search and "
                 "describe, as fairseq_ccpr.Retriever has them"
             )
-        learnt = LearnedMemory(datastore, device, self._learning_phrases)
-        if not learnt.entries.empty and not isinstance(retriever, LearningRetriever):
+        learned = LearnedMemory(datastore, device, self._learning_phrases)
+        if not learned.entries.empty and not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
-                f"the retriever {type(retriever).__name__} cannot search the {len(learnt.store.pairs):,} pairs that were "
-                f"learnt alongside {datastore.directory}: move {learnt.store.folder} away, or give the retriever the methods "
-                "of fairseq_ccpr.LearningRetriever, project and with_learnt"
+                f"the retriever {type(retriever).__name__} cannot search the {len(learned.store.pairs):,} pairs that were "
+                f"learned alongside {datastore.directory}: move {learned.store.folder} away, or give the retriever the "
+                "methods of fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         domain = datastore.open_domain()
         memory = TokenMemory(
             capture, retriever, self.token_settings, self.target_dictionary.unk(), self._policy,
-            domain.to(device) if domain is not None else None, learnt,
+            domain.to(device) if domain is not None else None, learned,
         )  # fmt: skip
         return [memory]
 

@@ -86,7 +86,7 @@ class TokenMemory(Memory):
         unknown: the unknown token, which nothing that is retrieved proposes.
         policy: how much the neighbours weigh.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
-        learnt: what is learnt alongside the datastore, live or as a snapshot; None: nothing.
+        learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
     """
 
     name = "tokens"
@@ -99,36 +99,36 @@ class TokenMemory(Memory):
     unknown: int
     policy: WeightPolicy = confidence_weight
     domain: Domain | None = None
-    learnt: LearnedMemory | LearnedEntries | None = None
+    learned: LearnedMemory | LearnedEntries | None = None
 
     def now(self, moment: dict[int, Any]) -> TokenMemory:
         """Return a snapshot of the memory, unaffected by later learning and forgetting."""
-        if self.learnt is None:
+        if self.learned is None:
             return self
-        entries = moment.setdefault(id(self.learnt), self.learnt.entries)
-        return replace(self, learnt=entries, retriever=entries.retriever or self.retriever)
+        entries = moment.setdefault(id(self.learned), self.learned.entries)
+        return replace(self, learned=entries, retriever=entries.retriever or self.retriever)
 
     def begin(self, sources: Tensor) -> TokenBatch:
-        """Begin a batch: only the decoder has queries. What is learnt meanwhile counts for the next batch."""
+        """Begin a batch: only the decoder has queries. What is learned meanwhile counts for the next batch."""
         now = self.now({})
         return TokenBatch(now, now.searched, len(sources))
 
     @property
     def searched(self) -> Retriever:
-        """The retriever, with what was learnt up to now."""
-        if self.learnt is None:
+        """The retriever, with what was learned up to now."""
+        if self.learned is None:
             return self.retriever
-        entries = self.learnt.entries
+        entries = self.learned.entries
         retriever = entries.retriever or self.retriever
         if entries.empty:
             return retriever
-        assert isinstance(retriever, LearningRetriever)  # no other kind has pairs learnt alongside its datastore
-        return retriever.with_learnt(entries)
+        assert isinstance(retriever, LearningRetriever)  # no other kind has pairs learned alongside its datastore
+        return retriever.with_learned(entries)
 
     @property
-    def first_learnt(self) -> int | None:
-        """The first entry that was learnt, where some were. The guard is not for those: they are for texts unlike it."""
-        entries = self.learnt.entries if self.learnt is not None else None
+    def first_learned(self) -> int | None:
+        """The first entry that was learned, where some were. The guard is not for those: they are for texts unlike it."""
+        entries = self.learned.entries if self.learned is not None else None
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
     def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
@@ -137,7 +137,7 @@ class TokenMemory(Memory):
         Args:
             running_distance: fp32 [N], see `Course`.
         """
-        if self.domain is None or not self.settings.guard or self.first_learnt is not None:
+        if self.domain is None or not self.settings.guard or self.first_learned is not None:
             return neighbours
         far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
         ids, scores, values = neighbours
@@ -160,9 +160,9 @@ class TokenMemory(Memory):
         if self.domain is None or not self.settings.guard or course is None:
             return None
         familiarity = self.domain.familiarity(course.running_distance).unsqueeze(1)
-        if self.first_learnt is None:
+        if self.first_learned is None:
             return familiarity
-        return familiarity.expand_as(neighbours.scores).masked_fill(neighbours.ids >= self.first_learnt, 1.0)
+        return familiarity.expand_as(neighbours.scores).masked_fill(neighbours.ids >= self.first_learned, 1.0)
 
     def weight(self, neighbours: Neighbours, model: ModelView, kept: Tensor | None) -> Tensor:
         """Compute the interpolation weight of N tokens, fp32 [N], by policy and guard."""
@@ -190,7 +190,7 @@ class TokenMemory(Memory):
         scores, values, temperature = neighbours.scores, neighbours.values, self.settings.temperature
         kept = self.kept(neighbours, course)
         weight = self.weight(neighbours, model, kept)
-        if kept is not None and self.first_learnt is not None:
+        if kept is not None and self.first_learned is not None:
             retrieved = neighbour_log_probabilities(scores + temperature * kept.log(), values, temperature)
         elif retrieved is None:
             retrieved = neighbour_log_probabilities(scores, values, temperature)

@@ -54,21 +54,21 @@ class Retriever(Protocol):
 
 @runtime_checkable
 class LearningRetriever(Retriever, Protocol):
-    """A retriever that also searches what was learnt alongside its datastore."""
+    """A retriever that also searches what was learned alongside its datastore."""
 
     def project(self, states: Tensor) -> Tensor:
         """Make keys of the decoder's states, [N, d] in any float dtype."""
         ...
 
-    def with_learnt(self, entries: LearnedEntries) -> LearningRetriever:
-        """Return the same retriever with what was learnt up to a moment, whose entries are numbered after its own."""
+    def with_learned(self, entries: LearnedEntries) -> LearningRetriever:
+        """Return the same retriever with what was learned up to a moment, whose entries are numbered after its own."""
         ...
 
 
 class TokenRetriever:
     """The retriever of CLKNN and kNN-MT: projects queries as the keys were, searches the index, looks up values.
 
-    What was learnt alongside the datastore is searched together with it: its entries are numbered after the datastore's own.
+    What was learned alongside the datastore is searched together with it: its entries are numbered after the datastore's own.
 
     Args:
         datastore: an opened token datastore.
@@ -82,7 +82,7 @@ class TokenRetriever:
         self.projection = projection.to(device) if projection is not None else None
         values = as_tensor(datastore.values)
         self.values = (values if len(values) else values.new_zeros(1)).to(device)  # missing neighbours have some value
-        self.learnt: LearnedEntries | None = None
+        self.learned: LearnedEntries | None = None
         self._instead: str | None = None  # names the index of other entries
 
     def project(self, states: Tensor) -> Tensor:
@@ -92,28 +92,28 @@ class TokenRetriever:
     def search(self, queries: Tensor, k: int) -> Neighbours:
         """Find the k nearest entries of the decoder's states, [N, d] in any float dtype."""
         keys = self.project(queries)
-        if self.learnt is not None:
-            return self._search_both(keys, k, self.learnt)
+        if self.learned is not None:
+            return self._search_both(keys, k, self.learned)
         scores, ids = self.index.search(keys, k)
         return Neighbours(ids, scores, self.values[ids].long())
 
-    def _search_both(self, keys: Tensor, k: int, learnt: LearnedEntries) -> Neighbours:
-        """Find the k nearest of the datastore's entries, less those that were forgotten, and of those that were learnt."""
-        scores, ids = search_without(self.index, learnt.gone, keys, k)
+    def _search_both(self, keys: Tensor, k: int, learned: LearnedEntries) -> Neighbours:
+        """Find the k nearest of the datastore's entries, less those that were forgotten, and of those that were learned."""
+        scores, ids = search_without(self.index, learned.gone, keys, k)
         values = self.values[ids]
-        if learnt.index.size:
-            more, rows = learnt.index.candidates(keys, k)
-            values = torch.cat([values, learnt.values[rows]], dim=1)
+        if learned.index.size:
+            more, rows = learned.index.candidates(keys, k)
+            values = torch.cat([values, learned.values[rows]], dim=1)
             scores = torch.cat([scores, more], dim=1)
             ids = torch.cat([ids, torch.where(rows >= 0, rows + self.index.size, rows)], dim=1)
         # Places stand for ids, which may be missing: of equal scores the datastore's own come first.
         best, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
         return Neighbours(ids.gather(1, places), best, values.gather(1, places).long())
 
-    def with_learnt(self, entries: LearnedEntries) -> TokenRetriever:
-        """Return the same retriever with what was learnt up to a moment."""
+    def with_learned(self, entries: LearnedEntries) -> TokenRetriever:
+        """Return the same retriever with what was learned up to a moment."""
         other = copy.copy(self)
-        other.learnt = None if entries.empty else entries
+        other.learned = None if entries.empty else entries
         return other
 
     def with_entries(self, index: Index, values: Tensor, described: str) -> TokenRetriever:
@@ -125,13 +125,13 @@ class TokenRetriever:
             described: names the index in the signature.
         """
         other = copy.copy(self)
-        other.index, other.values, other.learnt, other._instead = index, values, None, described
+        other.index, other.values, other.learned, other._instead = index, values, None, described
         return other
 
     def describe(self) -> dict[str, object]:
         """Name all that decides what is retrieved, by name."""
         section = self.datastore.section
-        learnt = {} if self.learnt is None else {"learnt": self.learnt}
+        learned = {} if self.learned is None else {"learned": self.learned}
         return {
             "retriever": type(self).__name__,
             "store": short(self.datastore.keys_fingerprint),
@@ -139,5 +139,5 @@ class TokenRetriever:
             "keys": section.key_layer + (f"+{section.projection}" if section.projection is not None else ""),
             "index": self._instead or (EXACT if self.index.stands_in else section.index),
             "metric": section.index.metric,
-            **learnt,
+            **learned,
         }

@@ -57,7 +57,7 @@ class Learner:
         if not isinstance(retriever, LearningRetriever):
             raise ConfigurationError(
                 f"the retriever {type(retriever).__name__} cannot search what is learned: give it the methods of "
-                "fairseq_ccpr.LearningRetriever, project and with_learnt"
+                "fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         self.retriever, self.capture = retriever, tokens.capture
         self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
@@ -194,11 +194,11 @@ def learned_memory(system: System) -> LearnedMemory:
             f"{phrases.candidates.retriever.datastore.directory} has phrases alone, and learning needs tokens as "
             "well: add them with fairseq-ccpr build tokens, or fairseq-ccpr build memory, which adds an empty token part"
         )
-    if tokens is None or not isinstance(tokens.learnt, LearnedMemory):
+    if tokens is None or not isinstance(tokens.learned, LearnedMemory):
         raise ConfigurationError(
             "learning needs a token datastore: give one with --datastore, or make an empty one with fairseq-ccpr build memory"
         )
-    return tokens.learnt
+    return tokens.learned
 
 
 def tidy(text: str) -> str:

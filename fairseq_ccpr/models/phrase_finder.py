@@ -100,8 +100,8 @@ class PhraseFinder:
     def __init__(self, encoder: SpanEncoder, segmentation: Segmentation, pooled: bool = False) -> None:
         if segmentation.kind == LEARNED and not encoder.segments:
             raise ConfigurationError(
-                f"the segmentation {LEARNED} asks for an encoder that has learnt what a phrase is (CCPR), and this one (XPR) "
-                "has not: give lexicon:FILE, all or ngram:N"
+                f"the segmentation {LEARNED} asks for an encoder that has learned what a phrase is (CCPR), and this one "
+                "(XPR) has not: give lexicon:FILE, all or ngram:N"
             )
         self.encoder, self.segmentation = encoder, segmentation
         self.lexicon = read_phrases(segmentation.lexicon) if segmentation.lexicon else None
@@ -118,10 +118,10 @@ class PhraseFinder:
         """Everything besides the encoder that decides which spans are phrases and what their vectors are."""
         of = self.segmentation
         kind = LEXICON + short(of_file(of.lexicon)) if of.lexicon else of.kind
-        learnt = f",edges:{self.encoder.edges}" if of.kind == LEARNED else ""
+        learned = f",edges:{self.encoder.edges}" if of.kind == LEARNED else ""
         bf16 = ",bf16" if self.encoder.context.bf16 else ""
         name = f",{self.encoder.name}" if self.encoder.name else ""
-        return f"{kind}>{of.threshold}<={of.max_words}words{learnt}{bf16}{name}"
+        return f"{kind}>{of.threshold}<={of.max_words}words{learned}{bf16}{name}"
 
     @property
     def reads(self) -> TranslationStates | None:

@@ -1,4 +1,4 @@
-"""Two indexes searched as one: that of a datastore, and a small one over what was learnt alongside it."""
+"""Two indexes searched as one: that of a datastore, and a small one over what was learned alongside it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // The page of the server: ask, correct, remember, undo. Sentences as tokens come from the modules before.
 
 const KEY = "fairseq-ccpr-key"; // in the session's storage
-const learnt = new Map(); // ids of what was learnt here, by source sentence
+const learned = new Map(); // ids of what was learned here, by source sentence
 let cards = [], round = 0;
 
 // ---- the server
@@ -79,7 +79,7 @@ function makeCard(sentence, before = null) {
 }
 
 function showActions(card, changed = false) {
-  const { source } = card.sentence, id = learnt.get(source);
+  const { source } = card.sentence, id = learned.get(source);
   const button = (name, work, first = false) => make("button",
     { type: "button", class: first ? "button first" : "button", onclick: work }, name);
   card.editing = false;
@@ -110,7 +110,7 @@ function remember(card, target) {
   const { source } = card.sentence;
   attempt(async () => {
     const { id } = await ask("POST", "learn", { q: source, s: target });
-    learnt.set(source, id);
+    learned.set(source, id);
     showActions(card);
     return `Remembered. ${await refresh(source)}`;
   });
@@ -119,7 +119,7 @@ function remember(card, target) {
 function undo(source, id) {
   attempt(async () => {
     await ask("DELETE", `memory/${id}`);
-    for (const [text, of] of learnt) if (of === id) learnt.delete(text);
+    for (const [text, of] of learned) if (of === id) learned.delete(text);
     return `Forgotten. ${await refresh(source)}`;
   });
 }
@@ -143,7 +143,7 @@ async function refresh(source) {
   return changed === 1 ? "1 translation has changed." : `${changed} translations have changed.`;
 }
 
-// ---- what was learnt
+// ---- what was learned
 
 async function showMemory() {
   const { pairs, found } = await ask("GET", `memory?q=${encodeURIComponent(byId("search").value)}`);

@@ -109,7 +109,7 @@ class Service:
             },
         }
 
-    # ---- what is learnt
+    # ---- what is learned
 
     async def learn(self, asked: Parameters) -> dict[str, Any]:
         """Learn the sentence `q` and its translation `s`."""
@@ -125,7 +125,7 @@ class Service:
 
         def forget(translator: Translator) -> None:
             if all(pair.id != number for pair in translator.memory()):
-                raise bad(f"there is no pair {number} among what was learnt", 404)
+                raise bad(f"there is no pair {number} among what was learned", 404)
             translator.forget(number)
 
         await self._call(forget)

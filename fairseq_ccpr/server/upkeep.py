@@ -10,14 +10,14 @@ from fairseq_ccpr.errors import CcprError
 from fairseq_ccpr.inference.learning import learned_memory
 from fairseq_ccpr.translator import Translator
 
-COMPACTED_AT = 20_000  # learnt entries
-SHARE = 8  # or one learnt entry per this many of the datastore's own, if that is more: its index is rebuilt
+COMPACTED_AT = 20_000  # learned entries
+SHARE = 8  # or one learned entry per this many of the datastore's own, if that is more: its index is rebuilt
 
 logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """Compacts the datastore of a translator in a thread, when much was learnt alongside it.
+    """Compacts the datastore of a translator in a thread, when much was learned alongside it.
 
     Args:
         translator: whose memory it looks at.

@@ -19,7 +19,7 @@ from fairseq_ccpr.inference.sentences import Translation
 from fairseq_ccpr.server.upkeep import Upkeep
 from fairseq_ccpr.translator import Translator
 
-BATCH = 32  # sentences translated together, at most: pairs to be learnt wait that long
+BATCH = 32  # sentences translated together, at most: pairs to be learned wait that long
 EXPLAINED = 4  # sentences that are explained in a round, at most: each takes several times as long
 NEIGHBOURS = 16  # that are kept of each token
 MAX_WAITING = 1000  # requests
@@ -54,7 +54,7 @@ class Work:
 
     Each round takes the same number of sentences from every request that waits, so that a long text keeps nobody waiting,
     whether it is translated or explained. Before a round all calls are made that wait, such as `Translator.learn`: what was
-    learnt counts from that round on.
+    learned counts from that round on.
 
     Args:
         translator: which nothing else may use from now on.

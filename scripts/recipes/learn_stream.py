@@ -6,8 +6,8 @@ DATASTORE is copied first, and stays as it is; fairseq-ccpr build memory makes a
 decoding, such as knn_k=4. Three systems translate the text:
 
     alone    the model with DATASTORE as it is
-    stream   with the pairs before the sentence learnt as well
-    others   with all other pairs of the text learnt: what a memory of it could give
+    stream   with the pairs before the sentence learned as well
+    others   with all other pairs of the text learned: what a memory of it could give
 
 Printed are BLEU and chrF of each tenth of the text; the part of the gain of `others` over `alone` that `stream` has; the
 recall of words of the references that `alone` does not write, by how often the text had them before (R0, R1, R2+); and how
@@ -86,7 +86,7 @@ def translate(
         ids.append(translator.learn(source, reference))
         seconds.append(time.perf_counter() - start)
     signature = str(translator.signature)
-    times = Counter(ids)  # a pair that the text has several times is learnt once, and is among the others of itself
+    times = Counter(ids)  # a pair that the text has several times is learned once, and is among the others of itself
     texts[OTHERS] = []
     for (source, reference), number in zip(rows, ids):
         if times[number] == 1:

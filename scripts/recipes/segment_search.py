@@ -1,8 +1,8 @@
-"""How fast entries that were learnt are searched in lists and one by one, and how many of the nearest the lists find.
+"""How fast entries that were learned are searched in lists and one by one, and how many of the nearest the lists find.
 
 python scripts/recipes/segment_search.py DATASTORE [ENTRIES ...]
 
-As many of DATASTORE's keys as each of ENTRIES (1000 20000 200000) says stand for what was learnt, and 120 keys from beyond
+As many of DATASTORE's keys as each of ENTRIES (1000 20000 200000) says stand for what was learned, and 120 keys from beyond
 them for hypotheses. Times are those of one core that this process had, so that what else the machine does counts little; of
 several searches the shortest.
 """

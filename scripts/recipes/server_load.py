@@ -37,7 +37,7 @@ from fairseq_ccpr.text.pairs import read_pairs
 
 CLIENTS, MOST_REQUESTS, SENTENCES = (1, 8, 32), 20_000, 200
 HEADER = [
-    "clients", "requests", "requests/s", "p50, ms", "p95, ms", "learnt", "p50, ms", "p95, ms", "failed", "other answers",
+    "clients", "requests", "requests/s", "p50, ms", "p95, ms", "learned", "p50, ms", "p95, ms", "failed", "other answers",
     "memory, MiB", "afterwards",
 ]  # fmt: skip
 
@@ -47,28 +47,28 @@ class Load:
     """What clients sent, and what came of it."""
 
     sentences: list[str]
-    pairs: Iterator[tuple[str, str]]  # to be learnt
+    pairs: Iterator[tuple[str, str]]  # to be learned
     every: int  # how many requests of a client there are for one that learns; 0: none does
     known: dict[str, str] = field(default_factory=dict)  # translations
     translated: list[float] = field(default_factory=list)  # seconds
-    learnt: list[float] = field(default_factory=list)
+    learned: list[float] = field(default_factory=list)
     ids: set[int] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_pair(self) -> tuple[str, str]:
-        """Return a pair that is not learnt yet."""
+        """Return a pair that is not learned yet."""
         with self.lock:
             return next(self.pairs)
 
     def row(self, clients: int, seconds: float, process: int, before: float) -> list[Any]:
         """Return what is known as a row of the table, and forget the times."""
         others = self.faults.count("other")
-        count = len(self.translated) + len(self.learnt)
-        row = [clients, f"{count:,}", f"{count / seconds:.1f}", *quantiles(self.translated), f"{len(self.learnt):,}",
-               *quantiles(self.learnt), len(self.faults) - others, "" if self.every else others, f"{before:.0f}",
+        count = len(self.translated) + len(self.learned)
+        row = [clients, f"{count:,}", f"{count / seconds:.1f}", *quantiles(self.translated), f"{len(self.learned):,}",
+               *quantiles(self.learned), len(self.faults) - others, "" if self.every else others, f"{before:.0f}",
                f"{memory(process):.0f}"]  # fmt: skip
-        self.translated, self.learnt, self.faults = [], [], []
+        self.translated, self.learned, self.faults = [], [], []
         return row
 
 
@@ -168,11 +168,11 @@ def translate(connection: HTTPConnection, run: Load, sentence: str) -> None:
 
 
 def learn(connection: HTTPConnection, run: Load) -> None:
-    """Have a pair learnt."""
+    """Have a pair learned."""
     source, target = run.next_pair()
     start = time.perf_counter()
     number = json.loads(asked(connection, "POST", "/learn", q=source, s=target))["id"]
-    run.learnt.append(time.perf_counter() - start)
+    run.learned.append(time.perf_counter() - start)
     run.ids.add(number)
 
 

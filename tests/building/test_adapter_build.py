@@ -372,7 +372,7 @@ def test_systems_are_compared_with_significance(tmp_path: Path) -> None:
         fit_pca(torch.randn(10, 6), 7)
 
 
-def test_what_is_learnt_beside_an_adapters_keys(world: World, clknn: Path, tmp_path: Path) -> None:
+def test_what_is_learned_beside_an_adapters_keys(world: World, clknn: Path, tmp_path: Path) -> None:
     """It is projected as they are, counts in text that the guard keeps them from, and moves in beside them."""
     store = Path(shutil.copytree(clknn, tmp_path / "store"))
     pairs = list(read_pairs(world.folder / "test.tsv"))[:2]
@@ -381,14 +381,14 @@ def test_what_is_learnt_beside_an_adapters_keys(world: World, clknn: Path, tmp_p
     before = [one.text for one in translator.translate([source for source, _ in pairs])]
     assert "|guard:yes|" in str(translator.signature)
     number = translator.learn(*pairs[0])
-    learnt = [one.text for one in translator.translate([source for source, _ in pairs])]
-    assert learnt[0] == pairs[0][1] != before[0]
+    learned = [one.text for one in translator.translate([source for source, _ in pairs])]
+    assert learned[0] == pairs[0][1] != before[0]
     translator.close()
     call("compact", store, "--quiet", "--cpu")
     for name in ("projection.safetensors", "domain.safetensors"):
         assert (store / "token-1" / name).read_bytes() == (clknn / "token" / name).read_bytes()
     translator = Translator(datastore=store, **options)
-    assert [one.text for one in translator.translate([source for source, _ in pairs])] == learnt
+    assert [one.text for one in translator.translate([source for source, _ in pairs])] == learned
     translator.forget(number)
     assert [one.text for one in translator.translate([source for source, _ in pairs])] == before
     translator.close()

@@ -76,8 +76,8 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert "health         good" in call("inspect", store).stdout
     # ids, texts and explanations are as they were, and it goes on
     assert [one.id for one in found.memory()] == [5, 4, 3, 1]
-    learnt = {n.learnt for token in found.explain(sentences[0]).sentences[0].tokens for n in token.neighbours}
-    assert 1 in learnt and learnt <= {0, 1, 3, 4, 5}
+    learned = {n.learned for token in found.explain(sentences[0]).sentences[0].tokens for n in token.neighbours}
+    assert 1 in learned and learned <= {0, 1, 3, 4, 5}
     assert found.learn(*rows[0]) == 1 and found.learn(*rows[1]) == 6
     found.close()
     unchanged = contents(store)
@@ -87,7 +87,7 @@ def test_the_same_is_found_before_and_after(store: Path, rows: list[tuple[str, s
     assert contents(store)["tuned.json"] == unchanged["tuned.json"]
 
 
-def test_a_pair_that_has_moved_is_forgotten_as_if_it_never_had_been_learnt(
+def test_a_pair_that_has_moved_is_forgotten_as_if_it_never_had_been_learned(
     store: Path, rows: list[tuple[str, str]]
 ) -> None:
     sentences = [source for source, _ in rows[:2]]
@@ -214,9 +214,9 @@ def test_an_empty_memory_is_filled_and_emptied(world: World, rows: list[tuple[st
     assert "health         good" in call("inspect", tmp_path / "store").stdout
 
 
-def test_a_merge_refuses_what_was_learnt_and_is_not_compacted(store: Path, small: Path, tmp_path: Path) -> None:
+def test_a_merge_refuses_what_was_learned_and_is_not_compacted(store: Path, small: Path, tmp_path: Path) -> None:
     learning = store_at(store)
     learning.learn([new_pair(1)])
     learning.close()
     words = [store, f"other={small}", "--output", tmp_path / "merged", "--quiet"]
-    refused(call("merge", *words, check=False), r"store has learnt pairs \(1\), and only .*: fairseq-ccpr compact")
+    refused(call("merge", *words, check=False), r"store has learned pairs \(1\), and only .*: fairseq-ccpr compact")

@@ -125,7 +125,7 @@ def test_nothing_of_what_was_forgotten_is_left_in_any_file(store: Path) -> None:
 
 
 def test_phrases_that_come_later_move_later(store: Path) -> None:
-    """A pair may be learnt without phrases, move, and have phrases when it is learnt again."""
+    """A pair may be learned without phrases, move, and have phrases when it is learned again."""
     learning, make = store_at(store), maker(store)
     learning.learn([new_pair(1), new_pair(2)])
     learning.close()
@@ -134,7 +134,7 @@ def test_phrases_that_come_later_move_later(store: Path) -> None:
     learning = store_at(store)
     learning.learn([make(1)])
     words = [store, f"other={store}", "--output", store.with_name("merged"), "--quiet"]
-    refused(call("merge", *words, check=False), r"store has learnt pairs \(2\), and only")
+    refused(call("merge", *words, check=False), r"store has learned pairs \(2\), and only")
     learning.close()
     assert "1 pair moved into it, 0 that" in compacted(store)
     with pytest.raises(Exception, match="was compacted or built again since it was opened"):
@@ -153,10 +153,10 @@ def test_a_compacted_datastore_merges(store: Path, world: World, ccpr: Ccpr, tmp
     call("merge", store, "--remove", "store-learnt", "--output", tmp_path / "without", "--quiet")
     without, own = PhraseDatastore(tmp_path / "without"), PhraseDatastore(store)
     assert without.section.generation == 0 and without.section.sentences == own.section.sentences - 2
-    call("merge", store, "--remove", "store", "--output", tmp_path / "learnt", "--quiet")
-    learnt = PhraseDatastore(tmp_path / "learnt")
-    assert sentences_of(learnt) == [make(1).target, make(2).target]
-    assert "health         good" in call("inspect", tmp_path / "learnt").stdout
+    call("merge", store, "--remove", "store", "--output", tmp_path / "learned", "--quiet")
+    learned = PhraseDatastore(tmp_path / "learned")
+    assert sentences_of(learned) == [make(1).target, make(2).target]
+    assert "health         good" in call("inspect", tmp_path / "learned").stdout
 
 
 def test_a_kill_at_any_moment_changes_nothing_or_all(store: Path, rng: np.random.Generator) -> None:

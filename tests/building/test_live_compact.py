@@ -85,8 +85,8 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert section.generation == 1 and [one.name for one in section.sources] == ["store", "store-learnt"]
     assert {path.name for path in store.iterdir()} == {LEARNED, "manifest.json", "preprocessing", "token-1"}
     assert not find_anywhere(store, rows[1][0].encode(), rows[1][1].encode())
-    learnt = {n.learnt for one in translator.explain(sentences).sentences for t in one.tokens for n in t.neighbours}
-    assert {8, 6, 1} <= learnt and not {2, 3, 7} & learnt
+    learned = {n.learned for one in translator.explain(sentences).sentences for t in one.tokens for n in t.neighbours}
+    assert {8, 6, 1} <= learned and not {2, 3, 7} & learned
     # it still has the right to write, and does
     refused(call("compact", store, "--quiet", check=False), "is being written to by process")
     assert translator.learn(*rows[9]) == 9 and texts(translator, sentences)[9][0] == rows[9][1]

@@ -123,7 +123,7 @@ def test_decoder_uses_a_store_of_types(xpr: Xpr, world: World, store: Path) -> N
     assert other.stdout != done.stdout
     refused(
         call("fairseq-generate", *words, "--phrase-segmentation", "learned", check=False),
-        "the segmentation learned asks for an encoder that has learnt what a phrase is",
+        "the segmentation learned asks for an encoder that has learned what a phrase is",
     )
 
 

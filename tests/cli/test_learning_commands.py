@@ -47,7 +47,7 @@ def test_an_empty_memory_is_healthy_and_says_nothing(world: World, empty: Path, 
     assert [one.token_scores for one in memory.translate(sentences)] == [
         one.token_scores for one in alone.translate(sentences)
     ]
-    assert "|entries:0|keys:decoder_output+unit|" in str(memory.signature) and "learnt" not in str(memory.signature)
+    assert "|entries:0|keys:decoder_output+unit|" in str(memory.signature) and "learned" not in str(memory.signature)
 
 
 def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: list[tuple[str, str]]) -> None:
@@ -55,7 +55,7 @@ def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: 
     words = ["--datastore", store, "--cpu"]
     with files_up_to(100):
         done = call("learn", *words, "--source", source, "--target", target, check=False)
-    refused(done, r"learnt cannot be written \(.*\): nothing was changed; free some space")
+    refused(done, r"learned cannot be written \(.*\): nothing was changed; free some space")
     assert not LearnedStore(TokenDatastore(store)).pairs
     call("learn", *words, "--source", source, "--target", target)
     path = store / LEARNED / "0.journal"
@@ -64,7 +64,7 @@ def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: 
         done = call("learn", *words, "--source", other, "--target", translation, check=False)
     refused(done, r"0.journal cannot be written \(.*\): nothing was added to it; free some space")
     assert path.read_bytes() == before
-    assert "learnt 1 pair (id 2)" in call("learn", *words, "--source", other, "--target", translation).stdout
+    assert "learned 1 pair (id 2)" in call("learn", *words, "--source", other, "--target", translation).stdout
 
 
 def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(store: Path, rows: list[tuple[str, str]]) -> None:
@@ -75,19 +75,19 @@ def test_a_first_pair_counts_where_it_is_near_and_nowhere_else(store: Path, rows
     after = [one.text for one in translator.translate(sentences)]
     assert after[0] == rows[0][1] != before[0]
     explained = translator.explain(sentences[0]).sentences[0].tokens
-    assert all(token.neighbours[0].learnt == 1 for token in explained)
+    assert all(token.neighbours[0].learned == 1 for token in explained)
 
 
 def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]], tmp_path: Path) -> None:
     words = ["--datastore", store, "--cpu", "--quiet"]
     source, target = rows[0]
-    assert "learnt 1 pair (id 1)\n" in call("learn", *words, "--source", source, "--target", target).stdout
+    assert "learned 1 pair (id 1)\n" in call("learn", *words, "--source", source, "--target", target).stdout
     lines = [f"{one}\t{two}\n" for one, two in rows[:8]]
     (tmp_path / "m.tsv").write_text("".join([*lines, "Ein Satz\t \n", "Wort\t世界你好\n"]), encoding="utf-8")
     done = call("learn", *words, tmp_path / "m.tsv")
-    assert "learnt 7 pairs (ids 2 to 8); 1 were there already" in done.stdout
+    assert "learned 7 pairs (ids 2 to 8); 1 were there already" in done.stdout
     assert "left out 1: its target is empty" in done.stdout and "left out 1: half of its target" in done.stdout
-    assert "learnt         8 pairs" in call("inspect", store).stdout
+    assert "learned         8 pairs" in call("inspect", store).stdout
 
     shown = [line.split("\t") for line in call("memory", store).stdout.splitlines()]
     assert [int(line[0]) for line in shown] == list(range(8, 0, -1)) and shown[-1] == ["1", "2", source, target]
@@ -100,7 +100,7 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     assert 'srclang="de"' in (text := (tmp_path / "n.tmx").read_text()) and 'xml:lang="zh-Hant"' in text
     again = Path(shutil.copytree(store, tmp_path / "again"))
     shutil.rmtree(again / LEARNED)
-    assert "learnt 8 pairs" in call("learn", "--datastore", again, "--cpu", "--quiet", tmp_path / "m.tmx").stdout
+    assert "learned 8 pairs" in call("learn", "--datastore", again, "--cpu", "--quiet", tmp_path / "m.tmx").stdout
     of_both = [
         [(one.source, one.target) for one in LearnedStore(TokenDatastore(f)).pairs.values()] for f in (store, again)
     ]
@@ -118,7 +118,7 @@ def test_from_a_pair_and_files_and_back(store: Path, rows: list[tuple[str, str]]
     assert not call("memory", store).stdout
 
 
-def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learnt(
+def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learned(
     store: Path, rows: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     words = ["--datastore", store, "--cpu", "--quiet"]
@@ -126,7 +126,7 @@ def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learnt(
     (tmp_path / "m.tsv").write_bytes(lines[0] + b"a\tb\tc\n" + lines[1] + b"W\xf6rter\twords\n" + lines[2])
     done = call("learn", *words, tmp_path / "m.tsv")
     assert done.stdout.splitlines() == [
-        "learnt 3 pairs (ids 1 to 3)",
+        "learned 3 pairs (ids 1 to 3)",
         "left out 1: a line has 3 columns, and a pair has 2",
         "left out 1: a line is not UTF-8",
     ]
@@ -134,7 +134,7 @@ def test_bad_lines_are_left_out_and_a_damaged_file_says_what_was_learnt(
     (tmp_path / "cut.tsv.gz").write_bytes(packed[:-2000])
     cut = call("learn", *words, tmp_path / "m.tsv", tmp_path / "cut.tsv.gz", check=False)
     refused(cut, "cut.tsv.gz is damaged")
-    assert cut.stdout.startswith("learnt 0 pairs; 3 were there already, and are counted\n")
+    assert cut.stdout.startswith("learned 0 pairs; 3 were there already, and are counted\n")
 
 
 def test_what_cannot_work_is_refused(world: World, store: Path, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_cannot_work_is_refused(world: World, store: Path, tmp_path: Path) 
                  "--source", "eins", "--target", "one", check=False), "learning needs a token datastore")  # fmt: skip
     refused(call("forget", store, check=False), "say what to forget: give ids, or --all")
     nothing = call("learn", *words, "--source", "eins", "--target", " ", check=False)
-    assert nothing.returncode == 1 and "learnt 0 pairs\nleft out 1: its target is empty" in nothing.stdout
+    assert nothing.returncode == 1 and "learned 0 pairs\nleft out 1: its target is empty" in nothing.stdout
     pair = f"{world.model}:{world.other_model}"
     several = ["--path", pair, "--data", world.data_bin, *subword_options(world), "--output", tmp_path / "two"]
     refused(

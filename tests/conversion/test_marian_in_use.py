@@ -15,7 +15,7 @@ import sacrebleu
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.preprocessing import remembered
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import PROGRAM, ROOT, USER_DIR, assert_learnt_as_built, call, output_of, write_lines
+from tests.helpers import PROGRAM, ROOT, USER_DIR, assert_learned_as_built, call, output_of, write_lines
 from tests.marian_models import TAGS, TINY, transformers, write_marian
 from tests.small_models import random_encoders
 
@@ -118,10 +118,10 @@ def tagged(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["trained", "tagged"])
-def test_what_is_learnt_is_what_a_build_has(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> None:
+def test_what_is_learned_is_what_a_build_has(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> None:
     folder = request.getfixturevalue(name)
     store = Path(shutil.copytree(folder / "datastore", tmp_path / "store"))
-    assert_learnt_as_built(store, list(read_pairs(folder / "train.tsv"))[:8])
+    assert_learned_as_built(store, list(read_pairs(folder / "train.tsv"))[:8])
 
 
 def test_every_daily_command_takes_it(trained: Path, tuned: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_every_daily_command_takes_it(trained: Path, tuned: Path, tmp_path: Path
     call("explain", data_bin, *words, "--gen-subset", "test", "--sentences", 2, "--output", tmp_path / "page.html")
     assert source.split()[0] in (tmp_path / "page.html").read_text(encoding="utf-8")
 
-    assert "learnt 1 pair (id 1)" in call("learn", *words, "--source", source, "--target", target).stdout
+    assert "learned 1 pair (id 1)" in call("learn", *words, "--source", source, "--target", target).stdout
     assert call("memory", store).stdout.split("\t")[2:] == [source, f"{target}\n"]
     call("learn", *words, "--source", other, "--target", "What is not wanted.")
     assert "forgot 1 pair; 1 is left" in call("forget", store, 2).stdout

@@ -1,4 +1,4 @@
-"""What was learnt is searched with the datastore's own entries as if it were among them, or the forgotten ones were not."""
+"""What was learned is searched with the datastore's own entries as if it were among them, or the forgotten ones were not."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def equal(one: Neighbours, two: Neighbours, ids: bool = True) -> bool:
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 @pytest.mark.parametrize("own", [0, 3, 300])
 def test_both_together_are_one_search_over_all_entries(metric: str, own: int, rng: np.random.Generator) -> None:
-    for learnt in (1, 5, 70):
-        keys = torch.nn.functional.normalize(torch.randn(own + learnt, 16), dim=1).half()
+    for learned in (1, 5, 70):
+        keys = torch.nn.functional.normalize(torch.randn(own + learned, 16), dim=1).half()
         keys[-1] = keys[0]  # of equal scores the datastore's own entry comes first
-        values = torch.randint(4, 40, (own + learnt,), dtype=torch.int32)
+        values = torch.randint(4, 40, (own + learned,), dtype=torch.int32)
         queries = torch.cat([keys[:1].float(), torch.randn(7, 16)])
         retriever = retriever_over(keys[:own], values[:own], metric)
-        both = retriever.with_learnt(entries(keys[own:], values[own:], metric))
+        both = retriever.with_learned(entries(keys[own:], values[own:], metric))
         for k in (1, 4, 90, 400):
-            assert equal(both.search(queries, k), retriever_over(keys, values, metric).search(queries, k)), (learnt, k)
+            assert equal(both.search(queries, k), retriever_over(keys, values, metric).search(queries, k)), (learned, k)
 
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
@@ -80,20 +80,20 @@ def test_forgotten_entries_of_the_datastore_are_as_if_they_were_not_there(
     gone = torch.from_numpy(np.sort(rng.permutation(200)[:forgotten]))
     own = torch.from_numpy(np.setdiff1d(np.arange(200), gone.numpy()))
     queries = keys[::5].float()
-    learnt = keys[200:], values[200:], metric
+    learned = keys[200:], values[200:], metric
     retriever = retriever_over(keys[:200], values[:200], metric)
-    never = retriever_over(keys[own], values[own], metric).with_learnt(entries(*learnt))
+    never = retriever_over(keys[own], values[own], metric).with_learned(entries(*learned))
     for k in (1, 9, 60):
-        found = retriever.with_learnt(entries(*learnt, gone)).search(queries, k)
+        found = retriever.with_learned(entries(*learned, gone)).search(queries, k)
         assert equal(found, never.search(queries, k), ids=False)
         assert not np.isin(found.ids.numpy(), gone.numpy()).any()
 
 
-def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
+def test_with_nothing_learned_the_retriever_is_what_it_was() -> None:
     retriever = retriever_over(torch.randn(20, 16).half(), torch.arange(4, 24, dtype=torch.int32), "l2")
     nothing = entries(torch.empty(0, 16).half(), torch.empty(0, dtype=torch.int32), "l2")
-    other = retriever.with_learnt(nothing)
-    assert isinstance(other, LearningRetriever) and other.learnt is None
+    other = retriever.with_learned(nothing)
+    assert isinstance(other, LearningRetriever) and other.learned is None
     assert (
         equal(other.search(torch.randn(3, 16), 4), retriever.search(torch.zeros(3, 16) + torch.randn(3, 16), 4))
         is False
@@ -103,19 +103,19 @@ def test_with_nothing_learnt_the_retriever_is_what_it_was() -> None:
 
 
 def learning(ensemble: Any, count: int) -> Any:
-    """The ensemble of `test_beam_step`, alongside whose datastore something was learnt, and forgotten."""
+    """The ensemble of `test_beam_step`, alongside whose datastore something was learned, and forgotten."""
     retriever = ensemble.memory("tokens").retriever
     keys = torch.nn.functional.normalize(torch.randn(count, 16), dim=1).half()
     values = torch.randint(4, 7, (count,), dtype=torch.int32)
     made = entries(keys, values, retriever.index.metric, torch.arange(3, 9))
     memory: Any = SimpleNamespace(entries=made)
-    tokens = replace(ensemble.memory("tokens"), retriever=retriever, learnt=memory)
+    tokens = replace(ensemble.memory("tokens"), retriever=retriever, learned=memory)
     return ensemble.replacing(tokens, trust=ensemble.trust)
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("metric", ["l2", "ip"])
-def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(metric: str) -> None:
+def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learned(metric: str) -> None:
     counts = []
     for count in (2000, 4000):
         with watching(NoRoundTrip):
@@ -129,15 +129,15 @@ def test_a_step_makes_no_round_trip_and_as_many_operations_whatever_was_learnt(m
     assert counts[0] == counts[1] > 0
 
 
-def test_a_batch_that_has_begun_does_not_see_what_is_learnt_meanwhile() -> None:
+def test_a_batch_that_has_begun_does_not_see_what_is_learned_meanwhile() -> None:
     ensemble = make_ensemble("l2", CPU)
     wanted = list(two_steps(ensemble, CPU))
     other = learning(ensemble, 900)
-    learnt = other.memory("tokens").learnt.entries
-    other.memory("tokens").learnt.entries = entries(learnt.index.keys[:0], learnt.values[:0], "l2")
+    learned = other.memory("tokens").learned.entries
+    other.memory("tokens").learned.entries = entries(learned.index.keys[:0], learned.values[:0], "l2")
     steps = two_steps(other, CPU)
     assert torch.equal(next(steps), wanted[0])
-    other.memory("tokens").learnt.entries = learnt
+    other.memory("tokens").learned.entries = learned
     assert torch.equal(next(steps), wanted[1])
     assert not torch.equal(next(two_steps(other, CPU)), wanted[0])
 
@@ -220,7 +220,7 @@ def test_an_empty_memory_has_nothing_to_say() -> None:
 
 @pytest.mark.parametrize("metric", ["l2", "ip"])
 def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
-    """Against a plain loop; text that is as far as can be is left what was learnt, and text that is not all."""
+    """Against a plain loop; text that is as far as can be is left what was learned, and text that is not all."""
     keys = torch.nn.functional.normalize(torch.randn(50, 16), dim=1).half()
     values = torch.randint(4, 9, (50,), dtype=torch.int32)
     made = entries(keys[30:], values[30:], metric, first=30)
@@ -230,7 +230,7 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
     course: Any = SimpleNamespace(running_distance=None)
     capture: Any = None
     memory = TokenMemory(
-        capture, retriever_over(keys[:30], values[:30], metric), settings, 3, domain=domain, learnt=made
+        capture, retriever_over(keys[:30], values[:30], metric), settings, 3, domain=domain, learned=made
     )
     queries, log_probs = torch.randn(3, 16), torch.randn(3, 9).log_softmax(dim=1)
     neighbours = neighbours_of(memory, queries)
@@ -249,7 +249,7 @@ def test_the_guard_is_for_the_datastores_own_entries_alone(metric: str) -> None:
 def test_scores_of_references_are_those_of_beam_search(
     world: World, decode: Callable[..., Any], check_rescoring: Callable[..., None], tmp_path: Path
 ) -> None:
-    """fairseq-generate finds what was learnt as well, step by step and when it scores references."""
+    """fairseq-generate finds what was learned as well, step by step and when it scores references."""
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     own = TokenDatastore(folder)
     memory = LearnedMemory(own, CPU)

@@ -104,9 +104,9 @@ def test_both_together_are_one_datastore(
     each = [one for of_sentence in found for query in of_sentence for one in query.retrieved]
     own = PhraseDatastore(folder)
     texts = {number: pair.target for number, pair in zip(ids, divided.rest)}
-    assert {bool(one.learnt) for one in each} == {True, False}
-    assert all((one.learnt > 0) == (one.entry >= own.section.size) for one in each)
-    assert all(texts[one.learnt] == one.sentence for one in each if one.learnt)
+    assert {bool(one.learned) for one in each} == {True, False}
+    assert all((one.learned > 0) == (one.entry >= own.section.size) for one in each)
+    assert all(texts[one.learned] == one.sentence for one in each if one.learned)
 
 
 def test_what_was_forgotten_is_as_if_it_never_had_been_learned(
@@ -155,8 +155,8 @@ def test_what_has_moved_is_found_and_forgotten_as_before(
     wanted = retriever_of(never, encoder).retrieve(divided.queries, beside(never, other))
     assert without_ids(found, entries=False) == without_ids(wanted, entries=False)
     texts = {number: pair.target for number, pair in zip(ids, divided.rest)}
-    each = [one for of_sentence in found for query in of_sentence for one in query.retrieved if one.learnt]
-    assert each and all(texts[one.learnt] == one.sentence for one in each)
+    each = [one for of_sentence in found for query in of_sentence for one in query.retrieved if one.learned]
+    assert each and all(texts[one.learned] == one.sentence for one in each)
 
 
 def test_token_ids_of_both_are_those_of_one(divided: Divided, folder: Path) -> None:

@@ -27,7 +27,7 @@ from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.inference.sentences import batches_of, encode
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
-from tests.helpers import DEMO, USER_DIR, assert_learnt_as_built, call, equal, output_of, refused, write_lines
+from tests.helpers import DEMO, USER_DIR, assert_learned_as_built, call, equal, output_of, refused, write_lines
 from tests.small_models import random_encoders
 
 COUNT = 16
@@ -255,11 +255,11 @@ def test_phrases_are_found_in_text_without_tags(several: Several, tmp_path: Path
     assert len(list(system.translate([source]))) == 1
 
 
-def test_what_is_learnt_is_what_a_build_has(several: Several, tmp_path: Path) -> None:
+def test_what_is_learned_is_what_a_build_has(several: Several, tmp_path: Path) -> None:
     """Tags as in training, none of them a key where decoding forces it; an empty memory is for one pair as well."""
     store = Path(shutil.copytree(several.datastore, tmp_path / "store"))
     rows = list(read_pairs(several.data_bin.parent / "rows.tsv"))
-    assert_learnt_as_built(store, rows)
+    assert_learned_as_built(store, rows)
     words = several.words("--data", several.data_bin)
     words[words.index("--gen-subset") : words.index("--gen-subset") + 2] = []
     call("build memory", *words, "--output", tmp_path / "empty")

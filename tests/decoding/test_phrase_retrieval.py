@@ -36,7 +36,7 @@ def encoder(ccpr: Ccpr) -> PhraseEncoder:
 
 
 def retrieve(ccpr: Ccpr, store: Path, text: str | bytes, *extra: object, check: bool = True) -> Any:
-    """Run the command on a text; the learnt segmentation of so small an encoder is unsure of most phrases."""
+    """Run the command on a text; the learned segmentation of so small an encoder is unsure of most phrases."""
     data = text if isinstance(text, bytes) else text.encode()
     words = [
         store,
@@ -228,7 +228,7 @@ def test_output_is_as_documented() -> None:
     ]  # fmt: skip
     parsed = json.loads(as_json("Grüße", QUERIES[:1]))
     assert parsed["sentence"] == "Grüße" and parsed["phrases"][0]["retrieved"][1] == {
-        "entry": 3, "string": "the earth", "sentence": SENTENCE, "start": 62, "end": 71, "score": 0.5, "learnt": 0,
+        "entry": 3, "string": "the earth", "sentence": SENTENCE, "start": 62, "end": 71, "score": 0.5, "learned": 0,
     }  # fmt: skip
     assert "Grüße" in as_json("Grüße", [])
 

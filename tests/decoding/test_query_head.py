@@ -186,7 +186,7 @@ def test_what_is_retrieved_is_what_the_head_asks_for(
     task, models = load(cfg)
     memory = task.build_ensemble(models).memory("phrases")
     retriever = memory.candidates.retriever
-    assert isinstance(retriever.encoder, PhraseEncoder)  # for what is learnt
+    assert isinstance(retriever.encoder, PhraseEncoder)  # for what is learned
     texts = ["Und Gott sprach zu Noah.", "Er ging hinaus."]
     found = PhraseFinder(head, retriever.finder.segmentation).find(texts)
     scores, _ = ExactIndex(torch.from_numpy(np.array(retriever.datastore.keys)).float(), "ip").search(found.vectors, 1)

@@ -116,7 +116,7 @@ def test_html_keeps_its_tags(server: Served, pairs: list[tuple[str, str]]) -> No
     )
 
 
-def test_what_is_learnt_counts_is_shown_and_is_forgotten(server: Served, pairs: list[tuple[str, str]]) -> None:
+def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs: list[tuple[str, str]]) -> None:
     source, target = pairs[2]
     before = server.ask("/translate", "POST", q=source)[1]["translatedText"]
     assert before != target
@@ -129,15 +129,15 @@ def test_what_is_learnt_counts_is_shown_and_is_forgotten(server: Served, pairs: 
     _, memory = server.ask(f"/memory?q={quote(source.split()[0])}&limit=5")
     assert {"id": number, "source": source, "target": target, "count": 2} in memory["pairs"] and memory["found"] == 1
     _, explanation = server.ask(f"/explain?q={quote(source)}")
-    learnt = {one["learnt"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]}
-    assert number in learnt and explanation["sentences"][0]["translation"] == target
+    learned = {one["learned"] for token in explanation["sentences"][0]["tokens"] for one in token["neighbours"]}
+    assert number in learned and explanation["sentences"][0]["translation"] == target
     assert server.ask(f"/memory/{number}", "DELETE") == (200, {"success": True})
     assert server.ask("/translate", "POST", q=source)[1]["translatedText"] == before
     status, answer = server.ask(f"/memory/{number}", "DELETE")
-    assert status == 404 and answer["error"] == f"there is no pair {number} among what was learnt"
+    assert status == 404 and answer["error"] == f"there is no pair {number} among what was learned"
 
 
-def test_much_that_was_learnt_is_compacted_while_the_server_answers(
+def test_much_that_was_learned_is_compacted_while_the_server_answers(
     new_translator: Callable[..., Translator], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "COMPACTED_AT", 40)
@@ -240,7 +240,7 @@ def test_what_cannot_be_translated_is_refused(server: Served, sent: dict, status
         ("/nowhere", b"", FORM, 404, "there is no path /nowhere"),
         ("/health", b"", FORM, 405, "POST is not allowed for /health: use GET"),
         ("/learn", b"q=a", FORM, 400, "the parameter s is missing"),
-        ("/learn", b"q=+&s=a", FORM, 400, "the pair was not learnt: its source is empty"),
+        ("/learn", b"q=+&s=a", FORM, 400, "the pair was not learned: its source is empty"),
         ("/explain", b"q=+", FORM, 400, "the parameter q has no sentence"),
     ],
 )
@@ -279,7 +279,7 @@ def test_a_key_keeps_others_out(
 def test_the_command_serves_and_ends_when_told(
     world: World, tmp_path: Path, pairs: list[tuple[str, str]], told: signal.Signals
 ) -> None:
-    """No other learns or compacts meanwhile, though nothing was learnt yet; what was asked before it is told to end is
+    """No other learns or compacts meanwhile, though nothing was learned yet; what was asked before it is told to end is
     answered, and it ends well; texts are in no log."""
     store = shutil.copytree(world.datastore, tmp_path / "store")
     words = ["--datastore", store, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]

@@ -1,4 +1,4 @@
-"""Who waits for whom: nobody for a long text, and what is to be learnt for no more than the round that has begun."""
+"""Who waits for whom: nobody for a long text, and what is to be learned for no more than the round that has begun."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shown(explanation: Explanation) -> list[Any]:
 
 
 def test_a_long_text_keeps_nobody_waiting_and_is_explained_as_a_whole(work: Work, pairs: list[tuple[str, str]]) -> None:
-    """Explained and translated texts, and pairs to be learnt; and what is explained by parts is what it would be at once."""
+    """Explained and translated texts, and pairs to be learned; and what is explained by parts is what it would be at once."""
     sentences = [source for source, _ in pairs[:7]]
     tokens = encode_sentences(work.translator, sentences)
     wanted = work.translator.explain(sentences)
@@ -66,10 +66,10 @@ def test_a_long_text_keeps_nobody_waiting_and_is_explained_as_a_whole(work: Work
     assert [one.text for one in translated.result()[:7]] == [one.translation for one in wanted.sentences]
 
 
-def test_all_that_is_to_be_learnt_counts_before_the_next_round(work: Work, pairs: list[tuple[str, str]]) -> None:
+def test_all_that_is_to_be_learned_counts_before_the_next_round(work: Work, pairs: list[tuple[str, str]]) -> None:
     long = work.translate([source for source, _ in pairs[:20]])
-    learnt = {f"learn{n}": work.call(lambda t, pair=pair: t.learn(*pair)) for n, pair in enumerate(pairs[:3])}
+    learned = {f"learn{n}": work.call(lambda t, pair=pair: t.learn(*pair)) for n, pair in enumerate(pairs[:3])}
     after = work.translate([pairs[2][0]])
-    ended = in_order(long=long, **learnt, after=after)
-    assert set(ended[:3]) == set(learnt) and ended[-1] == "long"
+    ended = in_order(long=long, **learned, after=after)
+    assert set(ended[:3]) == set(learned) and ended[-1] == "long"
     assert after.result()[0].text == pairs[2][1]

@@ -1,4 +1,4 @@
-"""Tokenizers and subwords of fairseq, learnt from verses, and dictionaries of their symbols."""
+"""Tokenizers and subwords of fairseq, learned from verses, and dictionaries of their symbols."""
 
 from __future__ import annotations
 

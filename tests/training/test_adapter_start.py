@@ -72,7 +72,7 @@ def assert_is_pca(adapter: TokenAdapter, keys: np.ndarray) -> None:
 def test_training_starts_from_principal_components(world: World, held_out: Path, tmp_path: Path, width: int) -> None:
     keys = TokenDatastore(world.datastore).keys
     assert keys.shape[1] == 32
-    # Nothing is learnt in it.
+    # Nothing is learned in it.
     call(*training(world, held_out, tmp_path, 1, "--adapter-output-dim", width, "--optimizer", "sgd", "--lr", 0))
     assert_is_pca(TokenAdapter.load(tmp_path / LAST), keys)
 

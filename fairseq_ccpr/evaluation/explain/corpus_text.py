@@ -46,21 +46,21 @@ class CorpusText:
     Args:
         datastore: the entries of a sentence follow each other, token by token.
         to_text: from tokens of the target language to text.
-        learnt: the pairs learnt alongside it, whose entries are numbered after its own.
+        learned: the pairs learned alongside it, whose entries are numbered after its own.
     """
 
     def __init__(
-        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learnt: LearnedEntries | None = None
+        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learned: LearnedEntries | None = None
     ) -> None:
-        self.datastore, self.to_text, self.learnt = datastore, to_text, learnt
+        self.datastore, self.to_text, self.learned = datastore, to_text, learned
         self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
 
     def place(self, entry: int) -> Place:
-        """Return the sentence that an entry belongs to, of the datastore or learnt, and its place there."""
+        """Return the sentence that an entry belongs to, of the datastore or learned, and its place there."""
         if (row := entry - self.datastore.section.size) >= 0:
-            assert self.learnt is not None
-            pair, position = self.learnt.place(row)
-            tokens = self.learnt.values[row - position : row - position + pair.tokens].long().cpu()
+            assert self.learned is not None
+            pair, position = self.learned.place(row)
+            tokens = self.learned.values[row - position : row - position + pair.tokens].long().cpu()
             text = self.to_text(tokens)
             return text, *place(tokens, position, text, self.to_text)
         position = int(self.datastore.provenance[entry, 1])
@@ -68,12 +68,12 @@ class CorpusText:
         text = self._text_once(first)
         return text, *place(self._tokens(first), position, text, self.to_text)
 
-    def learnt_pair(self, entry: int) -> LearnedPair | None:
-        """Return the pair that an entry was learnt from; None for one that the datastore was built with."""
-        if self.learnt is None:
+    def learned_pair(self, entry: int) -> LearnedPair | None:
+        """Return the pair that an entry was learned from; None for one that the datastore was built with."""
+        if self.learned is None:
             return None
         row = entry - self.datastore.section.size
-        return self.learnt.place(row)[0] if row >= 0 else self.learnt.moved_pair(entry)
+        return self.learned.place(row)[0] if row >= 0 else self.learned.moved_pair(entry)
 
     def _tokens(self, first: int) -> Tensor:
         """Return the sentence whose first entry is given."""

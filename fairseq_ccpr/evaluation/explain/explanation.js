@@ -14,7 +14,7 @@ function phraseList(sentence) {
   const item = (found) => make("li", {},
     make("span", { class: "score" }, found.score.toFixed(2)),
     marked(found, "by-phrase", 60),
-    found.learnt ? make("span", { class: "muted" }, ` · learnt: ${found.learnt}`) : null,
+    found.learned ? make("span", { class: "muted" }, ` · learned: ${found.learned}`) : null,
     found.usable ? null
       : make("span", { class: "muted" }, " · not used: its subwords are those of a better one, or cannot be cut out"));
   const list = make("ul");

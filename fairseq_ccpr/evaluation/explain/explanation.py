@@ -49,7 +49,7 @@ class Neighbour:
     sentence: int
     start: int
     end: int  # of the token; `start` where it is the end of the sentence
-    learnt: int = 0  # the id of the pair that it was learnt from; 0: the datastore was built with it
+    learned: int = 0  # the id of the pair that it was learned from; 0: the datastore was built with it
 
 
 @dataclass
@@ -101,7 +101,7 @@ class ShownPhrase:
     start: int
     end: int
     usable: bool  # whether it can be written in the decoder's subwords
-    learnt: int = 0  # the id of the pair that it was learnt from; 0: the datastore was built with it
+    learned: int = 0  # the id of the pair that it was learned from; 0: the datastore was built with it
 
 
 @dataclass
@@ -295,9 +295,9 @@ class Explainer:
         for entry, value, score in zip(entries[: self.most_neighbours], values, scores):
             text, start, end = self.corpus.place(entry)
             symbol, number = self.dictionary.symbols[value], self.texts.number(text)
-            pair = self.corpus.learnt_pair(entry)
-            learnt = pair.id if pair is not None else 0
-            explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end, learnt))
+            pair = self.corpus.learned_pair(entry)
+            learned = pair.id if pair is not None else 0
+            explained.neighbours.append(Neighbour(symbol, _short(score), number, start, end, learned))
 
     def _add_votes(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
         record, gave = breakdown.text.records.get(PhraseMemory.name), breakdown.phrase_votes
@@ -338,7 +338,7 @@ class Explainer:
                         one.start,
                         one.end,
                         (number, rank) in usable,
-                        one.learnt,
+                        one.learned,
                     )
                     for rank, one in enumerate(query.retrieved)
                 ],

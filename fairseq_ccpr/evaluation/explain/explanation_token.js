@@ -155,7 +155,7 @@ function neighbours(token) {
   const item = (one) => make("li", {},
     make("span", { class: "score" }, score(one.score)),
     marked(one, one.symbol === token.symbol ? "by-token" : "by-model"),
-    one.learnt ? make("span", { class: "muted" }, ` · learnt: ${one.learnt}`) : null);
+    one.learned ? make("span", { class: "muted" }, ` · learned: ${one.learned}`) : null);
   const count = token.neighbours.length, all = token.neighbours_found;
   return make("section", {},
     make("h4", {}, "Token datastore"),
@@ -174,7 +174,7 @@ function votes(sentence, token) {
       make("div", {}, make("span", { class: "score" }, found.score.toFixed(2)),
         make("b", language(data.target_language), cut(data.texts[found.sentence], found.start, found.end)), " for ",
         make("span", language(data.source_language), quoted(query.text)),
-        make("span", { class: "muted" }, ` · ${PLACES[vote.place]}${found.learnt ? ` · learnt: ${found.learnt}` : ""}`)),
+        make("span", { class: "muted" }, ` · ${PLACES[vote.place]}${found.learned ? ` · learned: ${found.learned}` : ""}`)),
       make("div", { class: "small" }, marked(found, "by-phrase")));
   };
   const some = token.votes_found === 1 ? "1 phrase" : `${token.votes_found} phrases`;

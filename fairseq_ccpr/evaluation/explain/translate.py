@@ -123,8 +123,11 @@ def _explain(
     for memory in ensemble.voting:
         if isinstance(memory, TokenMemory):
             datastore = memory.retriever.datastore
-            learnt = memory.learnt.entries if memory.learnt is not None else None
-            corpus, score_name = CorpusText(datastore, target_text, learnt), SCORE_NAMES[datastore.section.index.metric]
+            learned = memory.learned.entries if memory.learned is not None else None
+            corpus, score_name = (
+                CorpusText(datastore, target_text, learned),
+                SCORE_NAMES[datastore.section.index.metric],
+            )
     explainer = Explainer(task.target_dictionary, target_text, corpus, Texts(), most_neighbours)
     explained: list[SentenceExplanation] = []
     for sample in samples:

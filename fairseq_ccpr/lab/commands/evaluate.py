@@ -295,11 +295,11 @@ translation. Any of several translations counts; ties count as errors.
   CKPT            fairseq-train --task phrase_lexicon (XPR): the mean over sentences of its states, projected; or
                   --task phrase_contrast (CCPR): the mean of its vectors
   DIR             directory of fairseq-ccpr convert: the mean of its states, without training
-  {ORTHOGONAL}DIR  the same, source vectors turned by an orthogonal matrix learnt from the pairs of --train
+  {ORTHOGONAL}DIR  the same, source vectors turned by an orthogonal matrix learned from the pairs of --train
   {MUSE}            multilingual universal sentence encoder: of the phrase (--sentences 0), or the mean of its sentences
 
 The setting says what a system was trained on: unsupervised, supervised (this language pair), zero-shot (another one),
-multilingual (this one and others); other, where it learnt from something else.
+multilingual (this one and others); other, where it learned from something else.
 """)
 def evaluate_types(
     data: list[str] = option(help="parts of fairseq-ccpr lexicon, such as test", nargs="+", metavar="[NAME=]DIR"),

@@ -14,7 +14,7 @@ from fairseq_ccpr.lab.mining.pair_method import PairMatcher, PairMethod
 from fairseq_ccpr.lab.mining.two_way import TwoWayMethod
 from fairseq_ccpr.settings import option
 
-LEARNT_FROM = 8  # candidates of each labelled source, those of the highest margins
+LEARNED_FROM = 8  # candidates of each labelled source, those of the highest margins
 RIDGE = 1.0
 STEPS = 30
 
@@ -46,12 +46,12 @@ class LogisticMethod(PairMethod):
         pairs, evidence = matcher.hiding(labels.rows, labels.hidden)
         margins = evidence.margins()
         order = np.lexsort((-margins, pairs.rows))
-        chosen = order[np.arange(len(order)) - np.searchsorted(pairs.rows, pairs.rows) < LEARNT_FROM]
+        chosen = order[np.arange(len(order)) - np.searchsorted(pairs.rows, pairs.rows) < LEARNED_FROM]
         right = (pairs.columns == labels.gold[pairs.rows])[chosen]
         margin, votes, alike, length, bias = fit(features(evidence)[chosen], right).tolist()
-        learnt = LogisticMethod(margin=margin, votes=votes, alike=alike, length=length, bias=bias)
-        answers = matcher.scored_by(learnt)(labels.rows, labels.hidden)
-        return learnt, score(decide(answers, learnt.threshold), labels.gold).f1
+        learned = LogisticMethod(margin=margin, votes=votes, alike=alike, length=length, bias=bias)
+        answers = matcher.scored_by(learned)(labels.rows, labels.hidden)
+        return learned, score(decide(answers, learned.threshold), labels.gold).f1
 
 
 def features(evidence: Evidence) -> np.ndarray:

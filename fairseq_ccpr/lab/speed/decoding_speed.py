@@ -100,7 +100,7 @@ class SpeedTest:
                 keys, values = grow(store.keys, store.values, entries, unit, self.device)
                 searched = make_index(keys, choice, store.section.index.metric)
                 made[store.directory] = searched.index, values, str(searched.description)
-            tokens = replace(tokens, retriever=retriever.with_entries(*made[store.directory]), learnt=None)
+            tokens = replace(tokens, retriever=retriever.with_entries(*made[store.directory]), learned=None)
             generator.model = ensemble.replacing(tokens, trust=ensemble.trust)
             self.signatures[f"{name}, {entries:,} keys"] = generator.model.signature()
 
