@@ -149,8 +149,8 @@ def forget(
 
 @command("""\
 Show the sentence pairs that a datastore has learned, newest first: id, how often each was learned, source and target,
-separated by tabs. Words after the folder restrict the list to pairs that contain all of them. The exit code is 1 if the journal is
-damaged: pairs before the damage are kept and shown.
+separated by tabs. Words after the folder restrict the list to pairs that contain all of them. The exit code is 1 if the
+journal is damaged: what the damage did not hit is kept and shown.
 
   fairseq-ccpr memory datastores/mine
   fairseq-ccpr memory datastores/mine guten morgen
