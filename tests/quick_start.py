@@ -2,7 +2,7 @@
 
 fairseq composes its configuration with Hydra, a quarter of a second each time, and starts a process to read data; the tests
 here do both a thousand times over, with models that translate in milliseconds. Adapters are trained in processes that import
-everything anew; here they are forked off one that has.
+everything anew; here they are forked off one that has. What tuning trains is trained with fewer updates.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fairseq_ccpr.building import adapter_training
+from fairseq_ccpr.evaluation.tuning import training
 from tests.helpers import begin
 
 hydra_compose, fairseq_dataset_args = utils.compose, options.add_dataset_args
@@ -81,3 +82,4 @@ def install() -> None:
     utils.compose = compose
     options.add_dataset_args = add_dataset_args
     adapter_training.run_child = run_child
+    training.UPDATES, training.VOTE_UPDATES = 120, 60

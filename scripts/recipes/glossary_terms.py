@@ -4,8 +4,8 @@ python scripts/recipes/glossary_terms.py MODEL PAIRS.tsv TRAINING.tsv [SENTENCES
 
 The glossary is drawn from word alignments of PAIRS.tsv, which are learned with TRAINING.tsv: source words of 4 letters or
 more that are there 2 to 20 times, with the word that most of their links go to. An occurrence counts where the reference has
-it as well; --constraints is given just those. The three translate the same sentences, some at a time in turns; speed is by the
-processor's time, so that other programs change it little.
+it as well; --constraints is given just those. The three translate the same sentences, some at a time in turns; speed is by
+the processor's time, so that other programs change it little.
 """
 
 import copy

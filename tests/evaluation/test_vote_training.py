@@ -33,9 +33,8 @@ def text_of(world: World, words: list[object]) -> tuple[list[Alongside], PhraseM
 
 @pytest.mark.parametrize("kind", ["phrases", "joint"])
 def test_votes_are_better_than_their_start_on_sentences_held_out(
-    world: World, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    world: World, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(training, "VOTE_UPDATES", 60)
     text, memory = text_of(world, request.getfixturevalue(kind))
     before = {name: value.clone() for name, value in memory.votes.state_dict().items()}
     learned = train_votes(memory, [text])
