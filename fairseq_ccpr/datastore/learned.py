@@ -343,9 +343,9 @@ class LearnedStore:
 
     def _keep_phrases(self, number: int, phrases: PairPhrases) -> None:
         section = self.phrase_section
-        if not self._has_phrases and self._journal.lost:
-            return  # what they belong to is lost
-        if not self._has_phrases or section is None or phrases.keys.shape[1] != section.dimension:
+        if not self._has_phrases:
+            return  # what they belong to is lost, and they are until they are learned again
+        if section is None or phrases.keys.shape[1] != section.dimension:
             raise DatastoreError(
                 f"{self.path} has phrases that do not belong to {self.datastore.directory}: move it away, and learn again"
             )
