@@ -55,7 +55,7 @@ def test_a_full_disk_is_told_before_anything_is_acknowledged(store: Path, rows: 
     words = ["--datastore", store, "--cpu"]
     with files_up_to(100):
         done = call("learn", *words, "--source", source, "--target", target, check=False)
-    refused(done, r"learned cannot be written \(.*\): nothing was changed; free some space")
+    refused(done, r"learnt cannot be written \(.*\): nothing was changed; free some space")
     assert not LearnedStore(TokenDatastore(store)).pairs
     call("learn", *words, "--source", source, "--target", target)
     path = store / LEARNED / "0.journal"

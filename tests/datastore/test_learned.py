@@ -65,7 +65,7 @@ def test_a_pair_that_is_learned_again_is_counted(folder: Path) -> None:
 def test_one_writes_and_others_read_until_it_closes(folder: Path) -> None:
     first, second = store_at(folder), store_at(folder)
     first.learn([new_pair(1)])
-    with pytest.raises(DatastoreError, match=r"learned is being written to by process \d+ on "):
+    with pytest.raises(DatastoreError, match=r"learnt is being written to by process \d+ on "):
         second.learn([new_pair(2)])
     with pytest.raises(DatastoreError, match="is being written to by process"):
         second.forget([1])
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_written_is_read_and_not_learned_beside(folder: 
             for name in ("with", "without"):
                 store = store_at(Path(open_to_all) / name)
                 with pytest.raises(
-                    DatastoreError, match=r"learned cannot be written \(Permission denied\), as learning requires"
+                    DatastoreError, match=r"learnt cannot be written \(Permission denied\), as learning requires"
                 ):
                     store.learn([new_pair(2)])
         assert contents(Path(open_to_all)) == before
