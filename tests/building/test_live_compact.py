@@ -68,7 +68,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     begun = translator.ensemble.now().memory("tokens")  # type: ignore[union-attr]
     assert begun is not None
     states = torch.randn(3, 32)
-    found = begun.search(states, 8)
+    found = begun.searched.search(states, 8)
     before: list[Any] = []
 
     def meanwhile() -> None:
@@ -80,7 +80,7 @@ def test_what_comes_meanwhile_is_there_afterwards(
     assert translator.compact()
     assert texts(translator, sentences) == before == texts(Translator(datastore=store, **KEEN), sentences)
     assert [(one.id, one.count) for one in translator.memory()] == [(8, 1), (6, 1), (5, 1), (4, 1), (1, 2)]
-    assert all(map(torch.equal, begun.search(states, 8), found))  # with files that are gone
+    assert all(map(torch.equal, begun.searched.search(states, 8), found))  # with files that are gone
     section = TokenDatastore(store).section
     assert section.generation == 1 and [one.name for one in section.sources] == ["store", "store-learnt"]
     assert {path.name for path in store.iterdir()} == {LEARNED, "manifest.json", "preprocessing", "token-1"}

@@ -88,7 +88,7 @@ def test_pairs_stay_pairs(world: World, tmp_path: Path, caplog: pytest.LogCaptur
         sides = [line.split("\t")[number] if line.count("\t") == 1 else "" for line in lines]
         (tmp_path / f"test.{language}").write_bytes("\n".join(sides).encode() + b"\n\xff\n")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(world.folder / "test.tsv"), model_prefix=str(tmp_path / "spm"), vocab_size=300, minloglevel=2,
+        input=str(world.folder / "test.tsv"), model_prefix=str(tmp_path / "spm"), vocab_size=250, minloglevel=2,
         normalization_rule_name="identity",
     )  # fmt: skip
     preparation.write_dictionary(tmp_path / "spm.model", tmp_path / "dict.txt")
