@@ -28,23 +28,22 @@ from tests.trained import Workshop
 LONGEST = [
     "decoding/test_decoding.py",
     "training/test_ccpr.py",
-    "decoding/test_trust.py",
     "building/test_adapter_build.py",
-    "lab/experiments/test_experiments.py",
-    "lab/experiments/test_recipes.py",
-    "server/test_server.py",
     "evaluation/test_trust_training.py",
-    "building/test_monolingual.py",
-    "decoding/test_extensions.py",
-    "lab/experiments/test_experiment_stages.py",
-    "lab/test_xpr_training.py",
+    "decoding/test_trust.py",
+    "building/test_beyond_memory.py",
     "decoding/test_phrase_decoding.py",
+    "lab/experiments/test_experiments.py",
     "test_translator.py",
-    "decoding/test_query_head.py",
-    "cli/test_commands.py",
-    "conversion/test_marian_in_use.py",
-    "lab/test_retrieved_phrases.py",
+    "decoding/test_extensions.py",
+    "lab/experiments/test_recipes.py",
+    "lab/experiments/test_experiment_stages.py",
+    "decoding/test_multilingual.py",
+    "building/test_monolingual.py",
     "test_translator_resources.py",
+    "server/test_server.py",
+    "building/test_live_compact.py",
+    "cli/test_commands.py",
 ]
 quick_start.install()
 torch.set_num_threads(1)  # as in the processes the tests start: results are compared to the bit
@@ -57,7 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that take long first, those with other trained fixtures in turn: so two processes end at the same time."""
+    """Put the files that take longest first: the last are short, so that two processes end at about the same time.
+
+    The first two train what the others need, each another part of it.
+    """
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(order)))
 

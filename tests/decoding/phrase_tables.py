@@ -46,7 +46,7 @@ def make_table(batch: list[list[Found]], borders: np.ndarray = NOWHERE) -> Phras
 def judge(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log_probs: Tensor) -> Tensor:
     """What each phrase gives to the token it proposes, where a model says log p_NMT, fp32 [H, V]."""
     proposals = state.proposals()
-    consent = Consent.of(Distribution(log_probs).at(proposals.values))
+    consent = Consent.of(Distribution(log_probs).view(proposals.values))
     given: Tensor = votes(proposals, consent, votes.prior(table)[state.rows])
     return given
 

@@ -157,7 +157,7 @@ def check_merged(votes: PhraseVotes, table: PhraseTable, state: PhraseState, log
     """What phrases propose together is what each proposes, added up."""
     each = state.proposals().continuation(judge(votes, table, state, log_probs), table.most_distinct)
     proposals, scores = state.merged(votes.prior(table), votes.covered_factor)
-    model = Distribution(log_probs).at(proposals.values)
+    model = Distribution(log_probs).view(proposals.values)
     together = proposals.continuation(votes(proposals, Consent.of(model), scores), table.most_distinct)
     for one, other in zip((each.mass, each.going, spread(each)), (together.mass, together.going, spread(together))):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -217,7 +217,7 @@ def test_a_sentence_is_followed_through_words_that_no_phrase_has() -> None:
     token=st.floats(0, ALMOST_ALL, width=32), phrase=st.floats(0, 1, width=32), most=st.sampled_from([0.0, 0.5, 0.9])
 )
 def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: float) -> None:
-    shares = limit_weights(torch.tensor([token]), torch.tensor([phrase]), most)
+    shares = limit_weights([torch.tensor([token]), torch.tensor([phrase])], [False, True], most)
     assert float(sum(shares)) <= max(most, token) + 1e-6
     if not phrase:
         assert shares[0].item() == torch.tensor(token).item()  # to the bit
@@ -231,7 +231,7 @@ def test_shares_are_limited_and_sum_to_one(token: float, phrase: float, most: fl
         Vote(one, torch.tensor([[0.4, 0.4, 0.6]]).log(), shares[0]),
         Vote(other, torch.tensor([[0.0, 1.0]]).log(), shares[1]),
     ]
-    mixed = interpolate_(log_probs.clone(), *votes).exp()
+    mixed = interpolate_(log_probs.clone(), votes).exp()
     expected = (1 - sum(shares)) * log_probs.exp()
     expected[0, 3] += 0.4 * shares[0].item()
     expected[0, 5] += 0.6 * shares[0].item()

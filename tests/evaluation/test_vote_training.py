@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,12 +13,15 @@ import torch
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust_file import load_trust
+from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches, load
 from fairseq_ccpr.evaluation.tuning import training
 from fairseq_ccpr.evaluation.tuning.grids import Alongside
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
 from fairseq_ccpr.evaluation.tuning.training import HELD_OUT, train_votes
+from fairseq_ccpr.evaluation.tuning.tune import Candidate
 from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.inference.system import System
 from tests.helpers import call
 from tests.small_models import World
 
@@ -49,8 +54,15 @@ def test_votes_are_better_than_their_start_on_sentences_held_out(
 
 
 def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp_path: Path) -> None:
+    """Where trust translates best, as some scores have it."""
+
+    def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
+        bleu = {one.name: 1.0 + (one.ensemble.trust is not None) for one in tried} | {"base": 0.5}
+        return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
+
     words = [*world.options("--no-progress-bar"), *map(str, phrases)]
-    call("tune", *words, "--output", tmp_path / "options")
+    with patch("fairseq_ccpr.evaluation.tuning.tune._decode", scored):
+        call("tune", *words, "--output", tmp_path / "options")
     cfg = parse_generation([*words, *(tmp_path / "options").read_text().split()])
     task, models = load(cfg)
     votes = PhraseVotes()
