@@ -142,7 +142,7 @@ def test_full_disk_names_the_file_and_leaves_nothing(world: World, tmp_path: Pat
             world.data_bin,
             *world.options()[5:],
             "--sentences",
-            1,
+            8,
             "--output",
             tmp_path / "page.html",
         ]

@@ -9,14 +9,19 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.evaluation.translation.scores import TranslationScores
 from fairseq_ccpr.evaluation.translation.test_set import batches
 from fairseq_ccpr.evaluation.tuning.grids import Alongside, with_settings
 from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
+from fairseq_ccpr.evaluation.tuning.tune import Candidate
+from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage.files import MANIFEST
 from tests.decoding.phrase_ensembles import load_ensemble, mixed_and_phrase_vote, retrieving
 from tests.helpers import call, edit_manifest, equal, refused
@@ -43,9 +48,16 @@ def options_in(words: list[str], wanted: list[str]) -> bool:
 
 
 def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[object], tmp_path: Path) -> None:
+    """Where both translate best, as some scores have it."""
+
+    def scored(system: System, tried: list[Candidate], samples: list[Any]) -> Any:
+        bleu = {one.name: 1.0 + len(one.ensemble.voting) for one in tried} | {"base": 0.5}
+        return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
+
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
-    shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
+    with patch("fairseq_ccpr.evaluation.tuning.tune._decode", scored):
+        shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "75 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()
     assert "--knn-k" in chosen and "--phrase-lambda" in chosen and options_in(chosen, shaping)

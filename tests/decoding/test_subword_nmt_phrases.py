@@ -11,10 +11,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
 
+from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Vote
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch
+from fairseq_ccpr.decoding.phrase_votes import PhraseTable
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.phrase_ensembles import retrieving
 from tests.helpers import run
@@ -76,11 +77,11 @@ def test_phrases_are_whole_words_in_beam_search(
     symbols = read_symbols(Path(data) / "dict.en.txt")
     sources, targets = ([pair[side] for pair in pairs["test"]] for side in (0, 1))
     counts = {"in words": 0, "after quotes": 0, "phrases": 0}
-    vote, start = PhraseBatch.vote, vars(PhraseBatch)["of"].__func__
+    vote, lay_out = PhraseBatch.vote, PhraseBatch.lay_out
 
-    def watched_vote(batch: PhraseBatch, tokens: Tensor, log_probs: Tensor) -> Vote:
+    def watched_vote(batch: PhraseBatch, step: Step) -> Vote:
         """Nothing but phrases that have begun proposes letters within a word."""
-        said, state = vote(batch, tokens, log_probs), batch.state
+        tokens, said, state = step.tokens, vote(batch, step), batch.state
         begun, values = state.matched & batch.table.phrases[state.rows, :, 3], state.proposals().values
         for row, last in enumerate(tokens[:, -1].tolist()):
             if tokens.size(1) == 1 or not symbols[last].endswith(CONTINUED):
@@ -94,7 +95,7 @@ def test_phrases_are_whole_words_in_beam_search(
                 counts["in words"] += 1
         return said
 
-    def watched_start(cls: type, phrases: list, *others: Any) -> PhraseBatch:
+    def watched_start(batch: PhraseBatch, phrases: list, table: PhraseTable) -> None:
         """Each phrase is the subwords of its string."""
         for sentence in phrases:
             found = sentence.candidates
@@ -103,8 +104,7 @@ def test_phrases_are_whole_words_in_beam_search(
                 written = " ".join(symbols[token] for token in tokens[:length].tolist()).removesuffix(CONTINUED)
                 assert written.replace(f"{CONTINUED} ", "") == strings[query][rank].string
                 counts["phrases"] += 1
-        batch: PhraseBatch = start(cls, phrases, *others)
-        return batch
+        lay_out(batch, phrases, table)
 
     def number(text: str) -> int:
         return sources.index(difflib.get_close_matches(text, sources, 1, 0)[0])
@@ -115,7 +115,7 @@ def test_phrases_are_whole_words_in_beam_search(
         with (
             retrieving(targets, number),
             patch.object(PhraseBatch, "vote", watched_vote),
-            patch.object(PhraseBatch, "of", classmethod(watched_start)),
+            patch.object(PhraseBatch, "lay_out", watched_start),
         ):
             found = decode(*words)
     assert min(counts.values()) > 10, counts

@@ -17,7 +17,7 @@ from fairseq_ccpr.search.base import IndexRequest, RemoteKeys
 from fairseq_ccpr.search.index_plan import index_bytes, plan_index
 from fairseq_ccpr.search.recall import recall_of_sample
 from tests.helpers import ROOT, call, refused
-from tests.small_models import World, build
+from tests.small_models import PAIRS, World, build
 from tests.vectors import clustered
 
 
@@ -73,7 +73,7 @@ def test_a_new_backend_serves_a_datastore(brute: None, world: World, tmp_path: P
     generate = call("fairseq-generate", *words, "--datastore", store).stdout
     exact = call("fairseq-generate", *words).stdout
     sentences = [[line for line in text.splitlines() if line.startswith("D-")] for text in (generate, exact)]
-    assert len(sentences[0]) == 40
+    assert len(sentences[0]) == PAIRS["test"]
     assert [line.split("\t")[2] for line in sentences[0]] == [line.split("\t")[2] for line in sentences[1]]
     del BACKENDS["brute"]
     try:
