@@ -77,9 +77,7 @@ class AdaptiveTrust(Trust):
     def untrained(cls, memories: Sequence[Memory], small: bool) -> Trust:
         """Make one for the neighbours and the temperature of the settings."""
         if [memory.name for memory in memories] != [TokenMemory.name]:
-            raise ConfigurationError(
-                "--task translation_adaptive is for a token datastore alone: leave out the phrases"
-            )
+            raise ConfigurationError("--task translation_adaptive is for tokens alone: leave out the phrases")
         settings: TokenRetrievalSettings = memories[0].settings  # type: ignore[attr-defined]
         return cls({TokenMemory.name: []}, settings.k, settings.temperature)
 
@@ -105,8 +103,9 @@ class AdaptiveTrust(Trust):
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
         """Mix distributions of the nearest 1, 2, 4, ... neighbours."""
         scores, counts, found = inputs.split(self.neighbours, dim=1)
-        z = (torch.cat([scores, counts], dim=1) - self.mean) / self.scale
-        chosen = self.network(z).softmax(dim=1)  # [N, 1 + R]
+        chosen = self.network((torch.cat([scores, counts], dim=1) - self.mean) / self.scale).softmax(
+            dim=1
+        )  # [N, 1 + R]
         logits = (scores / self.temperature).masked_fill(found == 0, float("-inf"))
         spread = torch.zeros_like(logits)
         for number, rank in enumerate(self.ranks, start=1):
