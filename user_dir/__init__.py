@@ -103,9 +103,7 @@ class AdaptiveTrust(Trust):
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
         """Mix distributions of the nearest 1, 2, 4, ... neighbours."""
         scores, counts, found = inputs.split(self.neighbours, dim=1)
-        chosen = self.network((torch.cat([scores, counts], dim=1) - self.mean) / self.scale).softmax(
-            dim=1
-        )  # [N, 1 + R]
+        chosen = self.network((torch.cat([scores, counts], dim=1) - self.mean) / self.scale).softmax(dim=1)
         logits = (scores / self.temperature).masked_fill(found == 0, float("-inf"))
         spread = torch.zeros_like(logits)
         for number, rank in enumerate(self.ranks, start=1):
