@@ -167,7 +167,8 @@ def flip_bits(folder: Path, flips: int, rng: np.random.Generator) -> None:
     learning.close()
     states = [_without(changes, missing, make) for missing in range(len(changes))]
     states.append(_without(changes, None, make))
-    whole, ends, hit = learning.path.read_bytes(), [0], []  # of each record, and the change that it is
+    whole, ends = learning.path.read_bytes(), [0]
+    hit: list[int] = []  # the change that each record is
     for record in Journal(learning.path).read():
         ends.append(ends[-1] + 32 + len(record))
         hit.append(-1 if record[0] in (HEADER, PHRASE_IDENTITY) else sum(one >= 0 for one in hit))
