@@ -1,6 +1,6 @@
 """Rewriting datastores: merged with others, without a corpus, or with the pairs learned alongside. Nothing is encoded again.
 
-All are one algorithm: copy the rows of sentences that stay and append those that come, number the sentences anew, index the
+All are one algorithm: copy the rows of sentences that stay and append those that come, renumber the sentences, index the
 keys, publish. What differs is which sentences stay (`Rows.renumber`), and what stands alongside the rows of each kind.
 
 A merge appears under its name when it is complete. Compaction replaces parts of a datastore that others may be reading:

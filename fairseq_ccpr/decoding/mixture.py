@@ -260,7 +260,7 @@ def limit_weights(weights: Sequence[Tensor], bounded: Sequence[bool], most: floa
     if not any(bounded):
         return list(weights)
     free = reduce(torch.add, (w for w, one in zip(weights, bounded) if not one), torch.zeros_like(weights[0]))
-    # 1 where no memory has a weight; 0 / 0 where none is allowed either.
+    # Where no weight is above 0, the scale is 1; it would be 0 / 0 if `most` is 0 as well.
     scale = (free.clamp_min(most) / reduce(torch.add, weights)).nan_to_num(1.0).clamp_max(1.0)
     return [weight * scale for weight in weights]
 

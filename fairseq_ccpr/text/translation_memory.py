@@ -337,7 +337,7 @@ class _Xliff(_Reading):
                         yield from self.pair(ours.get(mid, ""), theirs.get(mid, ""))
 
     def _foreign(self, source: Element, target: Element) -> str:
-        """Say which side is in another language, by its own attribute or the file's; empty if none is."""
+        """Name the side that is in another language, by its attribute or the file's; empty if neither is."""
         said = [("source", source.get(XML_LANG, "")), ("target", target.get(XML_LANG, ""))]
         for side, language in said + [(LANGUAGES[name], language) for name, language in self.languages.items()]:
             if language and not same_language(language, wanted := self.source if side == "source" else self.target):

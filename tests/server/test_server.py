@@ -279,8 +279,8 @@ def test_a_key_keeps_others_out(
 def test_the_command_serves_and_ends_when_told(
     world: World, tmp_path: Path, pairs: list[tuple[str, str]], told: signal.Signals
 ) -> None:
-    """No other learns or compacts meanwhile, though nothing was learned yet; what was asked before it is told to end is
-    answered, and it ends well; texts are in no log."""
+    """No other process learns or compacts while it runs; requests before the signal are answered, the exit code is 0, and
+    no log has texts."""
     store = shutil.copytree(world.datastore, tmp_path / "store")
     words = ["--datastore", store, "--cpu", "--max-len-b", 45, "--port", 0, "--log", "requests"]
     process = begin("fairseq-ccpr serve", *words, out=tmp_path / "url", err=tmp_path / "err")

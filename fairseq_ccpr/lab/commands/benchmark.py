@@ -43,7 +43,7 @@ Measure, for token datastores of any size, decoding speed relative to plain fair
     --systems knn-mt=datastores/raw clknn=datastores/clknn clknn+phrases=datastores/clknn:datastores/phrases \\
     --sizes 10000 100000 1000000 --json benchmark.json --plot benchmark.png > benchmark.md
 
-A system is a name and what fairseq-generate is told as --datastore; its token part is cut down or filled up to each of the
+A system is a name and the --datastore of fairseq-generate; its token part is cut down or filled up to each of the
 sizes, with keys around its own and tokens as frequent as its own. Two systems are always measured: base, which is plain
 fairseq, and base+, the same with the beam search that retrieval brings along. Systems take turns, repeat by
 repeat. All other options are those of fairseq-generate --task translation_retrieval, and hold for every system.
