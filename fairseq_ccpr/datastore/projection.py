@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.timing import PROJECTION, phase
+from fairseq_ccpr import timing
 
 PCA_ROWS = 1 << 18  # a random sample of so many rows fits a PCA of a few hundred dimensions
 
@@ -63,7 +63,7 @@ class KeyProjection(nn.Module):
         both = torch.cat([identity, -identity])
         return cls(_linear(both, both.new_zeros(2 * dimension)), _linear(both.T, both.new_zeros(dimension)))
 
-    @phase(PROJECTION)
+    @timing.phase(timing.PROJECTION)
     def forward(self, states: Tensor) -> Tensor:
         """Compute g(h), [H, d] of any float dtype -> fp32 [H, d_key], each of length 1."""
         z = self.output(torch.relu(self.hidden(states.to(self.hidden.weight.dtype))))

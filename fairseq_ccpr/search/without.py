@@ -8,14 +8,14 @@ from torch import Tensor
 from fairseq_ccpr.search.base import Index
 from fairseq_ccpr.search.exact import largest
 
-SPARE = 64  # entries that are looked for beyond k at first, at most
+FIRST_SPARE = 64  # entries that are looked for beyond k at first, at most
 DEEPER = 4  # times as many the next time, where more than the spare were gone
 
 
 def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Find the k nearest entries of each query that are not gone.
 
-    Nothing asks the device for a number while no more than `SPARE` entries are gone. Where more are, queries that find too
+    Nothing asks the device for a number while no more than `FIRST_SPARE` entries are gone. Where more are, queries that find too
     few are searched for once more, and deeper.
 
     Args:
@@ -29,7 +29,7 @@ def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple
     if not len(gone):
         return index.search(queries, k)
     most = max(k, min(k + len(gone), index.deepest))
-    depth = min(most, k + SPARE)
+    depth = min(most, k + FIRST_SPARE)
     scores, ids, more = _left(index, gone, queries, depth, k)
     while depth < most and len(rows := (more & (ids[:, -1] < 0)).nonzero()[:, 0]):
         depth = min(most, DEEPER * depth)
