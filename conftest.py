@@ -17,7 +17,7 @@ from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from tests import quick_start

@@ -28,8 +28,7 @@ setup(
     package_data={
         "fairseq_ccpr": ["py.typed"],
         "fairseq_ccpr.cli": ["*.json"],
-        "fairseq_ccpr.evaluation": ["*.css"],
-        "fairseq_ccpr.evaluation.explain": ["*.html", "*.css", "*.js"],
+        "fairseq_ccpr.evaluation": ["*.html", "*.css", "*.js"],
         "fairseq_ccpr.server": ["*.html", "*.css", "*.js"],
         "fairseq_ccpr.lab.experiments": ["*.html", "*.css", "*.options"],
     },

@@ -11,7 +11,6 @@ from fairseq_ccpr import models as models
 from fairseq_ccpr import training as training
 from fairseq_ccpr.datastore.phrase import PhraseDatastore as PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore as TokenDatastore
-from fairseq_ccpr.decoding.language_tags import LanguageTags as LanguageTags
 from fairseq_ccpr.decoding.memory import Memory as Memory
 from fairseq_ccpr.decoding.memory import MemoryBatch as MemoryBatch
 from fairseq_ccpr.decoding.memory import Step as Step
@@ -21,6 +20,7 @@ from fairseq_ccpr.decoding.mixture import Vote as Vote
 from fairseq_ccpr.decoding.options import PhraseSettings as PhraseSettings
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings as TokenRetrievalSettings
 from fairseq_ccpr.decoding.options import TranslationRetrievalConfig as TranslationRetrievalConfig
+from fairseq_ccpr.decoding.retrieval_task import LanguageTags as LanguageTags
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask as RetrievalTask
 from fairseq_ccpr.decoding.task import TranslationRetrievalTask as TranslationRetrievalTask
 from fairseq_ccpr.decoding.token_memory import TokenMemory as TokenMemory
@@ -32,8 +32,8 @@ from fairseq_ccpr.decoding.trust import Decision as Decision
 from fairseq_ccpr.decoding.trust import Trust as Trust
 from fairseq_ccpr.decoding.trust import TrustStep as TrustStep
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.inference.hub import refuse_retrieval_by_hub
-from fairseq_ccpr.inference.sentences import Translation as Translation
+from fairseq_ccpr.inference.resources import refuse_retrieval_by_hub
+from fairseq_ccpr.inference.system import Translation as Translation
 from fairseq_ccpr.lab import xpr
 from fairseq_ccpr.translator import Translator as Translator
 

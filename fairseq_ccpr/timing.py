@@ -1,4 +1,4 @@
-"""Where time goes: code marks its phases, and a timer adds them up while there is one.
+"""Where time goes: phases that code marks and a timer adds up, and progress bars, all alike.
 
     @phase(SEARCH)
     def search(self, queries): ...
@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
+from typing import TypeVar
 
 import torch
+from tqdm import tqdm
 
 # Of a decoding step; the rest is the encoder and beam search. Phrases are found once per sentence, then followed each step.
 DECODER, PROJECTION, SEARCH, MERGE = "decoder", "projection", "search", "merge"
@@ -101,3 +104,36 @@ class PhaseTimer:
         if self._running and (running := self._running[-1]) is not None:
             self.seconds[running.name] += now - self._since
         self._since = now
+
+
+T = TypeVar("T")
+
+
+def progress_bar(
+    what: str, unit: str, items: Iterable[T] | None = None, *, total: int | None = None, done: int = 0,
+    quiet: bool = False, delay: float = 0.0,
+) -> tqdm[T]:  # fmt: skip
+    """Return a bar over items, or one that advances by `update`.
+
+    Args:
+        what: is being done.
+        unit: what is counted.
+        total: units until the end; large numbers are shown as 12.3k.
+        done: how many of them an earlier run has done; they are not in the rate.
+        quiet: without a bar.
+        delay: seconds before it is shown.
+    """
+    scaled, hidden = total is not None or items is None, quiet or None  # None: hidden where there is no terminal
+    return tqdm(
+        items, what, total, unit=unit, unit_scale=scaled, initial=done, disable=hidden, delay=delay, dynamic_ncols=True
+    )
+
+
+def progress_over(
+    items: Sequence[T], what: str, unit: str, size: Callable[[T], int], quiet: bool = False
+) -> Iterator[T]:
+    """Iterate over items, such as batches, of `size` units each, with a bar that counts units."""
+    with progress_bar(what, unit, total=sum(map(size, items)), quiet=quiet) as bar:
+        for item in items:
+            yield item
+            bar.update(size(item))

@@ -15,11 +15,10 @@ from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, NotWritableError
-from fairseq_ccpr.evaluation.explain.explanation import Explanation
-from fairseq_ccpr.evaluation.explain.translate import explain_sentences
-from fairseq_ccpr.inference.arguments import words_by_name
+from fairseq_ccpr.evaluation.explain import explain_sentences
+from fairseq_ccpr.evaluation.explanation import Explanation
 from fairseq_ccpr.inference.learning import Learner, learned_memory
-from fairseq_ccpr.inference.resources import configure_system
+from fairseq_ccpr.inference.resources import configure_system, words_by_name
 from fairseq_ccpr.inference.system import FP32, PRECISIONS, System
 
 logger = logging.getLogger(__name__)

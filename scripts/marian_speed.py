@@ -31,7 +31,7 @@ from sentencepiece import SentencePieceProcessor
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.conversion.marian import CHECKPOINT, Direction, convert_marian
+from fairseq_ccpr.conversion import CHECKPOINT, Direction, convert_marian
 from fairseq_ccpr.text.pairs import read_lines, read_pairs
 
 DEMO = ROOT / "datastores" / "demo"

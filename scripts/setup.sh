@@ -16,7 +16,7 @@ fi
 . .venv/bin/activate
 
 stamp=.venv/installed-$EXTRAS
-if [ ! -e "$stamp" ] || [ -n "$(find setup.py fairseq_ccpr/extras.py constraints.txt -newer "$stamp")" ]; then
+if [ ! -e "$stamp" ] || [ -n "$(find setup.py fairseq_ccpr/errors.py constraints.txt -newer "$stamp")" ]; then
   echo "installing (a few minutes the first time)" >&2
   python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$EXTRAS]"
   touch "$stamp"

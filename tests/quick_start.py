@@ -20,8 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fairseq_ccpr.building import adapter_training
-from fairseq_ccpr.evaluation.tuning import training
+from fairseq_ccpr.building import adapter_build
+from fairseq_ccpr.evaluation import trust_training
 from tests.helpers import begin
 
 hydra_compose, fairseq_dataset_args = utils.compose, options.add_dataset_args
@@ -81,5 +81,5 @@ def install() -> None:
     """Let commands in this process use them."""
     utils.compose = compose
     options.add_dataset_args = add_dataset_args
-    adapter_training.run_child = run_child
-    training.UPDATES, training.VOTE_UPDATES = 120, 60
+    adapter_build.run_child = run_child
+    trust_training.UPDATES, trust_training.VOTE_UPDATES = 120, 60

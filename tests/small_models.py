@@ -21,12 +21,11 @@ from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.text.sentencepiece_model import read_pieces
-from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.text.sentencepiece import read_pieces
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.text.tokenizers import load_tokenizer
+from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, load_tokenizer
 from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
-from fairseq_ccpr.training.contrast_draw import ContrastOptions
+from fairseq_ccpr.training.contrast_sampler import ContrastOptions
 from tests.helpers import DEMO, USER_DIR, call
 
 PAIRS = {"train": 600, "valid": 24, "test": 20}

@@ -15,7 +15,7 @@ from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.models import span_encoder
+from fairseq_ccpr.models import phrase_encoder
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, refused, write_lines
 from tests.killing import store_at
@@ -117,7 +117,7 @@ def test_a_text_decoded_as_fairseq_does_has_what_was_learned_and_the_command_ret
 def test_no_phrase_encoder_is_loaded_without_phrases(
     world: World, tmp_path: Path, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (span_encoder, __import__("fairseq_ccpr.decoding.phrase_retriever", fromlist=["name"])):
+    for module in (phrase_encoder, __import__("fairseq_ccpr.decoding.phrase_retriever", fromlist=["name"])):
         monkeypatch.setattr(module, "load_phrase_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
     folder = Path(shutil.copytree(world.datastore, tmp_path / "store"))
     translator = Translator(datastore=folder, max_len_b=45, device="cpu")

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 import fairseq_ccpr
 from fairseq_ccpr.cli import main
-from fairseq_ccpr.progress import progress_bar, progress_over
 from fairseq_ccpr.storage.files import check_checksums, describe_files
+from fairseq_ccpr.timing import progress_bar, progress_over
 from tests.helpers import call
 from tests.small_models import World, build_options
 
@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 def bars(do: Callable[[], object]) -> str:
     """What a terminal is shown by bars that are drawn at each step."""
-    with redirect_stderr(shown := Terminal()), patch("fairseq_ccpr.progress.tqdm", partial(tqdm, mininterval=0)):
+    with redirect_stderr(shown := Terminal()), patch("fairseq_ccpr.timing.tqdm", partial(tqdm, mininterval=0)):
         do()
     return shown.getvalue()
 

@@ -11,8 +11,14 @@ import numpy as np
 
 from fairseq_ccpr.building.part import TOKENS, Part
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
-from fairseq_ccpr.datastore.projection import KeyProjection, ProjectionDescription
-from fairseq_ccpr.datastore.token import PROJECTION, SYMBOLS, TokenDatastore, array_shapes
+from fairseq_ccpr.datastore.token import (
+    PROJECTION,
+    SYMBOLS,
+    KeyProjection,
+    ProjectionDescription,
+    TokenDatastore,
+    array_shapes,
+)
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.errors import ConfigurationError
@@ -20,8 +26,7 @@ from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import save_array
-from fairseq_ccpr.storage.atomic import atomic_directory
-from fairseq_ccpr.storage.files import MANIFEST, write_text
+from fairseq_ccpr.storage.files import MANIFEST, atomic_directory, write_text
 
 # While little is learned, most neighbours are far even if the nearest is not: it alone decides, and only if it is near.
 SETTINGS = {"k": 1, "lambda_": 1.0, "temperature": 0.05, "confidence": True, "lambda_max": 0.95, "min_similarity": 0.8}

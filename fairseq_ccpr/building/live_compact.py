@@ -24,7 +24,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.storage.atomic import PARTIAL, scratch_directory, sync_directory
+from fairseq_ccpr.storage.files import PARTIAL, scratch_directory, sync_directory
 from fairseq_ccpr.storage.journal import Journal, create_journal
 
 KIND = ["nice", "-n", "10"]  # translation takes priority

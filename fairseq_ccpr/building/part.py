@@ -1,33 +1,36 @@
-"""The crash-safe life of a datastore part, tokens or phrases: prepared, filled by its owner, indexed, published."""
+"""The crash-safe life of a datastore part: planned, filled by its owner in one process or many, indexed, published."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Union
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from tqdm import tqdm
 
-from fairseq_ccpr.building.domain_sample import sample_domain
+from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.datastore import phrase, token
 from fairseq_ccpr.datastore.manifest import PHRASE, TOKEN, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import SPANS
 from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROVENANCE, SYMBOLS, array_shapes
-from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index, StoreAddress, build_index, open_index
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, TOKEN_EFFORT, Effort, index_bytes
 from fairseq_ccpr.search.recall import recall_of_sample
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.arrays import ArrayWriter, Shapes, check_space, open_array
-from fairseq_ccpr.storage.atomic import atomic_file
-from fairseq_ccpr.storage.files import MANIFEST, PLAN, check_sizes, describe_files, write_json
-from fairseq_ccpr.storage.write_behind import write_behind
+from fairseq_ccpr.storage.arrays import ArrayWriter, Shapes, check_space, open_array, write_behind
+from fairseq_ccpr.storage.files import MANIFEST, PLAN, atomic_file, check_sizes, describe_files, write_json
+from fairseq_ccpr.timing import progress_bar
 
 RAW, VALID, ADAPTER = "raw", "valid", "adapter"  # folders alongside the token part while an adapter is trained
 BACK_TRANSLATIONS = "back-translations"  # folder alongside the token part of monolingual text
@@ -288,3 +291,52 @@ def _identity(section: TokenSection) -> dict[str, Any]:
     values = asdict(section)
     free = ("index", "files", "index_recall", "sources", "domain", "ancestors")
     return {name: values[name] for name in ("share", "shard", *values) if name not in free}
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's place among `world` processes."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this process does what must be done once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.world > 1:
+            dist.barrier()
+
+    def device(self, cpu: bool) -> torch.device:
+        """Choose this process's GPU and make it the current one, or the CPU if there is none or `cpu`.
+
+        Raises:
+            ConfigurationError: more processes on this machine than GPUs.
+        """
+        if cpu or not torch.cuda.is_available():
+            return torch.device("cpu")
+        if self.local_rank >= (count := torch.cuda.device_count()):
+            raise ConfigurationError(
+                f"torchrun started process {self.local_rank + 1} of this machine, which has {count} GPUs: "
+                f"give --nproc-per-node {count}, or --cpu"
+            )
+        torch.cuda.set_device(self.local_rank)
+        return torch.device("cuda", self.local_rank)
+
+
+@contextmanager
+def launched() -> Iterator[Processes]:
+    """Join the processes that torchrun started, by its environment variables; without them, there is just this one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Processes()
+        return
+    # The first process indexes alone when all keys are written, for an unknown time.
+    dist.init_process_group("gloo", timeout=timedelta(days=7))
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+    finally:
+        dist.destroy_process_group()

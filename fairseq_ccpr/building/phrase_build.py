@@ -23,13 +23,12 @@ from fairseq_ccpr.building.corpus import (
     num_shards_option,
     shard_id_option,
 )
-from fairseq_ccpr.building.distributed import Processes
-from fairseq_ccpr.building.part import PHRASES, Part, open_keys
+from fairseq_ccpr.building.part import PHRASES, Part, Processes, open_keys
 from fairseq_ccpr.building.type_merge import merge_types
-from fairseq_ccpr.common_options import bf16_option, cpu_option, quiet_option
 from fairseq_ccpr.datastore.manifest import PhraseSection
 from fairseq_ccpr.datastore.phrase import HASHES, KEYS, OFFSETS, SENTENCES, SPANS, TOTALS, write_string_hashes
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
+from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import (
     SEGMENTATIONS,
     FoundPhrases,
@@ -37,9 +36,7 @@ from fairseq_ccpr.models.phrase_finder import (
     Segmentation,
     choose_segmentation,
 )
-from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import (
     SLOW,
     TIMEOUT,
@@ -52,13 +49,14 @@ from fairseq_ccpr.search import (
     read_address,
 )
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import check, option
+from fairseq_ccpr.settings import bf16_option, check, cpu_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, save_array
 from fairseq_ccpr.storage.equal_strings import BLOCK, first_of_equals
 from fairseq_ccpr.storage.files import write_json
 from fairseq_ccpr.storage.text_lines import write_lines
 from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.timing import progress_bar
 
 CHUNKS = "shards"  # folder in the unfinished part: keys, spans and counts of each chunk, the counts last
 

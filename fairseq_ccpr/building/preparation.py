@@ -27,7 +27,7 @@ from fairseq_ccpr.storage.data_bin import TRAIN
 from fairseq_ccpr.storage.equal_strings import first_of_equals
 from fairseq_ccpr.text.decoder_subwords import loading_subwords
 from fairseq_ccpr.text.pairs import one_line, read_pairs, read_together, reasons, tell_skipped
-from fairseq_ccpr.text.sentencepiece_pair import for_target
+from fairseq_ccpr.text.sentencepiece import for_target
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,8 @@ from typing import Any, NamedTuple, TypeVar, Union
 import numpy as np
 import torch
 
-from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
+from fairseq_ccpr.building.corpus import join_domains, sample_domain
 from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, Section, open_keys
-from fairseq_ccpr.common_options import cpu_option, quiet_option
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import (
     LEARNED,
@@ -59,18 +58,17 @@ from fairseq_ccpr.datastore.token import DOMAIN, KEYS, PROJECTION, PROVENANCE, S
 from fairseq_ccpr.datastore.written_subwords import remove_stale
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import DISK
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import option
+from fairseq_ccpr.settings import cpu_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
-from fairseq_ccpr.storage.atomic import atomic_directory, partial_path, scratch_directory, sync_directory
 from fairseq_ccpr.storage.equal_strings import first_of_equals
-from fairseq_ccpr.storage.files import write_json
+from fairseq_ccpr.storage.files import atomic_directory, partial_path, scratch_directory, sync_directory, write_json
 from fairseq_ccpr.storage.journal import create_journal
 from fairseq_ccpr.storage.text_lines import TextLines, write_lines
+from fairseq_ccpr.timing import progress_bar
 
 BLOCK_ROWS = 1 << 16  # memory holds so many rows at a time, whatever the size of a datastore
 MOST_SENTENCES = 2**31 - 1  # what an int32 counts

@@ -26,21 +26,18 @@ from fairseq_ccpr.building.corpus import (
     read_corpus,
     shard_id_option,
 )
-from fairseq_ccpr.building.distributed import Processes
-from fairseq_ccpr.building.part import VALID, TokenPart
-from fairseq_ccpr.common_options import cpu_option, data_bin_option, quiet_option
+from fairseq_ccpr.building.part import VALID, Processes, TokenPart
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, TokenSection
 from fairseq_ccpr.datastore.token import KEYS, PROVENANCE, VALUES
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
-from fairseq_ccpr.decoding.task import BILINGUAL
-from fairseq_ccpr.decoding.task_options import task_words
+from fairseq_ccpr.decoding.task import BILINGUAL, task_words
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.models.key_layer import KEY_LAYERS, KeyCapture
 from fairseq_ccpr.paths import configuration, split_paths
 from fairseq_ccpr.search import METRICS, IndexDescription
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import as_words, check, option
+from fairseq_ccpr.settings import as_words, check, cpu_option, data_bin_option, option, quiet_option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.data_bin import TRAIN, check_data_bin, has_subset
 

@@ -12,8 +12,8 @@ from numpy.lib.format import open_memmap
 from fairseq_ccpr.datastore.phrase import HASHES, KEYS, SPANS, write_string_hashes
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space
-from fairseq_ccpr.storage.atomic import atomic_file, scratch_directory
 from fairseq_ccpr.storage.equal_strings import first_of_equal_numbers
+from fairseq_ccpr.storage.files import atomic_file, scratch_directory
 
 BLOCK = 4096  # places, or types, at a time
 

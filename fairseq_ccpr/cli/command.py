@@ -1,4 +1,4 @@
-"""What all commands share: how options are parsed, tables printed, errors reported."""
+"""What all commands share: options parsed, tables printed, errors reported, completion for the shell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe, explain_usage, naming
-from fairseq_ccpr.settings import add_options, check, read_options
+import shtab
+
+from fairseq_ccpr.cli import COMMANDS, declared
+from fairseq_ccpr.errors import PROGRAM, ConfigurationError, describe, did_you_mean, explain_usage, naming
+from fairseq_ccpr.settings import add_options, check, option, read_options
 
 CLOSED_PIPE, INTERRUPTED = 141, 130  # exit codes, as of a shell
 
@@ -112,7 +115,7 @@ class Command:
 
     def passed_on(self) -> dict[str, Any]:
         """Return the options that are passed on to fairseq, and how many values each takes, as argparse has it."""
-        from fairseq_ccpr.inference.arguments import decoding_actions, subword_actions
+        from fairseq_ccpr.inference.resources import decoding_actions, subword_actions
 
         actions = [*subword_actions(), *(decoding_actions() if self.retrieval else ())] if self.rest else []
         return {name: action.nargs for action in actions for name in action.option_strings}
@@ -168,8 +171,8 @@ def own_arguments() -> list[str]:
 
     They are taken out of `sys.argv`, since fairseq looks there for itself, and refuses to import a package twice.
     """
-    for at, (option, value) in enumerate(zip(sys.argv, sys.argv[1:], strict=False)):
-        if option == "--user-dir" and Path(value).name == "fairseq_ccpr":
+    for at, (word, value) in enumerate(zip(sys.argv, sys.argv[1:], strict=False)):
+        if word == "--user-dir" and Path(value).name == "fairseq_ccpr":
             del sys.argv[at : at + 2]
             break
     return sys.argv[1:]
@@ -261,3 +264,30 @@ def run(name: str, command: Callable[[], int]) -> None:
     except OSError:  # which Python would tell again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@command("""\
+Print a script that completes the commands and their options in the shell.
+
+  fairseq-ccpr completion bash >> ~/.bashrc
+""")
+def completion(shell: str = option(help="bash, zsh or fish", positional=True, metavar="SHELL")) -> int:
+    if shell not in SHELLS:
+        raise ConfigurationError(f"there is no script for '{shell}'{did_you_mean(shell, SHELLS)}")
+    root = argparse.ArgumentParser(prog=PROGRAM)
+    commands = root.add_subparsers(dest="command")
+    groups: dict[str, argparse._SubParsersAction[argparse.ArgumentParser]] = {}
+    for name, what in COMMANDS.items():
+        group, _, last = name.partition(" ")
+        if last and group not in groups:
+            groups[group] = commands.add_parser(group, help=f"{group} ...").add_subparsers(dest=group)
+        parser = (groups[group] if last else commands).add_parser(last or group, help=what, add_help=False)
+        for names, nargs, choices, metavar, text in declared()[name]["own"]:
+            flag = {"action": "help" if "--help" in names else "store_true"}
+            named = flag if nargs == 0 else {"nargs": nargs, "choices": choices, "metavar": metavar}
+            parser.add_argument(*names, **named, help=text)
+    print(shtab.complete(root, shell))
+    return 0

@@ -13,22 +13,20 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table
-from fairseq_ccpr.common_options import count_option, data_bin_option, data_option, quiet_option
 from fairseq_ccpr.datastore.preprocessing import remember, remembered
 from fairseq_ccpr.datastore.tuned import trust_path, write_tuned
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.explain.translate import explain_subset
-from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL, compare_decoding
-from fairseq_ccpr.evaluation.tuning import tune as tuning
-from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
-from fairseq_ccpr.evaluation.tuning.worth import table
-from fairseq_ccpr.extras import installing
+from fairseq_ccpr.errors import ConfigurationError, installing
+from fairseq_ccpr.evaluation import tune as tuning
+from fairseq_ccpr.evaluation.explain import explain_subset
+from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, compare_decoding
+from fairseq_ccpr.evaluation.trust_training import OtherText, other_texts
+from fairseq_ccpr.evaluation.tune import table
 from fairseq_ccpr.inference.system import WINDOW, System
-from fairseq_ccpr.progress import progress_bar
-from fairseq_ccpr.server.access import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, read_key
-from fairseq_ccpr.settings import option
+from fairseq_ccpr.server.parameters import KEY_VARIABLE, LOGS, LOOPBACK, NOTHING, Limits, read_key
+from fairseq_ccpr.settings import count_option, data_bin_option, data_option, option, quiet_option
 from fairseq_ccpr.storage.files import write_json, write_text
 from fairseq_ccpr.text.pairs import read_lines, read_standard_input
+from fairseq_ccpr.timing import progress_bar
 from fairseq_ccpr.translator import Translator
 
 LEARNED, FIXED = "learned", "fixed"
@@ -208,7 +206,7 @@ def serve(
     data: Optional[Path] = data_option(),
 ) -> int:  # fmt: skip
     try:
-        from fairseq_ccpr.server import serving
+        from fairseq_ccpr.server import app
     except ImportError as error:
         raise ConfigurationError(
             f"the server needs {error.name}, which is not installed: {installing('serve')}"
@@ -218,13 +216,13 @@ def serve(
         raise ConfigurationError(
             f"--host {host} lets other machines in: give --api-key-file FILE, or a key in {KEY_VARIABLE}"
         )
-    with serving.listen(host, port) as listening:
+    with app.listen(host, port) as listening:
         translator = Translator.of(rest, data)
         translator.check_encoding()
         translator.lock()
         print(f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}", flush=True)
         print(f"retrieval signature: {translator.signature or 'none, the model translates alone'}", file=sys.stderr)
-        serving.serve(translator, Limits(host, key, max_characters, log), listening)
+        app.serve(translator, Limits(host, key, max_characters, log), listening)
     return 0
 
 

@@ -16,13 +16,6 @@ import numpy as np
 from fairseq_ccpr.building.rewrite import CompactSettings, MergeSettings, compact_datastore, merge_datastores
 from fairseq_ccpr.cli.command import check_folders, command, counted, markdown_table, named
 from fairseq_ccpr.cli.retrieve import marked
-from fairseq_ccpr.common_options import (
-    count_option,
-    data_option,
-    quiet_option,
-    source_language_option,
-    target_language_option,
-)
 from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, TokenSection
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
@@ -34,13 +27,20 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.planning import describe_room, measure_speeds, needs, parse_speeds
 from fairseq_ccpr.inference.learning import Learner
 from fairseq_ccpr.inference.system import System
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search.base import EXACT_UP_TO
 from fairseq_ccpr.search.recall import DEPTH, SAMPLE
-from fairseq_ccpr.settings import option
+from fairseq_ccpr.settings import (
+    count_option,
+    data_option,
+    option,
+    quiet_option,
+    source_language_option,
+    target_language_option,
+)
 from fairseq_ccpr.storage.files import write_text
 from fairseq_ccpr.text.languages import as_bcp47
 from fairseq_ccpr.text.translation_memory import Pair, read_memory, tmx_lines
+from fairseq_ccpr.timing import progress_bar
 
 WINDOW = 256  # pairs that are learned together
 SEARCHED = {"disk": "from disk, mapped", "host": "in memory, on the CPU", "device": "on one GPU", "devices": "on GPUs"}

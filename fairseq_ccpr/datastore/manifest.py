@@ -1,4 +1,4 @@
-"""`manifest.json`: what a datastore holds, what it was built from, and checksums of everything, itself included."""
+"""`manifest.json`: what each part of a datastore is, how it was built, and what decides how its text was split."""
 
 from __future__ import annotations
 
@@ -6,12 +6,43 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fairseq_ccpr.datastore.projection import ProjectionDescription
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_ccpr.datastore.token import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
-from fairseq_ccpr.storage.atomic import PARTIAL
-from fairseq_ccpr.storage.files import MANIFEST, PLAN, drop_checksum, read_checked_json, write_checked_json
+from fairseq_ccpr.storage import fingerprint
+from fairseq_ccpr.storage.files import MANIFEST, PARTIAL, PLAN, drop_checksum, read_checked_json, write_checked_json
 from fairseq_ccpr.version import __version__
+
+
+def digest_options(options: Any) -> str | None:
+    """Digest the options of a tokenizer or of a subword model; files count by their bytes, wherever they lie.
+
+    Args:
+        options: what fairseq builds it from, such as `cfg.bpe`; None where there is none.
+
+    Returns:
+        None where the options are of a kind that says too little.
+
+    >>> one, two = (OmegaConf.create({"_name": "moses", "source_lang": lang}) for lang in ("de", "en"))
+    >>> digest_options(one) == digest_options(one.copy()) != digest_options(two)
+    True
+    """
+    if options is None:
+        return fingerprint.of_strings(["none"])
+    if not isinstance(options, DictConfig):
+        return None
+    values = OmegaConf.to_container(options)
+    assert isinstance(values, dict)
+    named = sorted((str(name), _digest(value)) for name, value in values.items())
+    return fingerprint.of_strings(part for pair in named for part in pair)
+
+
+def _digest(value: object) -> str:
+    path = Path(value) if isinstance(value, str) and value else None
+    return fingerprint.of_file(path) if path is not None and path.is_file() else repr(value)
+
 
 # 2 brought projections, 3 phrases, 4 keys in Milvus, 5 the checksum of the manifest, 6 what tokens know of their own text,
 # 7 token parts that what was learned has moved into, 8 phrase parts likewise, and hashes of their strings, 9 texts whose

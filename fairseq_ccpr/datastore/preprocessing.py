@@ -15,12 +15,12 @@ from typing import Any
 
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.settings import as_words
-from fairseq_ccpr.storage.atomic import scratch_directory
 from fairseq_ccpr.storage.files import (
     check_checksums,
     check_sizes,
     describe_files,
     read_checked_json,
+    scratch_directory,
     write_checked_json,
 )
 from fairseq_ccpr.storage.fingerprint import of_file

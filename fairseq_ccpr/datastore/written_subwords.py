@@ -25,13 +25,18 @@ import numpy as np
 from fairseq_ccpr.datastore.phrase import SENTENCES as TEXT
 from fairseq_ccpr.datastore.phrase import SPANS, PhraseDatastore
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space, open_array
-from fairseq_ccpr.storage.atomic import scratch_directory
-from fairseq_ccpr.storage.files import check_sizes, describe_files, read_checked_json, write_checked_json
+from fairseq_ccpr.storage.files import (
+    check_sizes,
+    describe_files,
+    read_checked_json,
+    scratch_directory,
+    write_checked_json,
+)
 from fairseq_ccpr.storage.fingerprint import of_strings
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
-from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.text.words import Cuts, SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.timing import progress_bar
 
 FORMAT_VERSION = 1  # 1 more whenever phrases are cut otherwise
 TOKENS, FIRST, COUNTS = "tokens", "first", "counts"

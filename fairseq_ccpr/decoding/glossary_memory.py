@@ -28,7 +28,7 @@ from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.translation_states import EncodedSources
+from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.settings import signature
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords

@@ -24,9 +24,7 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search import ExactIndex, Index
 from fairseq_ccpr.search.exact import half_norms
-from fairseq_ccpr.search.growing_lists import GrowingLists, can_grow
-from fairseq_ccpr.search.joined import JoinedIndex
-from fairseq_ccpr.search.segment import Segment
+from fairseq_ccpr.search.live import GrowingLists, JoinedIndex, Segment, can_grow
 from fairseq_ccpr.storage.equal_strings import hash_strings
 from fairseq_ccpr.storage.fingerprint import of_strings, short
 from fairseq_ccpr.storage.text_lines import LinesInMemory

@@ -22,11 +22,11 @@ from fairseq_ccpr.datastore.written_subwords import open_or_write
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseTable
-from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
+from fairseq_ccpr.models.key_layer import EncodedSources, TranslationStates
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.storage.equal_strings import BASE
 from fairseq_ccpr.text.decoder_subwords import SIGN, DecoderSubwords, after_sign
-from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.text.words import Cuts, SplitSentences, as_rows, cut_phrases
 
 SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
 VARIANTS = 1 << 16  # of phrases, that are kept

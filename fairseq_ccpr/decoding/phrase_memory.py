@@ -20,7 +20,7 @@ from fairseq_ccpr.decoding.mixture import LookedUp, ModelEvidence, ModelView, Vo
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, RememberedCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_votes import Consent, PhraseState, PhraseTable, PhraseVotes, Proposals
-from fairseq_ccpr.models.translation_states import EncodedSources
+from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.settings import signed
 from fairseq_ccpr.timing import FINDING, PHRASES, phase
 

@@ -20,10 +20,10 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedPhrases
 from fairseq_ccpr.decoding.options import SKIP, PhraseSettings, StoreSettings
 from fairseq_ccpr.errors import ConfigurationError, UnreachableError
+from fairseq_ccpr.models.key_layer import EncodedSources
+from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.models.query_head import QueryHead, load_query_head
-from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
-from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.search import EXACT
 from fairseq_ccpr.search.distinct_strings import nearest_distinct
 from fairseq_ccpr.settings import signature

@@ -6,7 +6,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,13 @@ from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import Tensor
 
-from fairseq_ccpr.datastore.encoder_options import digest_options
-from fairseq_ccpr.datastore.manifest import Manifest
+from fairseq_ccpr.datastore.manifest import Manifest, digest_options
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
-from fairseq_ccpr.decoding.beam_search import RunwiseBeamSearch
-from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
+from fairseq_ccpr.decoding.forced import RetrievalLog
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
-from fairseq_ccpr.decoding.language_tags import LanguageTags
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.memory import Memory
 from fairseq_ccpr.decoding.options import (
@@ -42,11 +40,9 @@ from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoders, query_segmentation
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
-from fairseq_ccpr.decoding.retrieval_log import RetrievalLog
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
-from fairseq_ccpr.decoding.trust_file import Trained, TrustDescription, load_trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trained, Trust, TrustDescription, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.paths import literal, split_paths
@@ -61,6 +57,45 @@ logger = logging.getLogger(__name__)
 
 WEIGHT_ARGUMENTS = 4  # of a `WeightPolicy`
 LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
+
+
+@dataclass(frozen=True)
+class LanguageTags:
+    """The symbols in a model's sentences that are not text.
+
+    Attributes:
+        symbols: all tags of its dictionaries, such as __de__ or [de_DE]. They are written to no text.
+        added: how many the task adds to a source sentence.
+        begin: the tag that decoding forces at the beginning of target sentences.
+        end: the tag that ends target sentences in place of </s>, which stands before it in training.
+        languages: "de-en", where one model knows several; a datastore is for one of them.
+    """
+
+    symbols: frozenset[str] = frozenset()
+    added: int = 0
+    begin: str | None = None
+    end: str | None = None
+    languages: str | None = None
+
+    @property
+    def forced(self) -> int:
+        """Count the target tokens that decoding forces at the beginning: no keys, and nothing is searched for there."""
+        return int(self.begin is not None)
+
+    def ids(self, dictionary: Any) -> frozenset[int]:
+        """Return those that a dictionary has."""
+        return frozenset(dictionary.index(symbol) for symbol in self.symbols if symbol in dictionary)
+
+    def end_of(self, dictionary: Any) -> int:
+        """Return the token that ends target sentences."""
+        return int(dictionary.eos() if self.end is None else dictionary.index(self.end))
+
+    def tagged(self, tokens: Tensor, dictionary: Any) -> Tensor:
+        """Return the tokens of a target sentence, int64 [L], with its tags, as the model was trained on them."""
+        before, after = (
+            tokens.new_tensor([dictionary.index(tag)] if tag is not None else []) for tag in (self.begin, self.end)
+        )
+        return torch.cat([before, tokens, after])
 
 
 class RetrievalTask(FairseqTask):

@@ -4,6 +4,7 @@
 
 import argparse
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,57 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
-from fairseq_ccpr.decoding.language_tags import LanguageTags
 from fairseq_ccpr.decoding.options import RetrievalConfig, TranslationRetrievalConfig
-from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
+from fairseq_ccpr.decoding.retrieval_task import LanguageTags, RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.checkpoint import read_task
+from fairseq_ccpr.settings import as_words
 from fairseq_ccpr.storage.data_bin import check_data_bin
 from fairseq_ccpr.text.languages import same_language
 
 BILINGUAL, MULTILINGUAL, BART = "translation_retrieval", "translation_retrieval_multi", "translation_retrieval_bart"
 # The task that a checkpoint was trained with, and the one that retrieves with it.
 RETRIEVING = {"translation_multi_simple_epoch": MULTILINGUAL, "translation_from_pretrained_bart": BART}
+# What a multilingual model needs again as it was trained.
+OF_TASK: Mapping[str, tuple[str, ...]] = {
+    MULTILINGUAL: (
+        "langs", "lang_pairs", "encoder_langtok", "decoder_langtok", "langtoks_specs", "lang_tok_style",
+        "lang_tok_replacing_bos_eos",
+    ),
+    BART: ("langs", "prepend_bos"),
+}  # fmt: skip
+FILES: Mapping[str, tuple[str, ...]] = {MULTILINGUAL: ("lang_dict", "fixed_dictionary", "source_dict", "target_dict")}
+TASKS = (BILINGUAL, MULTILINGUAL, BART)
+
+
+def task_words(model: Path) -> list[str]:
+    """Return words of a command line: the task that retrieves with a model, and its options.
+
+    There are none for a bilingual model, and for a file that is missing.
+
+    Files that the checkpoint names are looked for at their recorded paths, and next to it.
+
+    Raises:
+        CheckpointError: the file is no checkpoint of fairseq, or would run code.
+    """
+    if not model.is_file():
+        return []  # whoever loads it will say so
+    trained = read_task(model)
+    name = str(trained.get("task") or trained.get("_name") or "")
+    task = RETRIEVING.get(name, name)
+    if task not in OF_TASK:
+        return []
+    told = {option: _as_value(trained.get(option)) for option in OF_TASK[task]}
+    for option in FILES.get(task, ()):
+        if given := trained.get(option):
+            places = (Path(given), model.parent / Path(given).name)
+            told[option] = next((str(place) for place in places if place.is_file()), None)
+    return as_words({"task": task, **{option: value for option, value in told.items() if value}})
+
+
+def _as_value(value: Any) -> Any:
+    """Return an option's value as it is typed: lists with commas."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 @register_task(BILINGUAL, dataclass=TranslationRetrievalConfig)

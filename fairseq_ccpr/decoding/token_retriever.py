@@ -15,7 +15,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.search import EXACT, Index
 from fairseq_ccpr.search.exact import largest
-from fairseq_ccpr.search.without import search_without
+from fairseq_ccpr.search.live import search_without
 from fairseq_ccpr.storage.arrays import as_tensor
 from fairseq_ccpr.storage.fingerprint import short
 

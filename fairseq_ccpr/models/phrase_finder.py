@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fairseq_ccpr.device import to_device, to_host
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.models.checkpoint import Window, whole, windows
+from fairseq_ccpr.models.key_layer import EncodedSources, TranslationStates
+from fairseq_ccpr.models.phrase_encoder import SpanEncoder
 from fairseq_ccpr.models.query_head import QueryHead
-from fairseq_ccpr.models.span_encoder import SpanEncoder
-from fairseq_ccpr.models.text_windows import Window, whole, windows
-from fairseq_ccpr.models.translation_states import EncodedSources, TranslationStates
 from fairseq_ccpr.models.xpr_encoder import span_means
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.text.pairs import read_lines

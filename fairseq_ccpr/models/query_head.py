@@ -15,9 +15,8 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
-from fairseq_ccpr.models.phrase_encoder import project_ends
-from fairseq_ccpr.models.span_encoder import SpanEncoder
-from fairseq_ccpr.models.translation_states import TranslationStates
+from fairseq_ccpr.models.key_layer import TranslationStates
+from fairseq_ccpr.models.phrase_encoder import SpanEncoder, project_ends
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings, short
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 

@@ -13,10 +13,9 @@ from fairseq.models import register_model
 from torch import Tensor, nn
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.identity_init import init_as_identity
-from fairseq_ccpr.models.momentum_encoder import MomentumEncoder
+from fairseq_ccpr.models.phrase_encoder import ENCODER_CLASSES, MomentumEncoder, SpanEncoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import ENCODER_CLASSES, SpanEncoder
+from fairseq_ccpr.models.token_adapter import init_as_identity
 from fairseq_ccpr.storage.fingerprint import of_parameters, of_strings
 
 NAME = "phrase_encoder_xpr"

@@ -15,20 +15,26 @@ from typing import Optional
 
 import numpy as np
 
-from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
-from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair, Spans, parse_links
-from fairseq_ccpr.phrases.pair_extraction import character_spans, consistent_pairs
-from fairseq_ccpr.phrases.pair_filters import FilterCounts, PairFilter, WordFilter
+from fairseq_ccpr.phrases.alignment import (
+    ALIGNERS,
+    ENCODER,
+    MAX_WORDS,
+    SYMMETRIZATIONS,
+    Aligner,
+    AlignerOptions,
+    SentencePair,
+    Spans,
+    parse_links,
+)
+from fairseq_ccpr.phrases.pair_extraction import FilterCounts, PairFilter, WordFilter, character_spans, consistent_pairs
 from fairseq_ccpr.phrases.pair_store import PairWriter, PhraseManifest
-from fairseq_ccpr.phrases.statistical_aligners import MAX_WORDS, SYMMETRIZATIONS
-from fairseq_ccpr.progress import progress_bar
-from fairseq_ccpr.settings import check, option
+from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.atomic import atomic_directory
+from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.text.pairs import TextPairs, tell_skipped
 from fairseq_ccpr.text.words import space_spans, word_spans
+from fairseq_ccpr.timing import progress_bar
 
 TRAIN, VALID = "train", "valid"
 READY = "ready"  # in place of an aligner's name, where alignments are given

@@ -15,8 +15,7 @@ from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search.base import DISK, METRICS, MILVUS, Index, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.search.exact import EXACT, ExactIndex
 from fairseq_ccpr.search.faiss_index import DiskIndex, FaissIndex
-from fairseq_ccpr.search.milvus_index import MilvusIndex
-from fairseq_ccpr.search.milvus_server import SLOW, TIMEOUT, read_address
+from fairseq_ccpr.search.milvus import SLOW, TIMEOUT, MilvusIndex, read_address
 from fairseq_ccpr.search.rescored_index import RESCORED, RescoredIndex
 
 __all__ = [

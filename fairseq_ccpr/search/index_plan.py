@@ -7,7 +7,7 @@ import importlib.util
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import BACKENDS
 from fairseq_ccpr.search.base import EXACT_UP_TO, METRICS, Effort, Index, IndexDescription, IndexRequest, StoreAddress
-from fairseq_ccpr.search.faiss_library import automatic_factory
+from fairseq_ccpr.search.faiss_index import automatic_factory
 from fairseq_ccpr.search.rescored_index import RESCORED, SUFFIX
 
 # A token memory searches at each step. docs/benchmarks.md has speed and BLEU for other settings.

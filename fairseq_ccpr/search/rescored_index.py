@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_ccpr.search.base import IndexDescription, IndexRequest, RemoteKeys, file_stem
-from fairseq_ccpr.search.faiss_build import build_faiss
-from fairseq_ccpr.search.faiss_index import FaissIndex
-from fairseq_ccpr.search.faiss_library import import_faiss, set_parameters
+from fairseq_ccpr.search.faiss_index import FaissIndex, build_faiss, import_faiss, set_parameters
 
 RESCORED = "faiss-keys"
 SUFFIX = ",Refine(keys)"  # of a factory string, like that of FAISS for a copy of the keys

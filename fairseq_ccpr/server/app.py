@@ -1,15 +1,20 @@
-"""The routes, and what all of them share: who may ask, errors as JSON, the log."""
+"""The server's routes, its page, and the process that serves them."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,14 +22,37 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from fairseq_ccpr.errors import CcprError, ConfigurationError
-from fairseq_ccpr.evaluation.explain.explanation import Explanation
-from fairseq_ccpr.evaluation.explain.explanation_page import as_page
+from fairseq_ccpr.evaluation.explanation import STYLES, TOKENS, Explanation, as_json, as_page
+from fairseq_ccpr.evaluation.page import fill
 from fairseq_ccpr.server import parameters as given
-from fairseq_ccpr.server.access import NOTHING, TEXTS, Limits, fits, foreign
-from fairseq_ccpr.server.page import PAGE_POLICY, page
-from fairseq_ccpr.server.parameters import Parameters, bad
+from fairseq_ccpr.server.parameters import NOTHING, TEXTS, Limits, Parameters, bad, fits, foreign
 from fairseq_ccpr.server.service import Service
 from fairseq_ccpr.server.work import BusyError
+from fairseq_ccpr.translator import Translator
+
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def page(settings: dict[str, Any]) -> str:
+    """Return the page; its script makes elements of data, and text of text.
+
+    Args:
+        settings: see `Service.of_page`.
+    """
+    parts = {
+        "/* style */": STYLES + _read("page.css"),
+        "/* script */": TOKENS + _read("page.js"),
+        "/* data */": as_json(settings),
+    }
+    return fill(Path(__file__).with_name("page.html"), parts)
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
 
 logger = logging.getLogger(__name__)
 Handler = Callable[[Parameters], Awaitable[Any]]
@@ -153,3 +181,48 @@ class _Headers:
             await send(message)
 
         await self.app(scope, receive, with_fields)
+
+
+SECONDS_TO_FINISH = 60  # that answers may take once the server is told to stop
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind the address, before anything is loaded; port 0 is any that is free.
+
+    Raises:
+        ConfigurationError: it is taken, or no address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port {port} of {host} is in use: give another --port, or end what uses it"
+            ) from None
+        raise ConfigurationError(
+            f"the server cannot listen at {host}, port {port} ({error.strerror}): give another --host or --port"
+        ) from None
+
+
+def make_server(translator: Translator, limits: Limits) -> uvicorn.Server:
+    """Make the server of a translator, which owns it from now on."""
+    config = uvicorn.Config(
+        make_app(Service(translator, limits)), log_config=None, access_log=False, server_header=False,
+        proxy_headers=False, timeout_graceful_shutdown=SECONDS_TO_FINISH, lifespan="on", ws="none",
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def serve(translator: Translator, limits: Limits, listening: socket.socket) -> None:
+    """Answer until SIGTERM or SIGINT; what was asked before is answered then."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for name, level in (("fairseq_ccpr.server", logging.INFO), ("uvicorn", logging.WARNING)):
+        log = logging.getLogger(name)
+        log.addHandler(handler)
+        log.setLevel(level)
+        log.propagate = False
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)  # uvicorn raises it again when all is done: that is no failure
+    make_server(translator, limits).run([listening])

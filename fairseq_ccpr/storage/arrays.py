@@ -1,4 +1,4 @@
-"""Arrays on disk: written chunk by chunk so that a killed build resumes, grown row by row, mapped into memory."""
+"""Arrays on disk that grow chunk by chunk and resume after a kill, written while the next chunk is computed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import math
 import os
 import shutil
 import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +21,27 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from fairseq_ccpr.errors import DatastoreError, naming
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def write_behind(write: Callable[[T], R], results: Iterable[T]) -> Iterator[R]:
+    """Write each result in a thread while the next is computed; yields what `write` returns, in order.
+
+    At most two results are in memory: one that is written, and one that is computed or waits. Errors of either side are
+    raised, and nothing is written any more when this ends.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        last: Future[R] | None = None
+        for result in results:
+            if last is not None:
+                yield last.result()
+            last = thread.submit(write, result)
+            del result  # which would stay until the next is there
+        if last is not None:
+            yield last.result()
+
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # of arrays by name, rows first, and their dtypes
 DONE = "done"  # folder of empty files, one for each finished chunk

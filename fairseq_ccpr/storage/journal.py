@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.storage.atomic import atomic_file, sync_directory
+from fairseq_ccpr.storage.files import atomic_file, sync_directory
 
 MARK = b"\xffCCPRJ3\n"  # each record begins with it; its first byte is in no text
 _HEAD = struct.Struct("<8sII16s")  # the mark, number and length of the record, digest

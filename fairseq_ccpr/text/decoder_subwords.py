@@ -20,8 +20,8 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.sentencepiece_pair import for_target
-from fairseq_ccpr.text.sentencepiece_tokenizer import BLANK, piece_spans
+from fairseq_ccpr.text.sentencepiece import for_target
+from fairseq_ccpr.text.tokenizers import BLANK, piece_spans
 from fairseq_ccpr.text.words import LETTER, MARK, SIGNS, SPACE, kinds_of
 
 MAX_UNKNOWN = 0.1  # fraction of unknown pieces above which the subwords are not the model's

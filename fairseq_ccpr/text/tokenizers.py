@@ -1,13 +1,206 @@
-"""Loads the tokenizer of an encoder directory, of whichever kind."""
+"""Subwords of pretrained encoders: SentencePiece as in XLM-R, and WordPiece."""
 
 from __future__ import annotations
 
+import json
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
-from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.text.wordpiece_tokenizer import WordPieceTokenizer
+import sentencepiece
+
+from fairseq_ccpr.errors import CheckpointError, ConfigurationError
+from fairseq_ccpr.text.sentencepiece import parse_model, replace_pieces
+from fairseq_ccpr.text.subwords import DICTIONARY, SubwordTokenizer, read_symbols
+from fairseq_ccpr.text.words import SPACE, kinds_of
+
+BLANK = "▁"  # how a piece writes the space before it
+
+
+class SentencePieceTokenizer(SubwordTokenizer):
+    """A SentencePiece model and the dictionary that gives its pieces their ids."""
+
+    filename = "sentencepiece.bpe.model"
+
+    def __init__(self, symbols: Sequence[str], model: bytes) -> None:
+        super().__init__(symbols)
+        self.model = model
+        self.processor = sentencepiece.SentencePieceProcessor()
+        self.processor.LoadFromSerializedProto(model)
+
+    def split(self, text: str) -> Iterator[tuple[str, int, int]]:
+        """Split a text with the SentencePiece model."""
+        return piece_spans(self.processor, text)
+
+    def restrict(self, kept: Collection[str]) -> SentencePieceTokenizer:
+        """Make a tokenizer of fewer pieces.
+
+        The piece of the lowest score stays, since the cost of an unknown character is set by it.
+        """
+        message = parse_model(self.model)
+        if message.trainer_spec.model_type != message.trainer_spec.UNIGRAM:
+            raise ConfigurationError(
+                "the encoder's SentencePiece model is BPE, which needs all its pieces: leave out --keep-pieces-of"
+            )
+        normal = [piece for piece in message.pieces if piece.type == piece.NORMAL]
+        stays = {*kept, min(normal, key=lambda piece: piece.score).piece}
+        pieces = (piece for piece in message.pieces if piece.type != piece.NORMAL or piece.piece in stays)
+        model = replace_pieces(message, pieces)
+        return SentencePieceTokenizer([s for s in self.symbols if s in stays], model)
+
+    @property
+    def content(self) -> bytes:
+        """The SentencePiece model."""
+        return self.model
+
+    @classmethod
+    def load(cls, directory: Path) -> SentencePieceTokenizer:
+        """Read the model and the dictionary of a directory."""
+        path = directory / cls.filename
+        try:
+            return cls(read_symbols(directory / DICTIONARY), path.read_bytes())
+        except RuntimeError:
+            raise CheckpointError(f"{path} is no SentencePiece model: copy the encoder's folder again") from None
+
+
+def piece_spans(processor: sentencepiece.SentencePieceProcessor, text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the pieces of a text with the characters each stands for, spaces around it left out.
+
+    The pieces laid end to end are the normalised text, and SentencePiece says of each of its characters where in the
+    text it comes from. Where one character becomes several pieces (½, or the bytes of one that has no piece), each of
+    them stands for it.
+    """
+    _, origins = processor.normalize(text, with_offsets=True)  # one more than characters
+    kinds = kinds_of(text)
+    at = 0
+    for piece in processor.encode(text, out_type=str):
+        byte = _byte(processor, piece) if piece.startswith("<0x") else None
+        if byte is None:
+            begin, after = at + len(piece) - len(piece.lstrip(BLANK)), at + len(piece)
+        else:
+            begin = at - 1 if 0x80 <= byte < 0xC0 else at  # such a byte continues a character of UTF-8
+            after = begin + 1
+        start, end = origins[begin], origins[after]
+        if begin < after:
+            end = max(end, min(origins[after - 1] + 1, len(text)))  # the blank of a last word comes from no character
+            while end > start + 1 and kinds[end - 1] == SPACE:  # at the end of the text
+                end -= 1
+        yield piece, start, end
+        at = after
+
+
+def _byte(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
+    """Return the byte that a piece such as <0xE2> stands for, in models that fall back on bytes; None in others."""
+    return int(piece[1:-1], 16) if processor.is_byte(processor.piece_to_id(piece)) else None
+
+
+CONTINUED = "##"  # how a piece says that it does not begin a word
+LONGEST_WORD = 100  # characters; what is longer is unknown as a whole, as in BERT
+DROPPED = ("Cc", "Cf", "Co")  # categories of characters that it does not see
+IDEOGRAPHS = [
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WordPieceSettings:
+    """BERT's preprocessing of text before it splits words; from a `tokenizer_config.json` of Hugging Face."""
+
+    lower_case: bool
+    strip_accents: bool
+    split_ideographs: bool
+
+
+class WordPieceTokenizer(SubwordTokenizer):
+    """BERT's splitting at spaces, punctuation and ideographs, then the longest pieces from the left."""
+
+    filename = "wordpiece.json"
+
+    def __init__(self, symbols: Sequence[str], settings: WordPieceSettings) -> None:
+        super().__init__(symbols)
+        self.settings = settings
+        self._pieces = set(symbols)
+        self._longest = max(map(len, symbols), default=0)
+
+    def split(self, text: str) -> Iterator[tuple[str, int, int]]:
+        """Split a text as BERT does."""
+        for word, origins in self._words(text):
+            for piece, start, end in self._split_word(word):
+                yield piece, origins[start], origins[end - 1] + 1
+
+    def _words(self, text: str) -> Iterator[tuple[str, list[int]]]:
+        """Yield normalised words, and for each of their characters where it comes from."""
+        word: list[str] = []
+        origins: list[int] = []
+        for at, character in enumerate(text):
+            for normal in self._normalised(character):
+                kind = _kind(normal)
+                alone = kind == "punctuation" or (kind == "ideograph" and self.settings.split_ideographs)
+                if (kind == "space" or alone) and word:
+                    yield "".join(word), origins
+                    word, origins = [], []
+                if alone:
+                    yield normal, [at]
+                elif kind != "space":
+                    word.append(normal)
+                    origins.append(at)
+        if word:
+            yield "".join(word), origins
+
+    def _normalised(self, character: str) -> str:
+        if character in "\0\ufffd" or (character not in "\t\n\r" and unicodedata.category(character) in DROPPED):
+            return ""
+        if self.settings.strip_accents:
+            decomposed = unicodedata.normalize("NFD", character)
+            character = "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
+        return character.lower() if self.settings.lower_case else character
+
+    def _split_word(self, word: str) -> list[tuple[str, int, int]]:
+        """Take the longest piece, then the longest of the rest; a word where that fails is unknown as a whole."""
+        pieces = []
+        start = 0
+        while start < len(word) <= LONGEST_WORD:
+            prefix = CONTINUED if start else ""
+            for end in range(min(len(word), start + self._longest), start, -1):
+                if (piece := prefix + word[start:end]) in self._pieces:
+                    pieces.append((piece, start, end))
+                    start = end
+                    break
+            else:
+                break
+        return pieces if start == len(word) else [(self.dictionary.unk_word, 0, len(word))]
+
+    def restrict(self, kept: Collection[str]) -> WordPieceTokenizer:
+        """Make a tokenizer of fewer pieces."""
+        return WordPieceTokenizer([s for s in self.symbols if s in kept], self.settings)
+
+    @property
+    def content(self) -> bytes:
+        """The settings as JSON; the pieces are those of the dictionary."""
+        return (json.dumps(asdict(self.settings), indent=2) + "\n").encode()
+
+    @classmethod
+    def load(cls, directory: Path) -> WordPieceTokenizer:
+        """Read the settings and the dictionary of a directory."""
+        path = directory / cls.filename
+        try:
+            settings = WordPieceSettings(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}): copy the encoder's folder again") from None
+        return cls(read_symbols(directory / DICTIONARY), settings)
+
+
+def _kind(character: str) -> str:
+    """Classify a character as BERT does: space, punctuation, ideograph or letter."""
+    if character.isspace():
+        return "space"
+    code, category = ord(character), unicodedata.category(character)
+    if category[0] == "P" or (code < 128 and not character.isalnum()):
+        return "punctuation"
+    return "ideograph" if any(first <= code <= last for first, last in IDEOGRAPHS) else "letter"
+
 
 TOKENIZERS: dict[str, type[SubwordTokenizer]] = {
     kind.filename: kind for kind in (SentencePieceTokenizer, WordPieceTokenizer)

@@ -3,22 +3,6 @@
 fairseq calls this `tasks/` and `criterions/`. Importing this package registers them.
 """
 
-from fairseq_ccpr.training import (
-    ccpr_criterion,
-    cpu_autocast,
-    phrase_contrast,
-    phrase_queries,
-    query_criterion,
-    supervised_contrastive,
-    token_contrast,
-)
+from fairseq_ccpr.training import cpu_autocast, phrase_contrast, phrase_task, query_criterion, token_contrast
 
-__all__ = [
-    "ccpr_criterion",
-    "cpu_autocast",
-    "phrase_contrast",
-    "phrase_queries",
-    "query_criterion",
-    "supervised_contrastive",
-    "token_contrast",
-]
+__all__ = ["cpu_autocast", "phrase_contrast", "phrase_task", "query_criterion", "token_contrast"]

@@ -1,6 +1,6 @@
-"""`--task phrase_contrast`: training a CCPR phrase encoder on phrase pairs in their sentences."""
+"""CCPR's training: the contrast of phrases across processes, and its criterion with the segmentation loss."""
 
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
@@ -8,21 +8,109 @@ from typing import Any
 
 import torch
 from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import MISSING
+from torch import Tensor
+from torch import distributed as dist
 
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.span_encoder import UNTOLD_EDGES
-from fairseq_ccpr.phrases.pair_filters import edge_rule
+from fairseq_ccpr.models.phrase_encoder import UNTOLD_EDGES
+from fairseq_ccpr.phrases.pair_extraction import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
-from fairseq_ccpr.training.contrast_draw import ContrastOptions
+from fairseq_ccpr.training.contrast_sampler import ContrastOptions
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
 from fairseq_ccpr.training.length_batches import Mixture
 from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig
+
+
+def world_size() -> int:
+    """Return how many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def divide_gradient(value: Tensor | float) -> Tensor | float:
+    """Return the same value with its gradient divided by the number of processes.
+
+    For values that all processes share, when each computes the loss of all rows: the sum over processes counts them once.
+    """
+    if world_size() == 1 or not isinstance(value, Tensor):
+        return value
+    return value.detach() + (value - value.detach()) / world_size()
+
+
+def all_gather_rows(rows: Tensor) -> Tensor:
+    """Gather the rows of all processes, in the order of their ranks; gradients flow into this process's own.
+
+    When each process computes the loss of all rows, the gradients they send back sum to the gradient of that loss.
+
+    Args:
+        rows: [n, ...]; n may differ between processes.
+    """
+    if world_size() == 1:
+        return rows
+    counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(counts, counts[0].new_tensor([len(rows)]))
+    most = max(int(count) for count in counts)
+    padded = rows.detach().new_zeros((most, *rows.shape[1:]))
+    padded[: len(rows)] = rows.detach()
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    everything = [part[: int(count)] for part, count in zip(parts, counts)]
+    everything[dist.get_rank()] = rows
+    return torch.cat(everything)
+
+
+def alignment_losses(sources: Tensor, targets: Tensor, scale: Tensor | float, excluded: Tensor) -> Tensor:
+    """Compute L_{x->y} of each phrase: equation 2 of the CCPR paper, its pair being the target of the same number.
+
+    Args:
+        sources, targets: vectors, [K, o] and [C, o], C at least K; swapped, they give L_{y->x}.
+        scale: factor for inner products, 1 / temperature.
+        excluded: bool [K, C], targets that are not negatives of a source. The diagonal is ignored.
+
+    Returns:
+        [K], fp32, or fp64 where that was given.
+
+    >>> alignment_losses(torch.eye(2), torch.eye(2), 1.0, torch.zeros(2, 2, dtype=torch.bool))
+    tensor([0.3133, 0.3133])
+    """
+    dtype = torch.promote_types(sources.dtype, torch.float32)
+    with torch.autocast(sources.device.type, enabled=False):
+        logits = (sources.to(dtype) @ targets.to(dtype).T) * scale
+        own = torch.eye(*logits.shape, dtype=torch.bool, device=logits.device)
+        logits = logits.masked_fill(excluded & ~own, float("-inf"))
+        return logits.logsumexp(dim=1) - logits.diagonal()
+
+
+def equal_candidates(strings: Tensor, contexts: Tensor) -> Tensor:
+    """Mark the candidates that are the same phrase as each other, and so are not negatives, bool [K, K].
+
+    The same string in another context is another phrase: telling the two apart is what CCPR learns.
+
+    Args:
+        strings: int64 [K], equal where the strings are.
+        contexts: int64 [K], equal where the sentences are.
+    """
+    return (strings.unsqueeze(0) == strings.unsqueeze(1)) & (contexts.unsqueeze(0) == contexts.unsqueeze(1))
+
+
+def segmentation_losses(logits: Tensor, are_phrases: Tensor) -> Tensor:
+    """Compute the binary cross-entropy of each span, equation 6 of the CCPR paper, fp32 [spans]."""
+    with torch.autocast(logits.device.type, enabled=False):
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            logits.float(), are_phrases.float(), reduction="none"
+        )
+
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
 
 logger = logging.getLogger(__name__)
 
@@ -122,3 +210,75 @@ class PhraseContrastTask(PhraseTask):
         right = strings == target["strings"]
         exactly = (right & (contexts == target["contexts"])).sum()
         return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}
+
+
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
+
+SPANS_A_PAIR = 4  # a phrase and another span, on either side
+
+
+@dataclass
+class CcprConfig(FairseqDataclass):
+    """Options of `--criterion ccpr`."""
+
+    segmentation_weight: float = field(default=1.0, metadata={"help": "beta, weight of the segmentation loss"})
+
+
+@register_criterion("ccpr", dataclass=CcprConfig)
+class CcprCriterion(FairseqCriterion):
+    """L = L_{x->y} + L_{y->x} + beta L_seg, equation 7 of the CCPR paper, a sum over phrase pairs.
+
+    Candidates are the phrases of all processes, except other right translations: those whose pair has, on either side, the
+    very same phrase as the right pair. Word alignment gives a phrase several translations if a word next to them has no
+    links. The mean of L_seg is over the number of spans that K phrase pairs should have, so that the sum over processes
+    equals that of one process with the whole batch.
+    """
+
+    def __init__(self, cfg: CcprConfig, task: Any) -> None:
+        super().__init__(task)
+        self.cfg = cfg
+
+    def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """Compute the loss summed over phrase pairs, their number, and the values to log."""
+        sides, count = (sample["source"], sample["target"]), sample["phrases"]
+        outputs, scale = model(*sides)
+        scale = divide_gradient(scale)
+        vectors = [all_gather_rows(side_vectors) for side_vectors, _ in outputs]
+        strings, contexts = ([all_gather_rows(side[name]) for side in sides] for name in ("strings", "contexts"))
+        alignment = segmentation = vectors[0].new_zeros(())
+        excluded = torch.stack([equal_candidates(*side) for side in zip(strings, contexts)]).any(dim=0)
+        for one, other in ((0, 1), (1, 0)):
+            alignment = alignment + alignment_losses(vectors[one], vectors[other], scale, excluded).sum()
+            are_phrases = torch.arange(len(outputs[one][1]), device=excluded.device) < count
+            segmentation = segmentation + segmentation_losses(outputs[one][1], are_phrases).sum()
+        loss = alignment + self.cfg.segmentation_weight / SPANS_A_PAIR * segmentation
+        # The alignment loss covers all processes: each logs its part of it.
+        logged = {
+            "loss": loss.detach() - alignment.detach() * (1 - count / len(strings[0])),
+            "segmentation": segmentation.detach() / SPANS_A_PAIR,
+            "temperature": count / float(scale),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": count,
+        }
+        return loss, count, logged
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log means over phrase pairs."""
+        count = sum(log.get("sample_size", 0) for log in logging_outputs)
+        for name in ("loss", "segmentation", "temperature"):
+            total = sum(float(log.get(name, 0)) for log in logging_outputs)
+            metrics.log_scalar(name, total / max(count, 1), count, round=3)
+        queries = sum(log.get("queries", 0) for log in logging_outputs)
+        if queries:
+            for name in ("accuracy", "string_accuracy"):
+                metrics.log_scalar(
+                    name, 100 * sum(log.get(name, 0) for log in logging_outputs) / queries, queries, round=2
+                )
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """Return True: all logged values are sums."""
+        return True

@@ -25,11 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.evaluation.translation.scores import score
-from fairseq_ccpr.inference.sentences import Translation, batches_of, encode
-from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair
+from fairseq_ccpr.evaluation.test_set import score
+from fairseq_ccpr.inference.system import Translation, batches_of, encode
+from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair, StatisticalAligner
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
-from fairseq_ccpr.phrases.statistical_aligners import StatisticalAligner
 from fairseq_ccpr.text.glossary import Glossary
 from fairseq_ccpr.text.pairs import TextPairs, read_pairs
 from fairseq_ccpr.text.words import word_spans

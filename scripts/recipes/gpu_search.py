@@ -26,7 +26,7 @@ if "fairseq_ccpr" not in sys.modules:  # as a package without its own module, wh
     package.__path__ = [str(ROOT / "fairseq_ccpr")]
     sys.modules["fairseq_ccpr"] = package
 
-from fairseq_ccpr.evaluation.machine import describe_run, measure_limits
+from fairseq_ccpr.evaluation.planning import describe_run, measure_limits
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, make_index, measure_searches
 from fairseq_ccpr.search import ExactIndex, Index
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.evaluation.translation.scores import score
+from fairseq_ccpr.evaluation.test_set import score
 from fairseq_ccpr.text.pairs import read_pairs
 
 ALONE, STREAM, OTHERS = SYSTEMS = "alone", "stream", "others"
@@ -124,7 +124,7 @@ def recall(alone: list[str], written: list[str], references: list[str]) -> dict[
 
 def draw(texts: dict[str, list[str]], references: list[str], path: Path, title: str) -> None:
     """Draw BLEU of all sentences up to each of some points."""
-    from fairseq_ccpr.evaluation.figures import COLOURS, lines
+    from fairseq_ccpr.evaluation.page import COLOURS, lines
 
     points = sorted({max(1, len(references) * point // POINTS) for point in range(1, POINTS + 1)})
     with lines(path) as axes:

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from fairseq_ccpr.cli.command import markdown_table
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.search.exact import half_norms
-from fairseq_ccpr.search.growing_lists import GrowingLists
-from fairseq_ccpr.search.segment import Segment
+from fairseq_ccpr.search.live import GrowingLists, Segment
 
 HYPOTHESES, K, REPEATS = 120, 8, 7
 

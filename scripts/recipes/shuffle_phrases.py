@@ -17,7 +17,7 @@ from fairseq_ccpr.cli.command import run
 from fairseq_ccpr.datastore.phrase import HASHES, SPANS, PhraseDatastore
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.storage.arrays import save_array
-from fairseq_ccpr.storage.atomic import atomic_directory
+from fairseq_ccpr.storage.files import atomic_directory
 
 
 def shuffle_phrases(source: Path, output: Path) -> int:

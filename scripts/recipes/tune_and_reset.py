@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.cli.command import markdown_table
-from fairseq_ccpr.evaluation.translation.scores import score
-from fairseq_ccpr.inference.sentences import encode, encode_with, length_limit
+from fairseq_ccpr.evaluation.test_set import score
+from fairseq_ccpr.inference.system import encode, encode_with, length_limit
 from fairseq_ccpr.lab.accuracy.near_duplicates import resemblances
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.text.sentencepiece_pair import for_target
+from fairseq_ccpr.text.sentencepiece import for_target
 
 PAIRS, RATES, UPDATES = (4, 16), (1e-4, 3e-4), (1, 2, 4)  # what is tried on the validation text
 TRIED = 20  # sentences of it

@@ -20,18 +20,17 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.building import adapter_build, adapter_training, part
-from fairseq_ccpr.building.adapter_training import AdapterTraining
-from fairseq_ccpr.datastore.projection import fit_pca
-from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.building import adapter_build, part
+from fairseq_ccpr.building.adapter_build import AdapterTraining
+from fairseq_ccpr.datastore.token import TokenDatastore, fit_pca
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning.grids import score_grid
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.grids import score_grid
+from fairseq_ccpr.evaluation.test_set import batches, load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.settings import as_options
 from fairseq_ccpr.text.pairs import read_pairs
@@ -84,7 +83,7 @@ def test_adapter_from_a_file_makes_the_same_keys(world: World, clknn: Path, tmp_
 
 @pytest.mark.parametrize("stage", ["_run", "fit_pca", "fill", "describe_files"])
 def test_stopped_chain_resumes(world: World, clknn: Path, tmp_path: Path, stage: str) -> None:
-    places = {"_run": adapter_training, "fill": part.TokenPart, "describe_files": part}
+    places = {"_run": adapter_build, "fill": part.TokenPart, "describe_files": part}
     place = places.get(stage, adapter_build)
     options = [*ADAPTER, "--raw-datastore", world.datastore]
     with patch.object(place, stage, side_effect=KeyboardInterrupt):

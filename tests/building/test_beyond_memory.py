@@ -17,9 +17,8 @@ import torch
 
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
 from fairseq_ccpr.datastore.token import DOMAIN, SYMBOLS, TokenDatastore, array_shapes
-from fairseq_ccpr.evaluation.machine import Limits
-from fairseq_ccpr.evaluation.planning import needs
-from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_build, open_index
+from fairseq_ccpr.evaluation.planning import Limits, needs
+from fairseq_ccpr.search import ExactIndex, build_index, exact, faiss_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import ArrayWriter
 from fairseq_ccpr.storage.files import describe_files
@@ -37,9 +36,9 @@ from fairseq.data import indexed_dataset
 from fairseq_cli import generate
 import fairseq_ccpr
 from fairseq_ccpr.cli import load
-from fairseq_ccpr.search import ExactIndex, exact, faiss_build, faiss_library
+from fairseq_ccpr.search import ExactIndex, exact
 
-warm = faiss_library.make_index(32, "IVF64,SQ8", "l2")  # libraries take memory of their own when they first multiply
+warm = faiss_index.make_index(32, "IVF64,SQ8", "l2")  # libraries take memory of their own when they first multiply
 rows = torch.rand(20_000, 32)
 warm.train(rows)
 warm.add(rows)
@@ -82,7 +81,7 @@ def test_lists_on_disk_find_what_lists_in_memory_find(
     found = []
     for choice in (factory, f"disk:{factory}"):
         description = plan_index(choice, "ip", "", len(keys), 16)
-        with patch.object(faiss_build, "TRAIN_ROWS", 2000), patch.object(faiss_build, "TRAIN_ROWS_PER_CENTROID", 50):
+        with patch.object(faiss_index, "TRAIN_ROWS", 2000), patch.object(faiss_index, "TRAIN_ROWS_PER_CENTROID", 50):
             build_index(keys, description, tmp_path / "made" / description.file, lambda rows: None)
     (tmp_path / "made").rename(tmp_path / "moved")
     files = list((tmp_path / "moved").iterdir())

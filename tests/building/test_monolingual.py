@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.part import Processes
 from fairseq_ccpr.building.token_build import TokenBuildSettings
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.preprocessing import Preprocessing

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.building import domain_sample
-from fairseq_ccpr.building.domain_sample import join_domains, sample_domain
+from fairseq_ccpr.building import corpus as building_corpus
+from fairseq_ccpr.building.corpus import join_domains, sample_domain
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import TOKEN, Manifest
 from fairseq_ccpr.datastore.token import DOMAIN, TokenDatastore
@@ -81,7 +81,7 @@ def projected(world: World, raw: dict[str, Path], adapter: list[object]) -> dict
 @pytest.mark.parametrize("limit", [1, 60, 400, 8192])
 def test_whole_sentences_are_drawn_evenly(rng: np.random.Generator, limit: int, block: int) -> None:
     keys, provenance = corpus(rng, 300)
-    with patch.object(domain_sample, "STATES", limit), patch.object(domain_sample, "BLOCK_ROWS", block):
+    with patch.object(building_corpus, "STATES", limit), patch.object(building_corpus, "BLOCK_ROWS", block):
         domain = sample_domain(keys, provenance)
     assert np.array_equal(domain.states, of_sentences(keys, provenance, domain.numbers))
     assert domain.lengths.tolist() == [np.count_nonzero(provenance[:, 0] == number) for number in domain.numbers]
@@ -100,7 +100,7 @@ def test_keys_that_are_no_numbers_are_refused(rng: np.random.Generator) -> None:
 
 def test_samples_are_joined_in_proportion_to_entries(rng: np.random.Generator) -> None:
     parts = [sample_domain(*corpus(rng, sentences)) for sentences in (200, 200, 4)]
-    with patch.object(domain_sample, "STATES", 600):
+    with patch.object(building_corpus, "STATES", 600):
         joined = join_domains(parts, [3000, 1000, len(parts[2].states)])
     found = joined.states.float().split(joined.lengths.tolist())
     shares = [0, 0, 0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from fairseq_ccpr.datastore.projection import KeyProjection, Pca, fit_pca
+from fairseq_ccpr.datastore.token import KeyProjection, Pca, fit_pca
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 
 

@@ -13,8 +13,8 @@ import torch
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.text.words import word_spans
 from tests.small_models import World
 

@@ -10,9 +10,8 @@ from fairseq.data import Dictionary
 from fairseq.search import BeamSearch
 
 from fairseq_ccpr.building.token_build import load_model, load_task
-from fairseq_ccpr.decoding import beam_search
-from fairseq_ccpr.decoding.beam_search import RunwiseBeamSearch
-from fairseq_ccpr.decoding.ensemble import EncodedBatch, RetrievalEnsemble
+from fairseq_ccpr.decoding import ensemble
+from fairseq_ccpr.decoding.ensemble import EncodedBatch, RetrievalEnsemble, RunwiseBeamSearch
 from fairseq_ccpr.decoding.options import MixtureSettings
 from tests.small_models import World
 
@@ -22,7 +21,7 @@ from tests.small_models import World
 def test_it_selects_what_fairseq_selects(
     sentences: int, beam: int, words: int, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beam_search, "SMALL", 0)
+    monkeypatch.setattr(ensemble, "SMALL", 0)
     lprobs, scores = torch.randn(sentences, beam, words).log_softmax(dim=2), -7 * torch.rand(sentences, beam, 4)
     if ended:  # as at the last step, where nothing but the end may be written
         end = lprobs[:, :, 2].clone()

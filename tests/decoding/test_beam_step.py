@@ -18,7 +18,7 @@ from fairseq.sequence_generator import EnsembleModelWithAlignment
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fairseq_ccpr.datastore.projection import KeyProjection
+from fairseq_ccpr.datastore.token import KeyProjection
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import MixtureSettings, PhraseSettings, TokenRetrievalSettings

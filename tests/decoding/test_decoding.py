@@ -16,9 +16,9 @@ import torch
 from fairseq_ccpr.building.token_build import load_model, load_task
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.inference.arguments import parse_generation
-from fairseq_ccpr.search.faiss_library import automatic_factory
+from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.inference.resources import parse_generation
+from fairseq_ccpr.search.faiss_index import automatic_factory
 from tests.helpers import ROOT, call, equal, output_of, run
 from tests.small_models import PAIRS, World, build
 

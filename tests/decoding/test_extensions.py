@@ -17,9 +17,9 @@ from fairseq_ccpr import Step, Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning.grids import score_grid
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.grids import score_grid
+from fairseq_ccpr.evaluation.test_set import batches, load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, equal, held_out_text, output_of, refused, run, write_lines
 from tests.small_models import World, subword_options

@@ -14,8 +14,8 @@ import torch
 
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.inference.resources import parse_generation
 from tests.helpers import equal, run
 from tests.small_models import World
 

@@ -22,9 +22,9 @@ from fairseq_ccpr.decoding.mixture import Distribution, interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Neighbours, TokenRetriever
-from fairseq_ccpr.search import ExactIndex, growing_lists, segment
+from fairseq_ccpr.search import ExactIndex, live
 from fairseq_ccpr.search.exact import half_norms
-from fairseq_ccpr.search.segment import Segment
+from fairseq_ccpr.search.live import Segment
 from tests.decoding.test_beam_step import CPU, make_ensemble, two_steps, watching
 from tests.helpers import equal as same
 from tests.helpers import neighbours_of
@@ -175,8 +175,8 @@ def test_a_large_segment_is_searched_in_lists_as_if_it_were_compared_with_one_by
     pytest.importorskip("faiss")
     monkeypatch.setattr(learned_memory, "EXACT_ROWS", 60)
     monkeypatch.setattr(learned_memory, "LAST_ROWS", 30)
-    monkeypatch.setattr(growing_lists, "PROBES", 1000)
-    monkeypatch.setattr(segment, "CANDIDATES", 1000)
+    monkeypatch.setattr(live, "PROBES", 1000)
+    monkeypatch.setattr(live, "CANDIDATES", 1000)
     build(world, tmp_path / "store", "--subset", "valid", "--metric", metric)
     memory, made, pinned = LearnedMemory(TokenDatastore(tmp_path / "store"), CPU), set(), []
     rng, there = np.random.default_rng(3), {}

@@ -22,7 +22,7 @@ from fairseq_ccpr.decoding.phrase_votes import NO_TOKEN
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.joined import JoinedIndex
+from fairseq_ccpr.search.live import JoinedIndex
 from fairseq_ccpr.text.decoder_subwords import Pieces
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import call, write_lines

@@ -15,17 +15,16 @@ from fairseq import utils
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
+from fairseq_ccpr.decoding.forced import break_down
 from fairseq_ccpr.decoding.retrieval_task import find_parts
-from fairseq_ccpr.decoding.task_options import task_words
+from fairseq_ccpr.decoding.task import task_words
 from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever
 from fairseq_ccpr.errors import DatastoreError
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
+from fairseq_ccpr.evaluation.grids import force_decode_text
+from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
-from fairseq_ccpr.inference.sentences import batches_of, encode
-from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.inference.system import System, batches_of, encode
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import DEMO, USER_DIR, assert_learned_as_built, call, equal, output_of, refused, write_lines
 from tests.small_models import random_encoders

@@ -26,8 +26,8 @@ from fairseq_ccpr.decoding.options import (
 )
 from fairseq_ccpr.decoding.token_memory import confidence_weight, token_weight
 from fairseq_ccpr.decoding.token_retriever import Neighbours
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.settings import as_options, option_name
 from tests.helpers import ROOT, equal
 from tests.small_models import World

@@ -19,8 +19,8 @@ from fairseq_ccpr.decoding.phrase_candidates import PhraseCandidates, Remembered
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, RetrievedEntries
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, Candidates, PhraseVotes
-from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.test_set import batches, load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.text.decoder_subwords import after_sign
 from fairseq_ccpr.timing import DECODER, FINDING, PHRASES, PhaseTimer
 from tests.decoding.phrase_ensembles import load_ensemble

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_ccpr.decoding.breakdown import break_down
-from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.decoding.forced import break_down
+from fairseq_ccpr.evaluation.test_set import batches, load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.phrase_ensembles import load_ensemble, mixed_and_phrase_vote, retrieving
 from tests.helpers import call, equal, refused

@@ -16,11 +16,9 @@ import pytest
 import torch
 
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
-from fairseq_ccpr.evaluation.translation.scores import TranslationScores
-from fairseq_ccpr.evaluation.translation.test_set import batches
-from fairseq_ccpr.evaluation.tuning.grids import Alongside, with_settings
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.tune import Candidate
+from fairseq_ccpr.evaluation.grids import Alongside, force_decode_text, with_settings
+from fairseq_ccpr.evaluation.test_set import TranslationScores, batches
+from fairseq_ccpr.evaluation.tune import Candidate
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.storage.files import MANIFEST
 from tests.decoding.phrase_ensembles import load_ensemble, mixed_and_phrase_vote, retrieving
@@ -56,7 +54,7 @@ def test_tuning_chooses_tokens_and_phrases_together(world: World, joint: list[ob
 
     words = [*world.options("--no-progress-bar"), *map(str, joint)]
     shaping = ["--phrase-threshold", "0.4", "--retrieval-lambda-max", "0.8"]
-    with patch("fairseq_ccpr.evaluation.tuning.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         shown = call("tune", *words, *shaping, "--output", tmp_path / "options", "--decode", 3).stdout
     assert "75 settings" in shown and "entries" in shown and "phrases:" in shown
     chosen = (tmp_path / "options").read_text().split()

@@ -22,12 +22,12 @@ from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_retriever import query_segmentation
 from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.inference.resources import parse_generation
+from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation, candidate_spans
 from fairseq_ccpr.models.query_head import QueryHead, load_query_head
-from fairseq_ccpr.models.translation_states import EncodedSources
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.subwords import collate

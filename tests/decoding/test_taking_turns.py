@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.evaluation.test_set import load
 from tests.small_models import World
 
 STEPS = 12

@@ -18,11 +18,20 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.mixture import ModelEvidence, Vote, interpolate_, merge_equal, neighbour_log_probabilities
 from fairseq_ccpr.decoding.phrase_memory import PhraseEvidence
 from fairseq_ccpr.decoding.retrieval_task import find_parts
-from fairseq_ccpr.decoding.token_features import Course, TokenEvidence, along_sentences, first_occurrences, observed
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustStep, feature_names, reweigh, trust_features
-from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.decoding.token_memory import Course, TokenEvidence, along_sentences, first_occurrences, observed
+from fairseq_ccpr.decoding.trust import (
+    LearnedTrust,
+    Trust,
+    TrustDescription,
+    TrustStep,
+    feature_names,
+    needs_of,
+    reweigh,
+    save_trust,
+    trust_features,
+)
+from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import SpeedTest
 from tests.decoding.test_decoding import SEARCHES
 from tests.helpers import BOTH, TOKENS, adaptive_trust, call, equal, refused, run

@@ -15,16 +15,15 @@ import torch
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.breakdown import break_down
+from fairseq_ccpr.decoding.forced import break_down
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
-from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText
-from fairseq_ccpr.evaluation.explain.explanation import Explainer, Texts
-from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning.grids import score_grid
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Texts
+from fairseq_ccpr.evaluation.grids import score_grid
+from fairseq_ccpr.evaluation.test_set import batches, load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.storage.files import describe_files
 from tests.helpers import call, equal, held_out_text, neighbours_of, vote

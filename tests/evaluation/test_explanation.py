@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_ccpr.evaluation.explain.explanation import Explanation, SentenceExplanation
-from fairseq_ccpr.evaluation.explain.explanation_page import as_page
+from fairseq_ccpr.evaluation.explanation import Explanation, SentenceExplanation, as_page
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, refused, run
 from tests.small_models import PAIRS, World, build, subword_options

@@ -16,8 +16,8 @@ from sacrebleu.significance import PairedTest
 
 from fairseq_ccpr.decoding.mixture import interpolate_references
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
-from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.evaluation.test_set import batches, load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.accuracy.significance import compare_systems
 from tests.helpers import call, held_out_text, refused
 from tests.small_models import PAIRS, World, build

@@ -22,12 +22,18 @@ from fairseq_ccpr.datastore.tuned import TUNED, write_tuned
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.evaluation.translation.scores import TranslationScores
-from fairseq_ccpr.evaluation.translation.test_set import batches, decode
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.other_text import OtherText, other_texts
-from fairseq_ccpr.evaluation.tuning.training import Rows, TrainingText, log_likelihood, train_trust, worths
-from fairseq_ccpr.evaluation.tuning.tune import BATCHES, SAMPLED, Candidate, trusted_neighbours, tune
+from fairseq_ccpr.evaluation.grids import force_decode_text
+from fairseq_ccpr.evaluation.test_set import TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.trust_training import (
+    OtherText,
+    Rows,
+    TrainingText,
+    log_likelihood,
+    other_texts,
+    train_trust,
+    worths,
+)
+from fairseq_ccpr.evaluation.tune import BATCHES, SAMPLED, Candidate, trusted_neighbours, tune
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.decoding.test_trust import parts_of
@@ -320,7 +326,7 @@ def test_phrases_that_translate_worse_are_left_out(world: World, joint: list, tm
 
     options = world.options("--no-progress-bar")
     chosen = tmp_path / "options"
-    with patch("fairseq_ccpr.evaluation.tuning.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         shown = call("tune", *options, *map(str, joint), "--output", chosen).stdout
     assert ("phrases bring nothing here" in shown) == helps and ("better than the model alone" in shown) != helps
     words = chosen.read_text().split()

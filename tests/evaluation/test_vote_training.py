@@ -12,15 +12,13 @@ import torch
 
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
-from fairseq_ccpr.decoding.trust_file import load_trust
-from fairseq_ccpr.evaluation.translation.scores import TranslationScores
-from fairseq_ccpr.evaluation.translation.test_set import batches, load
-from fairseq_ccpr.evaluation.tuning import training
-from fairseq_ccpr.evaluation.tuning.grids import Alongside
-from fairseq_ccpr.evaluation.tuning.held_out import force_decode_text
-from fairseq_ccpr.evaluation.tuning.training import HELD_OUT, train_votes
-from fairseq_ccpr.evaluation.tuning.tune import Candidate
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.decoding.trust import load_trust
+from fairseq_ccpr.evaluation import trust_training
+from fairseq_ccpr.evaluation.grids import Alongside, force_decode_text
+from fairseq_ccpr.evaluation.test_set import TranslationScores, batches, load
+from fairseq_ccpr.evaluation.trust_training import HELD_OUT, train_votes
+from fairseq_ccpr.evaluation.tune import Candidate
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.inference.system import System
 from tests.helpers import call
 from tests.small_models import World
@@ -48,7 +46,7 @@ def test_votes_are_better_than_their_start_on_sentences_held_out(
     assert any(not torch.equal(before[name], value) for name, value in learned.state_dict().items())
 
     def loss(one: PhraseMemory) -> float:
-        return float(training._vote_loss(one, training._split(text)[1]))
+        return float(trust_training._vote_loss(one, trust_training._split(text)[1]))
 
     assert loss(replace(memory, votes=learned)) < loss(memory)
 
@@ -61,7 +59,7 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
         return {name: TranslationScores(value, 0.0, "", "") for name, value in bleu.items()}, 1.0
 
     words = [*world.options("--no-progress-bar"), *map(str, phrases)]
-    with patch("fairseq_ccpr.evaluation.tuning.tune._decode", scored):
+    with patch("fairseq_ccpr.evaluation.tune._decode", scored):
         call("tune", *words, "--output", tmp_path / "options")
     cfg = parse_generation([*words, *(tmp_path / "options").read_text().split()])
     task, models = load(cfg)
@@ -75,7 +73,7 @@ def test_votes_go_with_trust_and_decode(world: World, phrases: list[object], tmp
 
 def test_sentences_held_out_are_those_of_trust_and_too_few_teach_nothing(world: World, phrases: list[object]) -> None:
     text, memory = text_of(world, phrases)
-    trained, judged = training._split(text)
+    trained, judged = trust_training._split(text)
     assert {int(n) % HELD_OUT for batch in judged for n in batch.text.sentences} == {0}
     assert 0 not in {int(n) % HELD_OUT for batch in trained for n in batch.text.sentences}
     learned = train_votes(memory, [judged])  # all of it is held out

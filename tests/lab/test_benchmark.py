@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.decoding import beam_search
-from fairseq_ccpr.evaluation.machine import Limits
-from fairseq_ccpr.evaluation.translation.test_set import load
-from fairseq_ccpr.inference.arguments import parse_generation
+from fairseq_ccpr.decoding import ensemble
+from fairseq_ccpr.evaluation.planning import Limits
+from fairseq_ccpr.evaluation.test_set import load
+from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest
 from fairseq_ccpr.lab.speed.synthetic_store import grow, queries_near
 from fairseq_ccpr.search import ExactIndex
@@ -128,7 +128,7 @@ def test_systems_share_a_store_of_the_size_asked_for(speed_test: SpeedTest) -> N
 
 
 def test_our_beam_search_translates_as_fairseq_does(speed_test: SpeedTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam_search, "SMALL", 0)
+    monkeypatch.setattr(ensemble, "SMALL", 0)
     for sample in speed_test.batches(100):
         own, fairseqs = (
             speed_test.task.inference_step(speed_test.generators[name], speed_test.models, sample)

@@ -17,7 +17,7 @@ from fairseq_ccpr.lab.accuracy.gold_phrases import GoldPhrases, read_gold
 from fairseq_ccpr.lab.accuracy.phrase_accuracy import QueryScores, score_system
 from fairseq_ccpr.lab.accuracy.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.lab.accuracy.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
-from fairseq_ccpr.phrases.samples import sample_occurrences, sample_sentences
+from fairseq_ccpr.phrases.pair_store import sample_occurrences, sample_sentences
 from fairseq_ccpr.storage.files import describe_files
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call, refused

@@ -14,7 +14,7 @@ from torch import nn
 from fairseq_ccpr.lab.xpr.xpco_criterion import XpcoConfig, XpcoCriterion, false_negatives
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig
-from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses
+from fairseq_ccpr.training.phrase_contrast import alignment_losses
 from tests.helpers import call
 from tests.lab.small_xpr import make_dataset, make_model
 from tests.small_models import Xpr

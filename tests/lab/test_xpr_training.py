@@ -15,8 +15,7 @@ from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.lab.xpr import type_vectors
 from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
 from fairseq_ccpr.lab.xpr.type_vectors import find_translations, type_means
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
-from fairseq_ccpr.models.span_encoder import load_phrase_encoder
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.subwords import subword_bounds

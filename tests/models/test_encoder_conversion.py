@@ -16,9 +16,8 @@ from fairseq.models.roberta import XLMRModel
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.pretrained.pruning import keep_layers, prune
-from fairseq_ccpr.models.pretrained.sources import read_encoder
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder, keep_layers, prune
+from fairseq_ccpr.models.pretrained.huggingface import read_encoder
 from fairseq_ccpr.text.subwords import collate
 from tests.helpers import call
 from tests.models.bert_folders import HEADS, LAYERS, POSITIONS, TEXTS, WIDTH, close, states_of

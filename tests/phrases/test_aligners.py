@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.lab.accuracy.alignment_error import measure, read_gold
-from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
-from fairseq_ccpr.phrases.alignment import Aligner, AlignerOptions, SentencePair
+from fairseq_ccpr.phrases.alignment import ALIGNERS, ENCODER, SYMMETRIZATIONS, Aligner, AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
-from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
 from tests.helpers import call
 from tests.phrases.small_language import LEXICON, extract, refused, sentences, worded
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair
-from fairseq_ccpr.phrases.encoder_aligner import EncoderAligner, linked_words, words_of_subwords
+from fairseq_ccpr.phrases.alignment import AlignerOptions, EncoderAligner, SentencePair, linked_words, words_of_subwords
 from fairseq_ccpr.phrases.pair_store import PhrasePairs, read_manifest
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.subwords import Subwords

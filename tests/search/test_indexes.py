@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, exact, faiss_build, open_index
-from fairseq_ccpr.search.faiss_library import automatic_factory, inverted_lists
+from fairseq_ccpr.search import ExactIndex, FaissIndex, RescoredIndex, build_index, exact, faiss_index, open_index
+from fairseq_ccpr.search.faiss_index import automatic_factory, inverted_lists
 from fairseq_ccpr.search.index_plan import Effort, plan_index
 from fairseq_ccpr.search.recall import recall
 from tests.helpers import own_bytes
@@ -169,7 +169,7 @@ def test_faiss_index_finds_what_brute_force_finds(factory, metric, tmp_path) -> 
 def test_codes_are_ordered_for_polysemous_search_only_where_that_is_asked_for(factory) -> None:
     for parameters, wanted in (("", False), ("ht=12", True)):
         description = replace(plan_index(factory, "l2", "", 500, 16), parameters=parameters)
-        index = faiss_build.trained_index(clustered(500, 16), description, seed=1)[0]
+        index = faiss_index.trained_index(clustered(500, 16), description, seed=1)[0]
         while not hasattr(index, "do_polysemous_training"):
             index = faiss.downcast_index(index.base_index if hasattr(index, "base_index") else index.index)
         assert index.is_trained and index.do_polysemous_training == wanted
@@ -218,8 +218,8 @@ def test_index_file_is_mapped_and_not_copied(factory, tmp_path) -> None:
 
 def test_training_sample_is_drawn_over_the_whole_store(tmp_path, monkeypatch) -> None:
     """The first rows of a store may all be alike; an index trained on them alone would put the rest in a few lists."""
-    monkeypatch.setattr(faiss_build, "TRAIN_ROWS", 500)
-    monkeypatch.setattr(faiss_build, "TRAIN_ROWS_PER_CENTROID", 1)
+    monkeypatch.setattr(faiss_index, "TRAIN_ROWS", 500)
+    monkeypatch.setattr(faiss_index, "TRAIN_ROWS_PER_CENTROID", 1)
     keys = np.concatenate([np.zeros((5000, 8)), clustered(5000, 8)]).astype(np.float16)
     build_index(keys, plan_index("IVF16,Flat", "l2", "", 10000, 8), tmp_path / "index", lambda _: None)
     index = FaissIndex.read_file(tmp_path / "index", "l2", "")

@@ -23,11 +23,11 @@ from fairseq_ccpr.decoding import phrase_retriever
 from fairseq_ccpr.decoding.options import SKIP, STOP, StoreSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, QueryPhrase
 from fairseq_ccpr.errors import DatastoreError, UnreachableError
+from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import Segmentation
-from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus_index, milvus_server
+from fairseq_ccpr.search import ExactIndex, distinct_strings, milvus
 from fairseq_ccpr.search.base import IndexDescription, StoreAddress
-from fairseq_ccpr.search.milvus_index import MilvusIndex
+from fairseq_ccpr.search.milvus import MilvusIndex
 from fairseq_ccpr.search.recall import recall
 from fairseq_ccpr.storage.files import MANIFEST
 from fairseq_ccpr.text.pairs import read_pairs
@@ -123,7 +123,7 @@ def assert_same(one: list[list[QueryPhrase]], two: list[list[QueryPhrase]]) -> N
 @pytest.mark.parametrize("size, k, depth", [(700, 5, 3), (700, 64, 700), (3, 8, 2)])
 def test_search_equals_exact_search(tmp_path: Path, size: int, k: int, depth: int, rng: np.random.Generator) -> None:
     keys = rng.standard_normal((size, 12)).astype(np.float16)
-    with patch.multiple(milvus_index, BLOCK_ROWS=256, QUERIES=7, DEEPEST=depth):
+    with patch.multiple(milvus, BLOCK_ROWS=256, QUERIES=7, DEEPEST=depth):
         index = MilvusIndex(
             StoreAddress(str(tmp_path / "p.db"), "c"), IndexDescription("milvus", "ip", "FLAT"), size, 12, {"a": 1}
         )
@@ -232,8 +232,8 @@ def test_build_goes_on_after_the_server_was_killed(
         write(self, first, keys)
 
     store = "--store", server.uri
-    with patch.object(milvus_index, "BLOCK_ROWS", 64), patch.object(MilvusIndex, "write", write_until_killed):
-        with patch.object(milvus_server, "SLOW", 1):
+    with patch.object(milvus, "BLOCK_ROWS", 64), patch.object(MilvusIndex, "write", write_until_killed):
+        with patch.object(milvus, "SLOW", 1):
             refused(
                 build(ccpr, text, output, *store, check=False),
                 rf"Milvus at {server.uri} does not answer: asked \d+ times in {SHORT:g} s",

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.exact import half_norms
-from fairseq_ccpr.search.growing_lists import GrowingLists
-from fairseq_ccpr.search.segment import Segment
+from fairseq_ccpr.search.live import GrowingLists, Segment
 from tests.vectors import clustered
 
 pytest.importorskip("faiss")

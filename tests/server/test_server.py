@@ -20,7 +20,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.server import upkeep
+from fairseq_ccpr.server import work
 from fairseq_ccpr.server.texts import HTML
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import begin, call, files_up_to, refused
@@ -140,8 +140,8 @@ def test_what_is_learned_counts_is_shown_and_is_forgotten(server: Served, pairs:
 def test_much_that_was_learned_is_compacted_while_the_server_answers(
     new_translator: Callable[..., Translator], pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "COMPACTED_AT", 40)
-    monkeypatch.setattr(upkeep, "SHARE", 10**9)
+    monkeypatch.setattr(work, "COMPACTED_AT", 40)
+    monkeypatch.setattr(work, "SHARE", 10**9)
     with served(new_translator()) as server:
         store = Path(str(server.translator.cfg.task.datastore))
         for source, target in pairs[:6]:
@@ -325,8 +325,8 @@ def test_what_cannot_be_served_is_refused(world: World, tmp_path: Path, monkeypa
         port = taken.getsockname()[1]
         refused(call("serve", *base, "--port", port, check=False), f"port {port} of 127.0.0.1 is in use")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "fairseq_ccpr.server.serving", raising=False)
-    monkeypatch.delattr("fairseq_ccpr.server.serving", raising=False)
+    monkeypatch.delitem(sys.modules, "fairseq_ccpr.server.app", raising=False)
+    monkeypatch.delattr("fairseq_ccpr.server.app", raising=False)
     refused(call("serve", *base, check=False), "the server needs uvicorn, which is not installed: pip install")
 
 

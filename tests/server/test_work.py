@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.evaluation.explain.explanation import Explanation
-from fairseq_ccpr.evaluation.explain.translate import encode_sentences
+from fairseq_ccpr.evaluation.explain import encode_sentences
+from fairseq_ccpr.evaluation.explanation import Explanation
 from fairseq_ccpr.server import work as working
 from fairseq_ccpr.server.work import Work
 from fairseq_ccpr.text.pairs import read_pairs

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.storage.atomic import atomic_directory, atomic_file, partial_path, scratch_directory
-from fairseq_ccpr.storage.files import write_text
+from fairseq_ccpr.storage.files import atomic_directory, atomic_file, partial_path, scratch_directory, write_text
 
 
 def test_a_file_is_the_old_one_until_it_is_the_whole_new_one(tmp_path: Path):

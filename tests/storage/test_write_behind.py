@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import pytest
 
-from fairseq_ccpr.storage.write_behind import write_behind
+from fairseq_ccpr.storage.arrays import write_behind
 
 SECONDS = 30  # after which a wait that should have ended fails
 

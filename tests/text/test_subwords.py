@@ -15,11 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.text.sentencepiece_model import read_pieces
-from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.text.sentencepiece import read_pieces
 from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, collate, subword_bounds
-from fairseq_ccpr.text.tokenizers import load_tokenizer
-from fairseq_ccpr.text.wordpiece_tokenizer import WordPieceSettings, WordPieceTokenizer
+from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, WordPieceSettings, WordPieceTokenizer, load_tokenizer
 from fairseq_ccpr.text.words import SPACE, has_letters, kinds_of, word_spans
 from tests.helpers import DEMO
 from tests.small_models import VOCABULARY, sentencepiece_tokenizer

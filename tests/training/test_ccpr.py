@@ -23,12 +23,17 @@ from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, project_ends
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.phrases.pair_filters import edge_rule
+from fairseq_ccpr.phrases.pair_extraction import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.training.ccpr_criterion import CcprConfig, CcprCriterion
 from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
-from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses, equal_candidates, segmentation_losses
+from fairseq_ccpr.training.phrase_contrast import (
+    CcprConfig,
+    CcprCriterion,
+    alignment_losses,
+    equal_candidates,
+    segmentation_losses,
+)
 from tests.helpers import ROOT, accuracies, call, refused, run, run_two_processes
 from tests.small_models import Ccpr, random_context
 from tests.training.two_processes import gradient_of_two_processes

@@ -12,10 +12,10 @@ from fairseq_ccpr.decoding.mixture import retrieval_confidence
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.precision import any_hit_at_k, matching_neighbours, precision_at_k
+from fairseq_ccpr.search.recall import any_hit_at_k, matching_neighbours, precision_at_k
 from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
-from fairseq_ccpr.training.supervised_contrastive import supervised_contrastive_loss
 from fairseq_ccpr.training.token_clusters import TokenClusters
+from fairseq_ccpr.training.token_contrast import supervised_contrastive_loss
 
 
 def loss_reference(anchors, positives, negatives, temperature):

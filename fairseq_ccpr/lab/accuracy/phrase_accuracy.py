@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_ccpr.lab.accuracy.gold_phrases import GoldPhrases
 from fairseq_ccpr.lab.accuracy.phrase_benchmark import PhraseBenchmark
 from fairseq_ccpr.lab.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
-from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.timing import progress_bar
 
 TILE_NUMBERS = 1 << 24  # scores at a time
 TIE = 1e-6  # scores that differ by less are equal, as a fraction of the lengths of query and gold vector

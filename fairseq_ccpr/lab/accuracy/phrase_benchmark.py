@@ -9,16 +9,15 @@ from typing import Optional
 
 import numpy as np
 
-from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.accuracy.gold_phrases import GoldPhrasePair, GoldPhrases, as_phrases, read_gold
 from fairseq_ccpr.lab.accuracy.phrase_systems import BLOCK_TEXTS, Phrases, PhraseSystem
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
 from fairseq_ccpr.models.phrase_finder import ALL, LEARNED, PhraseFinder, Segmentation
-from fairseq_ccpr.phrases.samples import sample_occurrences, sample_sentences
-from fairseq_ccpr.progress import progress_bar
-from fairseq_ccpr.settings import check, option
+from fairseq_ccpr.phrases.pair_store import sample_occurrences, sample_sentences
+from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.text.words import word_spans
+from fairseq_ccpr.timing import progress_bar
 
 Finder = Callable[[list[str]], np.ndarray]  # texts -> int32 [K, 3], spans in characters, by text
 

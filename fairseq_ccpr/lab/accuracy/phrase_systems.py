@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.sentence_encoders import MUSE, MuseEncoder
+from fairseq_ccpr.models.phrase_encoder import load_phrase_encoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import load_phrase_encoder
 from fairseq_ccpr.text.subwords import Subwords, batches_of_like_length, collate, subword_bounds
 
 BLOCK_TEXTS = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fairseq_ccpr.evaluation.figures import COLOURS, STYLES, lines, save
+from fairseq_ccpr.evaluation.page import COLOURS, STYLES, lines, save
 from fairseq_ccpr.lab.accuracy.type_accuracy import TypeResult
 
 SENTENCES, LAYER = "sentences", "layer"  # fields of a `TypeResult`

@@ -11,12 +11,11 @@ import torch
 from sklearn.manifold import TSNE
 from torch import Tensor
 
-from fairseq_ccpr.datastore.projection import fit_pca, sample_rows
-from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.datastore.token import TokenDatastore, fit_pca, sample_rows
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.search.precision import any_hit_at_k, matching_neighbours, precision_at_k
+from fairseq_ccpr.search.recall import any_hit_at_k, matching_neighbours, precision_at_k
+from fairseq_ccpr.timing import progress_bar
 
 SEEN_OFTEN_ENOUGH = 10  # times a token must occur to be in a band: footnote 6 of the CLKNN paper
 BANDS = {"high (first 1%)": (0.0, 0.01), "middle (40-60%)": (0.4, 0.6), "low (last 1%)": (0.99, 1.0)}

@@ -15,8 +15,8 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.accuracy.phrase_systems import BLOCK_TEXTS, MUSE, load_muse
 from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon, PhraseTypes
 from fairseq_ccpr.lab.xpr.type_vectors import Encode, type_means
+from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.span_encoder import SpanEncoder, load_phrase_encoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
 from fairseq_ccpr.storage.fingerprint import of_strings
 

@@ -7,31 +7,30 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, write_results
-from fairseq_ccpr.common_options import (
-    count_option,
-    counts_option,
-    cpu_option,
-    data_bin_option,
-    json_option,
-    plot_option,
-    quiet_option,
-)
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.machine import describe_run, gigabytes, measure_limits
-from fairseq_ccpr.evaluation.translation.test_set import load
+from fairseq_ccpr.evaluation.planning import describe_run, gigabytes, measure_limits
+from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import configure
 from fairseq_ccpr.lab.speed.decoding_speed import ALONE, REST, DecodingSpeed, SpeedTest
 from fairseq_ccpr.lab.speed.phrase_speed import BuildingSpeed, SearchSettings, measure_building, measure_search
 from fairseq_ccpr.lab.speed.plots import draw_costs, draw_speed
 from fairseq_ccpr.lab.speed.search_speed import SearchCost, Sweep, measure_searches
-from fairseq_ccpr.phrases.samples import sample_sentences
-from fairseq_ccpr.progress import progress_bar
+from fairseq_ccpr.phrases.pair_store import sample_sentences
 from fairseq_ccpr.search.index_plan import plan_index
-from fairseq_ccpr.settings import option
-from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH
+from fairseq_ccpr.settings import (
+    count_option,
+    counts_option,
+    cpu_option,
+    data_bin_option,
+    json_option,
+    option,
+    plot_option,
+    quiet_option,
+)
+from fairseq_ccpr.timing import DECODER, FINDING, MERGE, PHRASES, PROJECTION, SEARCH, progress_bar
 
 PHASES = (DECODER, PROJECTION, SEARCH, MERGE, FINDING, PHRASES, REST)
 

@@ -15,14 +15,12 @@ import numpy as np
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, print_table, write_results
 from fairseq_ccpr.cli.retrieve import open_phrases
-from fairseq_ccpr.common_options import bf16_option, count_option, cpu_option, json_option, plot_option, quiet_option
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.options import PhraseSearchSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.extras import installing
+from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.lab.accuracy import phrase_report, retrieved_phrases, retrieved_report, type_accuracy
 from fairseq_ccpr.lab.accuracy.alignment_error import measure, read_gold
 from fairseq_ccpr.lab.accuracy.near_duplicates import NEAR, highest_resemblance
@@ -43,14 +41,20 @@ from fairseq_ccpr.lab.accuracy.significance import SystemsComparison, compare_sy
 from fairseq_ccpr.lab.accuracy.type_systems import ORTHOGONAL, load_type_system
 from fairseq_ccpr.lab.sentence_encoders import MUSE
 from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
-from fairseq_ccpr.models.phrase_encoder import PhraseEncoder
+from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encoder
 from fairseq_ccpr.models.phrase_finder import LEARNED, PhraseFinder, Segmentation, choose_segmentation
-from fairseq_ccpr.models.span_encoder import load_phrase_encoder
-from fairseq_ccpr.phrases.aligners import ALIGNERS, ENCODER
-from fairseq_ccpr.phrases.alignment import AlignerOptions, SentencePair
+from fairseq_ccpr.phrases.alignment import ALIGNERS, ENCODER, SYMMETRIZATIONS, AlignerOptions, SentencePair
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, usable_pairs
-from fairseq_ccpr.phrases.statistical_aligners import SYMMETRIZATIONS
-from fairseq_ccpr.settings import option, signature
+from fairseq_ccpr.settings import (
+    bf16_option,
+    count_option,
+    cpu_option,
+    json_option,
+    option,
+    plot_option,
+    quiet_option,
+    signature,
+)
 from fairseq_ccpr.storage.fingerprint import of_files, of_strings, short
 from fairseq_ccpr.text.pairs import TextPairs, read_lines, tell_skipped
 from fairseq_ccpr.text.words import word_spans

@@ -12,19 +12,9 @@ from typing import Optional
 import torch
 
 from fairseq_ccpr.cli.command import check_folders, command, markdown_table, named, print_table, write_results
-from fairseq_ccpr.common_options import (
-    bf16_option,
-    cpu_option,
-    json_option,
-    plot_option,
-    quiet_option,
-    source_language_option,
-    target_language_option,
-)
 from fairseq_ccpr.device import choose_device
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.machine import peak_bytes
-from fairseq_ccpr.extras import installing
+from fairseq_ccpr.errors import ConfigurationError, installing
+from fairseq_ccpr.evaluation.planning import peak_bytes
 from fairseq_ccpr.lab.accuracy.plots import draw_f1
 from fairseq_ccpr.lab.mining import report
 from fairseq_ccpr.lab.mining.benchmark import QUESTIONS, MiningResult, evaluate_pairs, evaluate_questions
@@ -42,9 +32,18 @@ from fairseq_ccpr.lab.mining.tuned_settings import METHODS, TunedSettings
 from fairseq_ccpr.lab.mining.two_way import TwoWayMethod
 from fairseq_ccpr.lab.sentence_encoders import E5, MUSE, TEXTS, VECTORS, load_sentence_encoder
 from fairseq_ccpr.lab.xpr.lexicon_build import LexiconSettings, build_lexicon
-from fairseq_ccpr.settings import option, signature
-from fairseq_ccpr.storage.atomic import atomic_file
-from fairseq_ccpr.storage.files import write_text
+from fairseq_ccpr.settings import (
+    bf16_option,
+    cpu_option,
+    json_option,
+    option,
+    plot_option,
+    quiet_option,
+    signature,
+    source_language_option,
+    target_language_option,
+)
+from fairseq_ccpr.storage.files import atomic_file, write_text
 from fairseq_ccpr.storage.fingerprint import of_file, short
 from fairseq_ccpr.timing import ENCODING, INDEXING, SEARCH, VOTING, PhaseTimer
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.machine import machine_name, versions
-from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
+from fairseq_ccpr.evaluation.planning import machine_name, versions
+from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL
 from fairseq_ccpr.lab.experiments.config import ExperimentConfig
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.experiments.stages import Runner, Stage, with_needs

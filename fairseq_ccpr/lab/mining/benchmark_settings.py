@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Optional
 
-from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.lab.mining.grid import Grid
 from fairseq_ccpr.lab.mining.logistic import LogisticMethod
 from fairseq_ccpr.lab.mining.margin import MarginMethod, MaxMethod
 from fairseq_ccpr.lab.mining.method import MiningMethod
 from fairseq_ccpr.lab.mining.rfr import RfrMethod
 from fairseq_ccpr.lab.mining.two_way import TwoWayMethod
-from fairseq_ccpr.settings import check, option
+from fairseq_ccpr.settings import check, count_option, option
 
 BASELINE, RFR, NO_SENTENCE, NO_FILTER = MaxMethod.name, "RFR", "RFR, fragment alone", "RFR, no entropy filter"
 QUESTIONS = "questions"

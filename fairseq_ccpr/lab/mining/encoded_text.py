@@ -10,8 +10,7 @@ import numpy as np
 from fairseq_ccpr.lab.mining.fragments import FragmentedText
 from fairseq_ccpr.lab.mining.neighbours import SentenceKeys
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
-from fairseq_ccpr.progress import progress_bar
-from fairseq_ccpr.timing import ENCODING, phase
+from fairseq_ccpr.timing import ENCODING, phase, progress_bar
 
 DTYPE = np.float16
 BLOCK_TEXTS = 2048  # texts encoded at a time

@@ -20,12 +20,12 @@ from fairseq_ccpr.lab.mining.method import Matcher, MiningMethod
 from fairseq_ccpr.lab.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys, index_keys
 from fairseq_ccpr.lab.mining.threshold import BLOCK_SOURCES, Estimate, estimate
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Effort
 from fairseq_ccpr.search.index_plan import plan_index
 from fairseq_ccpr.storage.arrays import GrowingArray, check_space
 from fairseq_ccpr.text.pairs import read_lines
+from fairseq_ccpr.timing import progress_bar
 
 SOURCE, TARGET = "source", "target"
 BLOCK_CHARACTERS = 1 << 16  # about, of the sentences that are encoded at a time; no text has more fragments than that

@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
-from fairseq_ccpr.timing import INDEXING, SEARCH, phase
+from fairseq_ccpr.timing import INDEXING, SEARCH, phase, progress_bar
 
 SPARE = 8  # neighbours beyond the k wanted that are searched for at first
 NEAR = 1e-5  # differences of scores below which fp32 may order them wrongly

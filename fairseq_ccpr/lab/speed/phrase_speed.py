@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from fairseq_ccpr.building.distributed import Processes
+from fairseq_ccpr.building.part import Processes
 from fairseq_ccpr.building.phrase_build import PhraseBuildSettings, build_phrase_datastore
-from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.datastore.phrase import bytes_per_entry
-from fairseq_ccpr.evaluation.machine import peak_bytes, start_peak, synchronise
+from fairseq_ccpr.evaluation.planning import peak_bytes, start_peak, synchronise
 from fairseq_ccpr.search import TIMEOUT, Index, RemoteKeys, build_index, open_index, read_address
 from fairseq_ccpr.search.index_plan import PHRASE_DEPTH, PHRASE_EFFORT, plan_index
+from fairseq_ccpr.settings import count_option
 
 KEY_SEED, QUERY_SEED = 1, 2
 BLOCK_ROWS = 1 << 16

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from fairseq_ccpr.evaluation.figures import COLOURS, STYLES, lines, save
+from fairseq_ccpr.evaluation.page import COLOURS, STYLES, lines, save
 from fairseq_ccpr.lab.speed.phrase_speed import SearchSpeed
 from fairseq_ccpr.lab.speed.search_speed import SearchCost
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.evaluation.machine import Limits, peak_bytes, start_peak, synchronise
+from fairseq_ccpr.evaluation.planning import Limits, peak_bytes, start_peak, synchronise
 from fairseq_ccpr.lab.speed.synthetic_store import grow, queries_near
 from fairseq_ccpr.search import ExactIndex, Index, IndexDescription, build_index, open_index
 from fairseq_ccpr.search.index_plan import plan_index

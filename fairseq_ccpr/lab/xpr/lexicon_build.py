@@ -10,15 +10,14 @@ from typing import Optional
 
 import numpy as np
 
-from fairseq_ccpr.common_options import count_option
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.xpr.lexicon_split import Pair, is_near_copy, split_pairs
 from fairseq_ccpr.lab.xpr.lexicon_store import LexiconManifest, Place, write_lexicon
-from fairseq_ccpr.phrases.samples import sample_occurrences
-from fairseq_ccpr.settings import check, option
+from fairseq_ccpr.phrases.pair_store import sample_occurrences
+from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.atomic import atomic_directory
 from fairseq_ccpr.storage.equal_strings import digest
+from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.text.pairs import read_pairs, reasons, tell_skipped
 from fairseq_ccpr.text.words import has_letters
 

@@ -11,7 +11,7 @@ from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
 from fairseq_ccpr.lab.xpr.type_examples import TypeExample, as_tables, usable_examples
 from fairseq_ccpr.storage.equal_strings import digest_number
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.training.sized_dataset import SizedDataset
+from fairseq_ccpr.training.length_batches import SizedDataset
 
 Row = tuple[tuple[str, str], list[list[TypeExample]], int]  # both phrases, their examples, the number of the pair
 

@@ -23,8 +23,7 @@ import numpy as np
 
 from fairseq_ccpr.storage.arrays import open_array, save_array
 from fairseq_ccpr.storage.files import MANIFEST, check_sizes, describe_files, write_checked_json
-from fairseq_ccpr.storage.text_lines import TextLines, write_lines
-from fairseq_ccpr.storage.text_manifest import TextFormat, check_every_byte, read_text_manifest
+from fairseq_ccpr.storage.text_lines import TextFormat, TextLines, check_every_byte, read_text_manifest, write_lines
 from fairseq_ccpr.version import __version__
 
 KIND = "phrase-lexicon"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fairseq_ccpr.lab.xpr.lexicon_store import PhraseTypes
 from fairseq_ccpr.lab.xpr.type_examples import as_tables, stored_examples
-from fairseq_ccpr.progress import progress_bar
 from fairseq_ccpr.text.subwords import SubwordTokenizer
+from fairseq_ccpr.timing import progress_bar
 
 BLOCK = 256  # phrases at a time
 TIE = 1e-6  # vectors have length 1: scores that differ by less are equal

@@ -12,8 +12,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.training.all_gather import all_gather_rows
-from fairseq_ccpr.training.phrase_contrast_loss import alignment_losses
+from fairseq_ccpr.training.phrase_contrast import alignment_losses, all_gather_rows
 
 
 @dataclass

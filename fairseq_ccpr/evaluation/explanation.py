@@ -1,4 +1,4 @@
-"""Explains translations: what the model and memories contributed to each token, as plain data.
+"""What supports each token of a translation: sentences, phrases and weights, as data and as a page.
 
 Places in text are counted in characters, ends exclusive; sentences of the datastore are kept once, in `Explanation.texts`.
 """
@@ -6,24 +6,104 @@ Places in text are counted in characters, ends exclusive; sentences of the datas
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_ccpr.decoding.breakdown import Breakdown
+from fairseq_ccpr.datastore.learned import LearnedPair
+from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.forced import Breakdown
+from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import WRITTEN
 from fairseq_ccpr.decoding.token_memory import TokenMemory
-from fairseq_ccpr.evaluation.explain.corpus_text import CorpusText, place
-from fairseq_ccpr.evaluation.explain.explanation_page import as_page
-from fairseq_ccpr.evaluation.translation.scores import sentence_chrf
+from fairseq_ccpr.evaluation.page import STYLE, fill
+from fairseq_ccpr.evaluation.test_set import sentence_chrf
 from fairseq_ccpr.storage.files import write_text
+
+Place = tuple[str, int, int]  # a sentence, and where a token begins and ends in it, in characters
+
+
+SENTENCES = 65536  # remembered as text
+
+
+LONGEST = 4096  # tokens of a sentence that are shown
+
+
+def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], str]) -> tuple[int, int]:
+    """Return the characters of a sentence that one of its tokens stands for, without the space before it.
+
+    They are what the token adds to the text of those before it, whatever joins subwords and tokens to text. A token that
+    adds nothing, as the end of the sentence does, has an empty place.
+
+    Args:
+        tokens: the sentence.
+        position: of the token.
+        text: of the sentence.
+        to_text: from tokens to text.
+    """
+    start, end = (_common_prefix(to_text(tokens[:count]), text) for count in (position, position + 1))
+    while start < end and text[start].isspace():
+        start += 1
+    return start, max(start, end)
+
+
+def _common_prefix(one: str, two: str) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
+
+
+class CorpusText:
+    """The target sentences that a token datastore was built from, read from its own values.
+
+    Args:
+        datastore: the entries of a sentence follow each other, token by token.
+        to_text: from tokens of the target language to text.
+        learned: the pairs learned alongside it, whose entries are numbered after its own.
+    """
+
+    def __init__(
+        self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learned: LearnedEntries | None = None
+    ) -> None:
+        self.datastore, self.to_text, self.learned = datastore, to_text, learned
+        self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
+
+    def place(self, entry: int) -> Place:
+        """Return the sentence that an entry belongs to, of the datastore or learned, and its place there."""
+        if (row := entry - self.datastore.section.size) >= 0:
+            assert self.learned is not None
+            pair, position = self.learned.place(row)
+            tokens = self.learned.values[row - position : row - position + pair.tokens].long().cpu()
+            text = self.to_text(tokens)
+            return text, *place(tokens, position, text, self.to_text)
+        position = int(self.datastore.provenance[entry, 1])
+        first = entry - position
+        text = self._text_once(first)
+        return text, *place(self._tokens(first), position, text, self.to_text)
+
+    def learned_pair(self, entry: int) -> LearnedPair | None:
+        """Return the pair that an entry was learned from; None for one that the datastore was built with."""
+        if self.learned is None:
+            return None
+        row = entry - self.datastore.section.size
+        return self.learned.place(row)[0] if row >= 0 else self.learned.moved_pair(entry)
+
+    def _tokens(self, first: int) -> Tensor:
+        """Return the sentence whose first entry is given."""
+        rows = slice(first, first + LONGEST)
+        sentence, position = np.asarray(self.datastore.provenance[rows]).T
+        same = (sentence == sentence[0]) & (position == np.arange(len(position)))
+        length = len(same) if same.all() else int(same.argmin())
+        return torch.from_numpy(np.asarray(self.datastore.values[rows][:length], dtype=np.int64))
+
 
 MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
 MOST_VOTES = 16  # phrases that proposed a token, likewise
@@ -365,3 +445,32 @@ def _place(state: int) -> str:
 
 def _short(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
+
+
+# In JSON these stand in strings alone, where the escapes mean the same. Left as they are, the first three could end the
+# script element that holds the data, or begin a comment in it, and the others end a line.
+ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+STYLES = STYLE.read_text(encoding="utf-8") + _read("explanation.css")
+TOKENS = _read("explanation_token.js") + _read("explanation_tokens.js")  # displays tokens; other pages use it as well
+
+
+def as_page(explanation: dict[str, Any]) -> str:
+    """Return the page of an `Explanation`, given as a dictionary; its script makes elements of the data, and text of text."""
+    parts = {
+        "/* style */": STYLES,
+        "/* script */": TOKENS + _read("explanation.js"),
+        "/* data */": as_json(explanation),
+    }
+    return fill(Path(__file__).with_name("explanation.html"), parts)
+
+
+def as_json(explanation: dict[str, Any]) -> str:
+    """JSON that may stand inside an HTML script element."""
+    text = json.dumps(explanation, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.translate(ESCAPES)

@@ -1,18 +1,98 @@
-"""Decoding a test set with several systems in one run: the output and speed of each."""
+"""Decoding and scoring test sets: BLEU, chrF, and systems compared on the same sentences."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fairseq import utils
+from sacrebleu.metrics import BLEU, CHRF
 
 from fairseq_ccpr.decoding.retrieval_task import RetrievalTask
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.translation.scores import TranslationScores, score
 from fairseq_ccpr.inference import system as inference
-from fairseq_ccpr.progress import progress_bar, progress_over
+from fairseq_ccpr.inference.system import System
+from fairseq_ccpr.timing import progress_bar, progress_over
+
+BASE, RETRIEVAL = "base", "retrieval"
+
+
+@dataclass
+class Comparison:
+    """Both systems on one test set, or the base model alone."""
+
+    retrieval_signature: str | None
+    decodings: Decodings
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per system: scores, seconds, tokens per second, and those as a ratio to the base model's."""
+        base = self.decodings.systems[BASE]
+        return [
+            {
+                "system": name,
+                **asdict(self.decodings.scores(name)),
+                "seconds": round(system.seconds, 1),
+                "tokens_per_second": round(system.tokens_per_second),
+                "speed": round(system.tokens_per_second / base.tokens_per_second, 3),
+            }
+            for name, system in self.decodings.systems.items()
+        ]
+
+    def examples(self, count: int) -> list[int]:
+        """Choose the sentences whose translation retrieval brought nearest to the reference, by chrF gained."""
+        base, retrieval = (self.decodings.systems[name].hypotheses for name in (BASE, RETRIEVAL))
+        gains = {
+            i: sentence_chrf(retrieval[i], reference) - sentence_chrf(base[i], reference)
+            for i, reference in self.decodings.references.items()
+            if base[i] != retrieval[i]
+        }
+        return sorted(gains, key=lambda i: (-gains[i], i))[:count]
+
+
+def compare_decoding(system: System) -> Comparison:
+    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns.
+
+    Args:
+        system: without a datastore, there is nothing but the plain generator.
+    """
+    system.task.load_dataset(system.cfg.dataset.gen_subset)
+    generators = {BASE: system.generator(retrieve=False)}
+    if system.ensemble is not None:
+        generators[RETRIEVAL] = system.generator()
+    return Comparison(system.signature, decode(system.cfg, system.task, system.models, generators))
+
+
+@dataclass(frozen=True)
+class TranslationScores:
+    """Scores of one system's output, and how they were computed."""
+
+    bleu: float
+    chrf: float
+    bleu_signature: str
+    chrf_signature: str
+
+
+def score(hypotheses: list[str], references: list[str]) -> TranslationScores:
+    """Score detokenised text by BLEU and chrF, one reference each.
+
+    >>> score(["the cat sat on the mat"], ["the cat sat on the mat"]).bleu
+    100.0
+    """
+    bleu, chrf = BLEU(), CHRF()
+    results = [metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf)]
+    return TranslationScores(
+        round(results[0], 2), round(results[1], 2), bleu.get_signature().format(), chrf.get_signature().format()
+    )
+
+
+def sentence_chrf(hypothesis: str, reference: str) -> float:
+    """Score one sentence by chrF.
+
+    >>> sentence_chrf("a cat", "a cat")
+    100.0
+    """
+    return CHRF().sentence_score(hypothesis, [reference]).score
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Choosing how memories count on a held-out subset: settings by likelihood, trust trained, the best few by BLEU."""
+"""Tuning a datastore's settings: grids by likelihood, trust where it helps, the choice by decoding a sample."""
 
 from __future__ import annotations
 
@@ -14,19 +14,39 @@ from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
 from fairseq_ccpr.decoding.options import PhraseSettings, TokenRetrievalSettings, automatic_token_settings
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory, name_of
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trust
-from fairseq_ccpr.decoding.trust_file import TrustDescription, needs_of, save_trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, Trust, TrustDescription, needs_of, save_trust
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.evaluation.translation.comparison import BASE
-from fairseq_ccpr.evaluation.translation.scores import TranslationScores
-from fairseq_ccpr.evaluation.translation.test_set import batches, decode
-from fairseq_ccpr.evaluation.tuning.grids import NEIGHBOURS, Alongside, Grids, with_settings
-from fairseq_ccpr.evaluation.tuning.held_out import TOKENS, HeldOut, force_decode_text
-from fairseq_ccpr.evaluation.tuning.other_text import OtherText
-from fairseq_ccpr.evaluation.tuning.training import TrainingText, train_trust, train_votes, worths
-from fairseq_ccpr.evaluation.tuning.worth import TextWorth, Worth
+from fairseq_ccpr.evaluation.grids import (
+    NEIGHBOURS,
+    TOKENS,
+    Alongside,
+    Grids,
+    HeldOut,
+    TextWorth,
+    Worth,
+    force_decode_text,
+    with_settings,
+)
+from fairseq_ccpr.evaluation.test_set import BASE, TranslationScores, batches, decode
+from fairseq_ccpr.evaluation.trust_training import OtherText, TrainingText, train_trust, train_votes, worths
 from fairseq_ccpr.inference.system import System
 from fairseq_ccpr.settings import as_options, automatic_values
+
+
+def table(texts: dict[str, TextWorth]) -> list[str]:
+    """Write the lines of a table: a row for each system on each text."""
+    names = list(
+        dict.fromkeys(name for text in texts.values() for one in text.systems.values() for name in one.weights)
+    )
+    rows = [("nats per token, weights", "", "gain", "harm", *names)]
+    for text, (model, systems) in texts.items():
+        rows.append((text[-23:], "model alone", f"{model:.3f}", "", *("" for _ in names)))
+        for name, worth in systems.items():
+            weights = (f"{worth.weights[one]:.2f}" if one in worth.weights else "" for one in names)
+            rows.append(("", name, f"{worth.gain:+.3f}", f"{worth.harm:.3f}", *weights))
+    widths = ("<24", "<18", ">8", ">8", *(">9" for _ in names))
+    return ["".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+
 
 CPU = torch.device("cpu")  # where held-out text is weighed
 FEW, MANY = 8, 32  # neighbours that trust is trained with: the more, the better and the slower

@@ -1,1 +1,0 @@
-"""Conversion of other toolkits' translation models to fairseq checkpoints."""

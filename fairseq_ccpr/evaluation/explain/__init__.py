@@ -1,1 +1,0 @@
-"""Where each token of a translation came from, as records and as a page."""

@@ -1,0 +1,258 @@
+"""Search in what changes: a datastore's index joined with segments of learned keys, less entries that are forgotten."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq_ccpr.search.base import Index
+from fairseq_ccpr.search.exact import ExactIndex, largest, scores_of
+from fairseq_ccpr.search.faiss_index import NARROW, import_faiss, list_count, make_index
+from fairseq_ccpr.timing import SEARCH, phase
+
+
+@dataclass(frozen=True)
+class JoinedIndex:
+    """Finds the nearest of the keys of two indexes; those of the second are numbered after those of the first.
+
+    Args:
+        first, second: of the same metric and width, neither without keys.
+    """
+
+    first: Index
+    second: Index
+
+    @property
+    def deepest(self) -> int:
+        """The k beyond which a search returns no more."""
+        return self.first.deepest + self.second.deepest
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Search both, see `Index.search`, for k up to `deepest`; of equal scores the first index's come first."""
+        scores, ids = self.first.search(queries, min(k, self.first.deepest))
+        more, others = self.second.search(queries, min(k, self.second.deepest))
+        scores = torch.cat([scores, more], dim=1)
+        ids = torch.cat([ids, torch.where(others >= 0, others + self.first.size, others)], dim=1)
+        # Places stand for ids, which may be missing.
+        best, places = largest(scores, torch.arange(ids.size(1), device=ids.device), k)
+        return best, ids.gather(1, places)
+
+
+FIRST_SPARE = 64  # entries that are looked for beyond k at first, at most
+DEEPER = 4  # times as many the next time, where more than the spare were gone
+
+
+def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Find the k nearest entries of each query that are not gone.
+
+    Nothing asks the device for a number while no more than `FIRST_SPARE` entries are gone. Where more are, queries that
+    find too few are searched for once more, and deeper.
+
+    Args:
+        index: over all entries.
+        gone: int64 [m], ascending, on the device of the queries.
+        queries: [H, d].
+
+    Returns:
+        scores fp32 [H, k], nearest first, and ids int64 [H, k]; -inf and -1 where there are not as many.
+    """
+    if not len(gone):
+        return index.search(queries, k)
+    most = max(k, min(k + len(gone), index.deepest))
+    depth = min(most, k + FIRST_SPARE)
+    scores, ids, more = _left(index, gone, queries, depth, k)
+    while depth < most and len(rows := (more & (ids[:, -1] < 0)).nonzero()[:, 0]):
+        depth = min(most, DEEPER * depth)
+        found = _left(index, gone, queries[rows], depth, k)
+        for all_, some in zip((scores, ids, more), found):
+            all_[rows] = some
+    return scores, ids
+
+
+def _left(index: Index, gone: Tensor, queries: Tensor, depth: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Find what is left of the nearest `depth`: scores and ids [H, k], and bool [H], whether there may be more behind."""
+    scores, ids = index.search(queries, depth)
+    more = ids[:, -1] >= 0
+    place = torch.searchsorted(gone, ids).clamp_max(len(gone) - 1)
+    forgotten = gone[place] == ids
+    scores, ids = scores.masked_fill(forgotten, float("-inf")), ids.masked_fill(forgotten, -1)
+    # Places stand for ids, which may be missing.
+    best, places = largest(scores, torch.arange(depth, device=ids.device), k)
+    return best, ids.gather(1, places), more
+
+
+PROBES = 8  # lists that are searched
+SAMPLE_PER_LIST = 64  # entries that centroids are learned from
+ITERATIONS = 5  # of k-means: lists need not be perfect, and learning waits for them
+RETRAINED_AT = 4  # times as many entries as there were when the centroids were learned
+BLOCK_ROWS = 1 << 14  # keys that are in fp32 at a time
+
+
+def can_grow() -> bool:
+    """Check whether such lists are possible: FAISS may not be installed."""
+    return importlib.util.find_spec("faiss") is not None
+
+
+class GrowingLists:
+    """Inverted lists over some rows of an array of keys. They do not change: adding and removing return others.
+
+    Args:
+        index: of FAISS, over rows by their numbers.
+        trained: entries that there were when the centroids were learned.
+    """
+
+    def __init__(self, index: Any, trained: int) -> None:
+        self.index, self.trained = index, trained
+        self.size = int(index.ntotal)
+        self._metric = "ip" if index.metric_type == import_faiss().METRIC_INNER_PRODUCT else "l2"
+        self._centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
+
+    @classmethod
+    def of(cls, keys: Tensor, rows: np.ndarray, metric: str) -> GrowingLists:
+        """Learn centroids and codes from keys, and put them into lists.
+
+        Args:
+            keys: fp16 [n, d].
+            rows: int64 [n], by which they are found.
+        """
+        size, dimension = keys.shape
+        codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
+        count = list_count(size)
+        index = make_index(dimension, f"IVF{count},PQ{codes}x4fs", metric)
+        index.cp.niter = index.pq.cp.niter = ITERATIONS
+        index.cp.min_points_per_centroid = 1  # it would warn
+        index.nprobe = min(PROBES, count)
+        chosen = np.random.default_rng(1).permutation(size)[: SAMPLE_PER_LIST * count]
+        index.train(keys[torch.from_numpy(chosen)].float().numpy())
+        _add(index, keys, rows)
+        return cls(index, size)
+
+    def with_more(self, keys: Tensor, rows: np.ndarray) -> GrowingLists:
+        """Return lists that have more keys, fp16 [m, d], by their rows, int64 [m]."""
+        index = import_faiss().clone_index(self.index)
+        _add(index, keys, rows)
+        return GrowingLists(index, self.trained)
+
+    def without(self, ranges: Sequence[tuple[int, int]]) -> GrowingLists:
+        """Return lists without rows, each range from its first to before its last."""
+        faiss = import_faiss()
+        index = faiss.clone_index(self.index)
+        rows = np.concatenate([np.arange(*one) for one in ranges])
+        index.remove_ids(faiss.IDSelectorBatch(rows))
+        return GrowingLists(index, self.trained)
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether there are too many entries for its centroids."""
+        return self.size >= RETRAINED_AT * self.trained
+
+    def candidates(self, queries: Tensor, depth: int) -> Tensor:
+        """Find rows that may be the nearest of queries fp32 [H, d]: int64 [H, depth], -1 where there are fewer."""
+        near = queries @ self._centroids.T  # [H, L]
+        if self._metric == "l2":
+            near -= self._centroids.square().sum(dim=1) / 2
+        near, lists = near.topk(self.index.nprobe, dim=1)  # [H, p]
+        return self.index.search_preassigned(queries.contiguous(), depth, lists, near)[1]
+
+
+def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
+    """Add keys block by block."""
+    for start in range(0, len(keys), BLOCK_ROWS):
+        block = slice(start, start + BLOCK_ROWS)
+        index.add_with_ids(keys[block].float().numpy(), rows[block])
+
+
+CANDIDATES = 4  # for each neighbour that is wanted, whose codes are near, and whose keys are looked at
+SPARE = 2  # the same, of those whose products are near: these are as exact as fp32 allows
+FEW = 1024  # rows that a CPU compares with all at once, where there are no lists
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Entries up to a moment, which do not change any more.
+
+    Args:
+        keys: fp16 [n, d].
+        half_norms: |x|^2 / 2 of each, fp32 [n].
+        metric: `l2` or `ip`.
+        lists: over the rows before `listed`; None: there are none.
+        listed: rows from here on are compared with one by one.
+        gone: int64 [m], ascending, of those rows the ones that are gone, counted from `listed`.
+    """
+
+    keys: Tensor
+    half_norms: Tensor
+    metric: str
+    lists: GrowingLists | None = None
+    listed: int = 0
+    gone: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Rows, with those that are gone."""
+        return len(self.keys)
+
+    @cached_property
+    def _exact(self) -> ExactIndex:
+        index = ExactIndex(self.keys, self.metric)
+        if self.metric == "l2":
+            index.half_norms = self.half_norms
+        return index
+
+    @cached_property
+    def _last(self) -> tuple[Tensor, Tensor]:
+        """The rows that are compared with one by one: keys fp32 [r, d], and what products are too large by, fp32 [r]."""
+        less = self.half_norms[self.listed :].clone() if self.metric == "l2" else self.half_norms.new_zeros(self._few)
+        if self.gone is not None:
+            less[self.gone] = float("inf")
+        return self.keys[self.listed :].float(), less
+
+    @property
+    def _few(self) -> int:
+        return self.size - self.listed
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find the k nearest entries.
+
+        Args:
+            queries: [H, d], any float dtype.
+
+        Returns:
+            scores fp32 [H, k], nearest first, and rows int64 [H, k]; -inf and -1 where there are not as many.
+        """
+        scores, rows = self.candidates(queries, k)
+        missing = 0, max(0, k - rows.size(1))
+        scores = torch.nn.functional.pad(scores, missing, value=float("-inf"))
+        best, places = largest(scores, torch.arange(scores.size(1), device=rows.device), k)
+        return best, torch.nn.functional.pad(rows, missing, value=-1).gather(1, places)
+
+    def candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Find entries that the k nearest are among, in no order: fp32 and int64 [H, c], -inf and -1 where one is missing."""
+        if self.lists is None and (self.keys.is_cuda or self._few > FEW):
+            return self._exact.search(queries, k)
+        queries = queries.float()
+        found = [self._compared(queries, min(SPARE * k, self._few))]
+        if self.lists is not None:
+            found.insert(0, self._scored(queries, self.lists.candidates(queries, min(CANDIDATES * k, self.lists.size))))
+        scores, rows = (torch.cat(parts, dim=1) for parts in zip(*found))
+        return scores, rows
+
+    @phase(SEARCH)
+    def _compared(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Compare with all of the last rows, and score the nearest again as the exact index does."""
+        keys, less = self._last
+        near, rows = largest(queries @ keys.T - less, torch.arange(self._few), depth)
+        return self._scored(queries, torch.where(near > float("-inf"), rows + self.listed, -1))
+
+    @phase(SEARCH)
+    def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Score rows, int64 [H, c], -1 where there is none, by their keys."""
+        scores = scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
+        return scores.masked_fill(rows < 0, float("-inf")), rows
