@@ -24,8 +24,7 @@ from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.text.sentencepiece import read_pieces
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import SentencePieceTokenizer, load_tokenizer
-from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
-from fairseq_ccpr.training.contrast_sampler import ContrastOptions
+from fairseq_ccpr.training.contrast_dataset import ContrastOptions, PhraseContrastDataset
 from tests.helpers import DEMO, USER_DIR, call
 
 PAIRS = {"train": 600, "valid": 24, "test": 20}

@@ -23,7 +23,7 @@ from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, Processes, TokenPart, refuse_foreign
 from fairseq_ccpr.building.token_build import PCA_DIMENSION, TRAINED_ADAPTER, Extraction, TokenBuildSettings
 from fairseq_ccpr.child_process import locked, run_child
-from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
+from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
 from fairseq_ccpr.datastore.token import (
     DOMAIN,
     KEYS,
@@ -31,7 +31,6 @@ from fairseq_ccpr.datastore.token import (
     PROVENANCE,
     VALUES,
     KeyProjection,
-    ProjectionDescription,
     TokenDatastore,
     fit_pca,
     sample_rows,

@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 
 from fairseq_ccpr.building.part import TOKENS, Part
-from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
-from fairseq_ccpr.datastore.token import (
-    PROJECTION,
-    SYMBOLS,
-    KeyProjection,
-    ProjectionDescription,
-    TokenDatastore,
-    array_shapes,
-)
+from fairseq_ccpr.datastore.manifest import Manifest, ProjectionDescription, TokenSection
+from fairseq_ccpr.datastore.token import PROJECTION, SYMBOLS, KeyProjection, TokenDatastore, array_shapes
 from fairseq_ccpr.datastore.tuned import write_tuned
 from fairseq_ccpr.decoding.retrieval_task import LANGUAGE_PAIR
 from fairseq_ccpr.errors import ConfigurationError

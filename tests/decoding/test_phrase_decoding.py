@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_ccpr.decoding.forced import break_down
+from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.evaluation.test_set import batches, load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.text.pairs import read_pairs

@@ -29,7 +29,7 @@ from fairseq_ccpr.decoding.phrase_candidates import CutEntries, hash_tokens, lay
 from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.text.decoder_subwords import DecoderSubwords, Pieces
-from fairseq_ccpr.text.words import SplitSentences, as_rows, cut_phrases
+from fairseq_ccpr.text.phrase_cuts import SplitSentences, as_rows, cut_phrases
 from tests.small_models import World
 
 REACH = 3

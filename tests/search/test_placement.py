@@ -17,8 +17,7 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.search import ExactIndex, FaissIndex, base, build_index
-from fairseq_ccpr.search.base import CPU, open_for_device
-from fairseq_ccpr.search.index_plan import plan_index
+from fairseq_ccpr.search.index_plan import CPU, open_for_device, plan_index
 from tests.small_models import World, build
 from tests.vectors import DEVICE, clustered
 
@@ -29,7 +28,7 @@ ROOM = 1 << 30
 
 def opened(choice: str, folder: Path, device: torch.device, free: int, monkeypatch: pytest.MonkeyPatch):
     """An index built as on one device, with `--index auto` that of a GPU, and opened on another with so many free bytes."""
-    monkeypatch.setattr(base, "free_bytes", lambda _: free)
+    monkeypatch.setattr(index_plan, "free_bytes", lambda _: free)
     description = plan_index(choice, "l2", "", *KEYS.shape, gpu=choice == "auto")
     build_index(KEYS, description, folder / description.file, lambda _: None)
     return open_for_device(description, KEYS, folder, device, "`fairseq-ccpr build tokens`")
@@ -69,9 +68,9 @@ def test_without_faiss_a_gpu_opens_what_a_cpu_had_built(tmp_path, monkeypatch) -
     description = plan_index("IVF16,Flat", "l2", "", *KEYS.shape)
     build_index(KEYS, description, tmp_path / description.file, lambda _: None)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(base, "free_bytes", lambda _: ROOM)
+    monkeypatch.setattr(index_plan, "free_bytes", lambda _: ROOM)
     assert open_for_device(description, KEYS, tmp_path, ELSEWHERE).stands_in
-    monkeypatch.setattr(base, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(index_plan, "free_bytes", lambda _: 0)
     for device in (CPU, ELSEWHERE):
         with pytest.raises(ConfigurationError, match="needs FAISS, which is not installed"):
             open_for_device(description, KEYS, tmp_path, device)
@@ -81,7 +80,7 @@ def test_a_cpu_that_must_compare_with_many_keys_says_what_to_run(world: World, t
     build(world, store := tmp_path / "store", "--index", "exact")
     TokenDatastore(store).open_index()
     assert not log.messages
-    monkeypatch.setattr(base, "MANY", 1000)
+    monkeypatch.setattr(index_plan, "MANY", 1000)
     TokenDatastore(store).open_index()
     [message] = log.messages
     assert f"`fairseq-ccpr build tokens DATA_BIN --path MODEL --output {store} --index auto --cpu`" in message
@@ -95,7 +94,7 @@ def test_signature_names_what_is_searched(world: World, tmp_path, monkeypatch) -
     build(world, store := tmp_path / "store", "--index", "IVF16,Flat")
     retriever = TokenRetriever(TokenDatastore(store), CPU)
     assert str(retriever.describe()["index"]).startswith("IVF16,Flat")
-    monkeypatch.setattr(base, "free_bytes", lambda _: ROOM)
+    monkeypatch.setattr(index_plan, "free_bytes", lambda _: ROOM)
     retriever.index = TokenDatastore(store).open_index(ELSEWHERE)
     assert retriever.describe()["index"] == "exact"
 

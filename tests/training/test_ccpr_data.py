@@ -14,7 +14,7 @@ from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.tokenizers import load_tokenizer
 from fairseq_ccpr.text.words import word_spans
-from fairseq_ccpr.training.contrast_sampler import Occurrences
+from fairseq_ccpr.training.contrast_dataset import Occurrences
 from fairseq_ccpr.training.length_batches import LengthBatches, Mixture
 from fairseq_ccpr.training.phrase_contrast import PhraseContrastConfig, PhraseContrastTask
 from tests.small_models import Ccpr

@@ -13,9 +13,8 @@ from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.errors import DatastoreError
 from fairseq_ccpr.models.token_adapter import TokenAdapter
 from fairseq_ccpr.text.pairs import read_pairs
-from fairseq_ccpr.training import contrast_dataset
-from fairseq_ccpr.training.contrast_dataset import SentenceOrigins
-from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
+from fairseq_ccpr.training import contrast_sampler
+from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings, SentenceOrigins
 from tests.helpers import call
 from tests.small_models import World
 
@@ -133,8 +132,8 @@ def test_origins_of_a_model_are_those_of_its_text(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States tell sources apart as their text does, whatever batch a sentence was in; blocks change nothing."""
-    monkeypatch.setattr(contrast_dataset, "BLOCK_ROWS", 37)
-    monkeypatch.setattr(contrast_dataset, "BLOCK_SENTENCES", 7)
+    monkeypatch.setattr(contrast_sampler, "ORIGIN_ROWS", 37)
+    monkeypatch.setattr(contrast_sampler, "BLOCK_SENTENCES", 7)
     pairs = [pair for pair, _ in zip(read_pairs(world.folder / "train.tsv"), range(60))]
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
     # Each source comes again with another translation, each translation with another source, some pairs as they are.

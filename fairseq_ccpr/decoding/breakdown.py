@@ -1,0 +1,144 @@
+"""What each token of given targets owes to the model and to each memory, and the log of it (`--knn-log`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.data.data_utils import collate_tokens
+from torch import Tensor
+
+from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
+from fairseq_ccpr.decoding.forced import ForcedText
+from fairseq_ccpr.decoding.mixture import Vote, interpolate_references
+from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.token_memory import TokenMemory
+from fairseq_ccpr.decoding.trust import LearnedTrust
+from fairseq_ccpr.errors import ConfigurationError
+
+
+@dataclass
+class Breakdown:
+    """N tokens of a batch of translations, M memories."""
+
+    text: ForcedText
+    memories: tuple[str, ...]  # names of those that vote
+    votes: list[Vote]  # of each, with the weight it has in the end
+    mixed: Tensor  # fp32 [N], log p of the token
+    before: Tensor | None  # fp32 [N, M], the weights that the settings give, where there is trust
+    names: tuple[str, ...] = ()  # of the F features; none where the kind of trust has no features
+    features: Tensor | None = None  # fp32 [N, F]
+    attributions: Tensor | None = None  # fp32 [N, M, F], see `LearnedTrust.attributions`
+    phrase_votes: Tensor | None = None  # fp32 [N, A], what each candidate phrase gave to the token it proposed
+
+
+@torch.no_grad()
+def break_down(
+    ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor], dictionary: Any
+) -> Breakdown:
+    """Force-decode translations.
+
+    Args:
+        ensemble: what decoded them.
+        sample: a batch of fairseq.
+        hypotheses: the tokens of each sentence's translation.
+        dictionary: the target dictionary.
+    """
+    pad, eos = dictionary.pad(), dictionary.eos() if ensemble.end is None else ensemble.end
+    target = collate_tokens(hypotheses, pad)
+    previous = collate_tokens(hypotheses, pad, eos, move_eos_to_beginning=True)
+    net_input = {**sample["net_input"], "prev_output_tokens": previous}
+    text = ensemble.force_decode({"net_input": net_input, "target": target})
+    assert text.whole is not None  # nothing has been dropped
+    votes = ensemble.votes(text)
+    decided = ensemble.decided(text, votes)
+    mixed = interpolate_references(text.log_probs, [(vote.log_prob(text.targets), vote.weight) for vote in decided])
+    made = Breakdown(text, tuple(memory.name for memory in ensemble.voting), decided, mixed, None)
+    if ensemble.trust is not None:
+        step = trust_step(text.likeliest, ensemble.limited(votes))
+        made.before = step.weights
+        if isinstance(ensemble.trust, LearnedTrust):
+            made.names, made.features = ensemble.trust.names, ensemble.trust.inputs(step)
+            made.attributions = ensemble.trust.attributions(made.features)
+    for memory in ensemble.voting:
+        if isinstance(memory, PhraseMemory):
+            made.phrase_votes = text.records[memory.name].votes(memory)
+    return made
+
+
+# What the log calls p_r and the weight of a memory; of any other, its name and with `_lambda`.
+LOGGED = {TokenMemory.name: ("retrieval", "lambda"), PhraseMemory.name: ("phrases", "phrase_lambda")}
+
+
+class RetrievalLog:
+    """Write a line for each token of the best hypotheses, which are force-decoded for it.
+
+    A line has the `sentence`, the `position` and the `token`; log-probabilities of the token: `model`, `retrieval` (the
+    token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the weights
+    of the memories, `lambda` and `phrase_lambda`; and the `neighbours`, nearest first, each with its `entry` in the
+    datastore, its `token` and its `score` (similarity, or minus the squared distance).
+
+    Args:
+        path: a file that is overwritten.
+        dictionary: the target dictionary.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, dictionary: Any) -> None:
+        self.dictionary = dictionary
+        self.sentences = 0
+        try:
+            self.stream = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--knn-log {path} cannot be written ({error.strerror})") from None
+
+    def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
+        """Log a batch.
+
+        Args:
+            ensemble: what decoded it.
+            sample: a batch of fairseq.
+            hypotheses: the tokens of each sentence's translation.
+        """
+        breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
+        # fairseq-interactive gives its sentences no numbers.
+        numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))
+        self.sentences += len(hypotheses)
+        text, votes = breakdown.text, dict(zip(breakdown.memories, breakdown.votes))
+        columns = {"position": text.positions, "token": text.targets, "model": text.log_probs, "mixed": breakdown.mixed}
+        for name in {**LOGGED, **dict.fromkeys(votes)}:
+            said, weight = LOGGED.get(name, (name, f"{name}_lambda"))
+            vote = votes.get(name)
+            columns[weight] = vote.weight if vote is not None else torch.zeros_like(text.log_probs)
+            columns[said] = (
+                vote.log_prob(text.targets) if vote is not None else torch.full_like(text.log_probs, float("-inf"))
+            )
+        neighbours = self._neighbours(breakdown)
+        for row, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
+            line = {name: None if value == float("-inf") else value for name, value in zip(columns, values)}
+            line |= {
+                "token": self.dictionary.symbols[line["token"]],
+                "neighbours": neighbours[row] if neighbours else [],
+            }
+            sentence = {"sentence": numbers[int(text.sentences[row])]}
+            self.stream.write(json.dumps(sentence | line, ensure_ascii=False) + "\n")
+        self.stream.flush()
+
+    def _neighbours(self, breakdown: Breakdown) -> list[list[dict[str, Any]]]:
+        record = breakdown.text.records.get(TokenMemory.name)
+        if record is None:
+            return []
+        found = record.neighbours
+        return [
+            [
+                {"entry": entry, "token": self.dictionary.symbols[value], "score": score}
+                for entry, value, score in zip(*row)
+                if entry >= 0
+            ]
+            for row in zip(found.ids.tolist(), found.values.tolist(), found.scores.tolist())
+        ]
