@@ -20,7 +20,7 @@ from torch import distributed as dist
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.phrase_encoder import UNTOLD_EDGES
-from fairseq_ccpr.phrases.pair_extraction import edge_rule
+from fairseq_ccpr.phrases.pair_build import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.training.contrast_dataset import ContrastOptions, PhraseContrastDataset

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fairseq_ccpr.lab.xpr.lexicon_dataset import LexiconDataset
 from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
+from fairseq_ccpr.lab.xpr.training import LexiconDataset
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.text.tokenizers import load_tokenizer

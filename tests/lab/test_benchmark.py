@@ -15,7 +15,7 @@ from fairseq_ccpr.evaluation.planning import Limits
 from fairseq_ccpr.evaluation.test_set import load
 from fairseq_ccpr.inference.resources import parse_generation
 from fairseq_ccpr.lab.speed.decoding_speed import BASE, EQUIPPED, SpeedTest
-from fairseq_ccpr.lab.speed.synthetic_store import grow, queries_near
+from fairseq_ccpr.lab.speed.search_speed import grow, queries_near
 from fairseq_ccpr.search import ExactIndex
 from fairseq_ccpr.search.recall import recall, recall_of_sample
 from fairseq_ccpr.timing import DECODER, MERGE, SEARCH, PhaseTimer

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from pytest import Config
 
-from fairseq_ccpr.lab.accuracy.near_duplicates import BLOCK, highest_resemblance
+from fairseq_ccpr.lab.accuracy.significance import BLOCK, highest_resemblance
 from tests.helpers import call, refused
 
 

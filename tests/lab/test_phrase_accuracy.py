@@ -13,9 +13,14 @@ import torch
 
 from fairseq_ccpr.cli.command import named
 from fairseq_ccpr.datastore.manifest import Manifest
-from fairseq_ccpr.lab.accuracy.gold_phrases import GoldPhrases, read_gold
 from fairseq_ccpr.lab.accuracy.phrase_accuracy import QueryScores, score_system
-from fairseq_ccpr.lab.accuracy.phrase_benchmark import PhraseBenchmark, PhraseBenchmarkSettings, make_benchmark
+from fairseq_ccpr.lab.accuracy.phrase_benchmark import (
+    GoldPhrases,
+    PhraseBenchmark,
+    PhraseBenchmarkSettings,
+    make_benchmark,
+    read_gold,
+)
 from fairseq_ccpr.lab.accuracy.phrase_systems import Phrases, PhraseSystem, SentenceSystem, load_system
 from fairseq_ccpr.phrases.pair_store import sample_occurrences, sample_sentences
 from fairseq_ccpr.storage.files import describe_files

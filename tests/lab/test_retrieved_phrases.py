@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fairseq_ccpr.datastore.phrase import PhraseDatastore, bytes_per_entry
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever
-from fairseq_ccpr.lab.accuracy.retrieved_phrases import (
+from fairseq_ccpr.lab.accuracy.retrieved import (
     MEASURES,
     Reference,
     count_held,

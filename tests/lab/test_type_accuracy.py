@@ -13,11 +13,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fairseq_ccpr.lab.accuracy import type_systems
+from fairseq_ccpr.lab.accuracy import type_accuracy
 from fairseq_ccpr.lab.accuracy.phrase_systems import SentenceSystem
 from fairseq_ccpr.lab.accuracy.plots import draw_types
-from fairseq_ccpr.lab.accuracy.type_accuracy import TypeResult
-from fairseq_ccpr.lab.accuracy.type_systems import OrthogonalTypes, TransformerTypes, load_type_system
+from fairseq_ccpr.lab.accuracy.type_accuracy import OrthogonalTypes, TransformerTypes, TypeResult, load_type_system
 from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
 from fairseq_ccpr.models.xpr_encoder import XprEncoder
 from fairseq_ccpr.text.subwords import subword_bounds
@@ -114,7 +113,7 @@ def test_a_sentence_encoder_sees_the_phrase_or_its_sentences(xpr: Xpr, monkeypat
         assert len(texts) <= 64
         return np.array([[len(text), ord(text[0]), text.count("e")] for text in texts])
 
-    monkeypatch.setattr(type_systems, "load_muse", lambda device: SentenceSystem(encode, "fake", device))
+    monkeypatch.setattr(type_accuracy, "load_muse", lambda device: SentenceSystem(encode, "fake", device))
     lexicon = Lexicon(xpr.lexicon / "valid")
     found = load_type_system("muse", None, [], torch.device("cpu"), False).encode(lexicon, [0, 1, 3], False)
     types = lexicon.sides[0]

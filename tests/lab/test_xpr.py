@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_ccpr.lab.xpr.xpco_criterion import XpcoConfig, XpcoCriterion, false_negatives
+from fairseq_ccpr.lab.xpr.training import XpcoConfig, XpcoCriterion, false_negatives
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, XprEncoderConfig
 from fairseq_ccpr.training.phrase_contrast import alignment_losses

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 import torch
 
+from fairseq_ccpr.lab.xpr.lexicon_build import usable_examples
 from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
-from fairseq_ccpr.lab.xpr.type_examples import usable_examples
 from fairseq_ccpr.models.xpr_encoder import XprEncoder, pool
 from fairseq_ccpr.text.subwords import subword_bounds
 from fairseq_ccpr.text.tokenizers import load_tokenizer

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_ccpr.phrases.pair_extraction import PairFilter, WordFilter, consistent_pairs
+from fairseq_ccpr.phrases.pair_build import PairFilter, WordFilter, consistent_pairs
 from fairseq_ccpr.phrases.pair_store import FILES, PhrasePairs
 from fairseq_ccpr.text.words import word_spans
 from tests.helpers import call

@@ -23,7 +23,7 @@ from fairseq_ccpr.errors import CheckpointError
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, project_ends
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
-from fairseq_ccpr.phrases.pair_extraction import edge_rule
+from fairseq_ccpr.phrases.pair_build import edge_rule
 from fairseq_ccpr.phrases.pair_store import PhrasePairs
 from fairseq_ccpr.text.pairs import read_pairs
 from fairseq_ccpr.training.contrast_dataset import PhraseContrastDataset

@@ -1,16 +1,25 @@
-"""acc@1 of phrase types: how often the nearest phrase of the other language is a translation."""
+"""acc@1 of phrase types, and the systems that encode them from any number of example sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 
-from fairseq_ccpr.lab.accuracy.type_systems import TypeSystem
-from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
-from fairseq_ccpr.lab.xpr.type_vectors import find_translations
+from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.lab.accuracy.phrase_systems import BLOCK_TEXTS, MUSE, load_muse
+from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon, PhraseTypes
+from fairseq_ccpr.lab.xpr.type_vectors import Encode, find_translations, type_means
+from fairseq_ccpr.models.phrase_encoder import SpanEncoder, load_phrase_encoder
+from fairseq_ccpr.models.pretrained.context_encoder import ContextEncoder
+from fairseq_ccpr.models.xpr_encoder import XprEncoder, span_means
+from fairseq_ccpr.storage.fingerprint import of_strings
 
 
 @dataclass(frozen=True)
@@ -80,3 +89,194 @@ def accuracy_rows(results: Sequence[TypeResult]) -> list[list[Any]]:
         cells = [one.data, one.system, one.training, one.layer or "", one.sentences]
         table.append([*cells, *(f"{value:.1f}" for value in (one.forward, one.backward, one.mean))])
     return table
+
+
+ORTHOGONAL = "orthogonal:"
+Setting = tuple[int, int]  # layer, example sentences; the layer is 0 for a system that has none to choose
+Both = tuple[Tensor, Tensor]  # of source and target phrases, fp32 [n, d], of length 1
+
+
+class TypeSystem(Protocol):
+    """An encoder of phrase types.
+
+    Attributes:
+        fingerprint: of all that decides the vectors.
+        trained_on: language pairs whose phrase pairs it was trained on; None if it was trained on something else.
+    """
+
+    fingerprint: str
+    trained_on: Sequence[str] | None
+
+    def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
+        """Encode all phrases, for each layer and number of sentences; 0 is the phrase alone."""
+
+
+class TransformerTypes:
+    """A Transformer whose vectors of spans are averaged over sentences.
+
+    Args:
+        context: the Transformer, on the device that is to work.
+        layers: J numbers.
+        encode: tokens and spans -> a vector of each span for each layer, fp32 [J, S, d].
+        finish: layer and means [n, d] -> vectors of length 1.
+        digest: of all that decides the vectors.
+        trained_on: see `TypeSystem`.
+    """
+
+    def __init__(
+        self, context: ContextEncoder, layers: Sequence[int], encode: Encode, finish: Callable[[int, Tensor], Tensor],
+        digest: str, trained_on: Sequence[str] | None,
+    ) -> None:  # fmt: skip
+        self.context, self.layers, self._encode, self._finish = context, layers, encode, finish
+        self.fingerprint, self.trained_on = digest, trained_on
+
+    @torch.inference_mode()
+    def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
+        """Average the vectors of each phrase over its sentences."""
+        context, device = self.context, next(self.context.parameters()).device
+        source, target = (
+            type_means(self._encode, context.tokenizer, types, counts, context.max_positions, device, show)
+            for types in lexicon.sides
+        )
+        return {
+            (layer, count): (self._finish(layer, source[c, j]), self._finish(layer, target[c, j]))
+            for c, count in enumerate(counts)
+            for j, layer in enumerate(self.layers)
+        }
+
+
+class MuseTypes:
+    """A sentence encoder: the phrase's own vector, or the mean of those of its example sentences."""
+
+    trained_on: Sequence[str] | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.sentences = load_muse(device)
+        self.fingerprint = self.sentences.fingerprint
+
+    def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
+        """Encode the phrase alone, or average its example sentences."""
+        source, target = ([self._means(types, count) for count in counts] for types in lexicon.sides)
+        return {(0, count): (source[c], target[c]) for c, count in enumerate(counts)}
+
+    def _means(self, types: PhraseTypes, count: int) -> Tensor:
+        texts, owners = [], []
+        for number in range(len(types)):
+            places = range(min(count, int(types.counts[number])))
+            phrase_texts = [types.example(number, place)[0] for place in places] or [types.phrases[number]]
+            texts += phrase_texts
+            owners += [number] * len(phrase_texts)
+        blocks = (texts[start : start + BLOCK_TEXTS] for start in range(0, len(texts), BLOCK_TEXTS))
+        encoded = [np.asarray(self.sentences.encode_sentences(block), np.float32) for block in blocks]
+        vectors = torch.from_numpy(np.concatenate(encoded))
+        sums = vectors.new_zeros(len(types), vectors.size(1)).index_add(0, torch.tensor(owners), vectors)
+        return normalize(sums, dim=1).to(self.sentences.device)
+
+
+class OrthogonalTypes:
+    """Another system, its source vectors rotated towards the targets of training pairs: W = U V^T of X^T Y = U S V^T.
+
+    Args:
+        system: the other one.
+        train: lexicons of the training pairs.
+    """
+
+    def __init__(self, system: TransformerTypes, train: Sequence[Lexicon]) -> None:
+        self.system, self.train = system, train
+        self.trained_on: Sequence[str] | None = sorted({lexicon.manifest.language_pair for lexicon in train})
+        self.fingerprint = of_strings(
+            [system.fingerprint, *(lexicon.manifest.fingerprints["pairs"] for lexicon in train)]
+        )
+
+    def encode(self, lexicon: Lexicon, counts: Sequence[int], show: bool) -> dict[Setting, Both]:
+        """Encode with the other system, and rotate the source vectors."""
+        parts = [self.system.encode(pair_lexicon, counts, show) for pair_lexicon in self.train]
+        found = self.system.encode(lexicon, counts, show)
+        for setting, (source, target) in found.items():
+            covariance = source.new_zeros(source.size(1), source.size(1))
+            for pair_lexicon, vectors in zip(self.train, parts):
+                one, two = (
+                    side[rows]
+                    for side, rows in zip(vectors[setting], torch.from_numpy(pair_lexicon.pairs.T.astype(np.int64)))
+                )
+                covariance += one.T @ two
+            left, _, right = torch.linalg.svd(covariance)
+            found[setting] = source @ left @ right, target
+        return found
+
+
+def load_type_system(
+    word: str, layers: Sequence[int] | None, train: Sequence[Lexicon], device: torch.device, bf16: bool
+) -> TypeSystem:
+    """Load a system by its word on the command line.
+
+    Args:
+        word: `muse`, the directory of a context encoder, the same after `orthogonal:`, or the checkpoint of a phrase encoder.
+        layers: those wanted; the last, or that of the checkpoint, where None.
+        train: what `orthogonal:` learns from.
+        device: where it is to work.
+        bf16: whether a Transformer computes in bfloat16.
+
+    Raises:
+        ConfigurationError: nothing has that name, there are no training pairs, or its package is not installed.
+        CheckpointError: the path does not hold an encoder.
+    """
+    if word.startswith(ORTHOGONAL):
+        if not train:
+            raise ConfigurationError(f"--encoder {word} learns from phrase pairs: give --train FOLDER")
+        raw = load_type_system(word.removeprefix(ORTHOGONAL), layers, train, device, bf16)
+        if not isinstance(raw, TransformerTypes):
+            raise ConfigurationError(f"--encoder {word}: give the folder of a pretrained encoder after {ORTHOGONAL}")
+        return OrthogonalTypes(raw, train)
+    path = Path(word)
+    if path.is_dir():
+        context = ContextEncoder.load(path, bf16=bf16).to(device)
+        return _raw_types(context, layers or [context.layers])
+    if path.is_file():
+        encoder = load_phrase_encoder(path, bf16=bf16).to(device)
+        return _xpr_types(encoder, layers) if isinstance(encoder, XprEncoder) else _context_types(encoder)
+    if word == MUSE:
+        return MuseTypes(device)
+    raise ConfigurationError(
+        f"there is no encoder '{word}': give a checkpoint of fairseq-train --task phrase_lexicon or phrase_contrast, the "
+        f"folder of a pretrained encoder, the same after {ORTHOGONAL}, or {MUSE}"
+    )
+
+
+def _means_of_layers(context: ContextEncoder, layers: Sequence[int]) -> Encode:
+    def encode(tokens: Tensor, spans: Tensor) -> Tensor:
+        return torch.stack([span_means(states, spans) for states in context.states_of_layers(tokens, layers)])
+
+    return encode
+
+
+def _raw_types(context: ContextEncoder, layers: Sequence[int]) -> TransformerTypes:
+    """Average the states of a pretrained encoder: XPR before any training."""
+    encode = _means_of_layers(context, layers)
+    return TransformerTypes(
+        context, layers, encode, lambda _, means: normalize(means, dim=1), context.fingerprint(), []
+    )
+
+
+def _xpr_types(encoder: XprEncoder, layers: Sequence[int] | None) -> TransformerTypes:
+    """Encode by XPR; its head belongs to the layer it was trained on, and other layers are averaged without one."""
+    layers = layers or [encoder.layer]
+
+    def finish(layer: int, means: Tensor) -> Tensor:
+        return encoder.project(means) if layer == encoder.layer else normalize(means, dim=1)
+
+    encode = _means_of_layers(encoder.context, layers)
+    return TransformerTypes(encoder.context, layers, encode, finish, encoder.fingerprint(), encoder.trained_on)
+
+
+def _context_types(encoder: SpanEncoder) -> TransformerTypes:
+    """Average CCPR's vectors of the phrase in each sentence."""
+
+    def encode(tokens: Tensor, spans: Tensor) -> Tensor:
+        return encoder.vectors(encoder.states(tokens), spans).unsqueeze(0)
+
+    context = encoder.context
+    assert isinstance(context, ContextEncoder)  # as of every phrase encoder with a checkpoint of its own
+    return TransformerTypes(
+        context, [context.layers], encode, lambda _, means: normalize(means, dim=1), encoder.fingerprint(), None
+    )

@@ -21,9 +21,8 @@ from fairseq_ccpr.decoding.options import PhraseSearchSettings
 from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, find_encoder, query_segmentation
 from fairseq_ccpr.device import choose_device
 from fairseq_ccpr.errors import ConfigurationError, installing
-from fairseq_ccpr.lab.accuracy import phrase_report, retrieved_phrases, retrieved_report, type_accuracy
+from fairseq_ccpr.lab.accuracy import phrase_accuracy, retrieved, type_accuracy
 from fairseq_ccpr.lab.accuracy.alignment_error import measure, read_gold
-from fairseq_ccpr.lab.accuracy.near_duplicates import NEAR, highest_resemblance
 from fairseq_ccpr.lab.accuracy.phrase_accuracy import score_system
 from fairseq_ccpr.lab.accuracy.phrase_benchmark import PhraseBenchmarkSettings, make_benchmark
 from fairseq_ccpr.lab.accuracy.phrase_systems import load_system
@@ -37,8 +36,8 @@ from fairseq_ccpr.lab.accuracy.retrieval_accuracy import (
     evaluate_retrieval,
     key_sets,
 )
-from fairseq_ccpr.lab.accuracy.significance import SystemsComparison, compare_systems
-from fairseq_ccpr.lab.accuracy.type_systems import ORTHOGONAL, load_type_system
+from fairseq_ccpr.lab.accuracy.significance import NEAR, SystemsComparison, compare_systems, highest_resemblance
+from fairseq_ccpr.lab.accuracy.type_accuracy import ORTHOGONAL, load_type_system
 from fairseq_ccpr.lab.sentence_encoders import MUSE
 from fairseq_ccpr.lab.xpr.lexicon_store import Lexicon
 from fairseq_ccpr.models.phrase_encoder import PhraseEncoder, load_phrase_encoder
@@ -258,7 +257,7 @@ def evaluate_phrases(
     systems = {name: load_system(word, device, bf16) for name, word in words.items()}
     benchmark = make_benchmark(settings, list(systems.values()), finder, quiet)
     scores = {name: score_system(system, benchmark, name, quiet) for name, system in systems.items()}
-    done = phrase_report.report(benchmark, scores, settings.same_string, samples)
+    done = phrase_accuracy.report(benchmark, scores, settings.same_string, samples)
     line = signature({
         "gold": short(of_files([settings.gold])), "sets": ",".join(done.queries),
         "multi-word": "yes" if settings.multi_word else "no", "queries": sum(done.queries.values()),
@@ -266,15 +265,15 @@ def evaluate_phrases(
         "whole-sentences": "yes" if settings.whole_sentences else "no", "entries": done.entries,
         "bf16": "yes" if bf16 else "no", **{f"encoder {name}": short(one.fingerprint) for name, one in systems.items()},
     })  # fmt: skip
-    print_table("acc@1 by entry / by string, per cent", phrase_report.accuracy_table(done))
+    print_table("acc@1 by entry / by string, per cent", phrase_accuracy.accuracy_table(done))
     print_table(
         "the same by the words of the phrase or its translation, whichever has more, all sets together",
-        phrase_report.length_table(done),
+        phrase_accuracy.length_table(done),
     )
     if done.same_string:
         print_table(
             "acc@1 by entry, average of the sets, with other occurrences of the same string in the index",
-            phrase_report.same_string_table(done),
+            phrase_accuracy.same_string_table(done),
         )
     distractors = done.entries - done.gold_targets
     print(f"{done.entries:,} index entries: {done.gold_targets:,} gold targets, {distractors:,} phrases of other text")
@@ -408,33 +407,31 @@ def evaluate_retrieved(
     encoder = load_phrase_encoder(find_encoder(first, settings.encoder), bf16=settings.bf16)
     for store in stores.values():
         store.check_encoder(encoder.fingerprint())  # before any work is done
-    pairs, skipped = retrieved_phrases.read_text(source, target)
+    pairs, skipped = retrieved.read_text(source, target)
     written = {name: Path(word) for name, word in named(hypotheses, "translations").items()}
-    outputs = retrieved_phrases.read_outputs(list(written.values()), source, target)
+    outputs = retrieved.read_outputs(list(written.values()), source, target)
     device = choose_device(cpu)
     segmentation = Segmentation(choose_segmentation(None, encoder), reference_threshold)
     finder = PhraseFinder(encoder.to(device), segmentation)
-    references, too_long = retrieved_phrases.make_references(finder, [reference for _, reference in pairs], quiet)
+    references, too_long = retrieved.make_references(finder, [reference for _, reference in pairs], quiet)
     sources, tops = [sentence for sentence, _ in pairs], sorted({1, settings.k})
 
-    def ask(name: str) -> retrieved_report.StoreResult:
+    def ask(name: str) -> retrieved.StoreResult:
         store = used[name]
         retriever = PhraseRetriever(store, encoder, queries[name], settings.k, settings.min_similarity, device)
-        counts = retrieved_phrases.count_retrieved(retriever, sources, references, tops, outputs, name, quiet)
+        counts = retrieved.count_retrieved(retriever, sources, references, tops, outputs, name, quiet)
         retriever.check_found(source)
         parts = bytes_per_entry(stores[name].section)
-        held = retrieved_phrases.count_held(store, references)
-        return retrieved_report.StoreResult(
+        held = retrieved.count_held(store, references)
+        return retrieved.StoreResult(
             store.section.size, parts, retriever.phrases, retriever.too_long, counts, held, retriever.signature()
         )
 
-    done = retrieved_report.report(
-        {name: ask(name) for name in stores}, tops, list(written), skipped, too_long, samples
-    )
+    done = retrieved.report({name: ask(name) for name in stores}, tops, list(written), skipped, too_long, samples)
     rule = f"{segmentation.kind}>{segmentation.threshold}<={segmentation.max_words}words"
     line = f"text:{short(of_files([source, target]))}|references:{rule}|samples:{samples}"
     line += f"|hypotheses:{short(of_files(list(written.values())))}" if written else ""
-    print_table("per cent, but for the first rows and strings per sentence", retrieved_report.retrieved_table(done))
+    print_table("per cent, but for the first rows and strings per sentence", retrieved.retrieved_table(done))
     print(f"{done.sentences:,} sentences; {done.reference_phrases:.1f} phrases a reference")
     if done.skipped:
         print(f"{done.skipped:,} lines with an empty side were left out")

@@ -14,9 +14,18 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.experiments.config import read_config
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.experiments.report_page import as_page
-from fairseq_ccpr.lab.experiments.results import RESULTS, choose, goals, write_results
+from fairseq_ccpr.lab.experiments.results import (
+    HEAD,
+    RESULTS,
+    check_of_base,
+    choose,
+    circumstances,
+    goals,
+    rows_against_others,
+    rows_of,
+    write_results,
+)
 from fairseq_ccpr.lab.experiments.stages import Runner, with_needs
-from fairseq_ccpr.lab.experiments.tables import HEAD, check_of_base, circumstances, rows_against_others, rows_of
 from fairseq_ccpr.settings import option
 from fairseq_ccpr.storage.files import write_text
 

@@ -18,18 +18,15 @@ from fairseq_ccpr.evaluation.planning import peak_bytes
 from fairseq_ccpr.lab.accuracy.plots import draw_f1
 from fairseq_ccpr.lab.mining import report
 from fairseq_ccpr.lab.mining.benchmark import QUESTIONS, MiningResult, evaluate_pairs, evaluate_questions
-from fairseq_ccpr.lab.mining.benchmark_settings import AT_ONE, BASELINE, MiningBenchmarkSettings
-from fairseq_ccpr.lab.mining.fragments import WINDOW, fragments
-from fairseq_ccpr.lab.mining.grid import Grid
+from fairseq_ccpr.lab.mining.benchmark_settings import AT_ONE, BASELINE, METHODS, MiningBenchmarkSettings, TunedSettings
+from fairseq_ccpr.lab.mining.encoded_text import WINDOW, fragments
 from fairseq_ccpr.lab.mining.labelled import LabelledText, read_labelled, read_questions
-from fairseq_ccpr.lab.mining.logistic import LogisticMethod
+from fairseq_ccpr.lab.mining.method import Grid
 from fairseq_ccpr.lab.mining.miner import Miner, read_sentences
-from fairseq_ccpr.lab.mining.pair_sample import draw_samples
+from fairseq_ccpr.lab.mining.pair_methods import LogisticMethod, TwoWayMethod
 from fairseq_ccpr.lab.mining.pknn import ENTROPIES, OVER_SENTENCES
-from fairseq_ccpr.lab.mining.remembered import RememberedVectors
-from fairseq_ccpr.lab.mining.rfr import RfrMethod
-from fairseq_ccpr.lab.mining.tuned_settings import METHODS, TunedSettings
-from fairseq_ccpr.lab.mining.two_way import TwoWayMethod
+from fairseq_ccpr.lab.mining.rfr import RememberedVectors, RfrMethod
+from fairseq_ccpr.lab.mining.trial import draw_samples
 from fairseq_ccpr.lab.sentence_encoders import E5, MUSE, TEXTS, VECTORS, load_sentence_encoder
 from fairseq_ccpr.lab.xpr.lexicon_build import LexiconSettings, build_lexicon
 from fairseq_ccpr.settings import (

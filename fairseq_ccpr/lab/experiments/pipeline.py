@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq_ccpr.lab.experiments.commands import PACKAGE
 from fairseq_ccpr.lab.experiments.config import ExperimentConfig, FineTuneConfig, MineConfig, TokensConfig
-from fairseq_ccpr.lab.experiments.stages import FileArguments, Stage, Word
+from fairseq_ccpr.lab.experiments.stages import PACKAGE, FileArguments, Stage, Word
 from fairseq_ccpr.lab.sentence_encoders import E5, MUSE
 
 COMMANDS, TRAINING = "fairseq_ccpr", "fairseq_cli.train"  # modules

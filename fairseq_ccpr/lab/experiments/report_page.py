@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from fairseq_ccpr.evaluation.page import STYLE, fill
-from fairseq_ccpr.lab.experiments.tables import (
+from fairseq_ccpr.lab.experiments.results import (
     HEAD,
     check_of_base,
     circumstances,

@@ -1,14 +1,12 @@
-"""Stages of an experiment: each runs once, and again only when something changes that it depends on.
-
-Own code, and no workflow engine: datastores may be deleted once systems are decoded, killed builds resume, an output may be
-moved, and results list every command with its time. doit and Snakemake would run such stages again.
-"""
+"""Running an experiment's stages, each a command in a process of its own with a log."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,12 +14,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Union
 
+from fairseq_ccpr.child_process import run_child
 from fairseq_ccpr.datastore.manifest import Manifest
 from fairseq_ccpr.errors import ConfigurationError, StageError
-from fairseq_ccpr.lab.experiments.commands import PACKAGE, execute, last_line
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import MANIFEST, write_json
 from fairseq_ccpr.version import __version__
+
+PACKAGE = Path(__file__).resolve().parents[2]  # fairseq_ccpr, as --user-dir
+TAIL_BYTES = 4096  # of a log, where its last line is
+
+
+def execute(words: list[str], folder: Path, log: IO[str], lock: IO[str]) -> int:
+    """Run Python with these words in a folder, able to import this package, and return its exit code."""
+    print(f"# {shlex.join(['python', *words])}", file=log, flush=True)
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return run_child([sys.executable, *words], lock, log, environment, folder, own_group=True)
+
+
+def last_line(log: Path) -> str:
+    """Read the last line of a log."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        lines = stream.read().decode("utf-8", errors="replace").replace("\r", "\n").split("\n")
+    return next(line.strip() for line in reversed(lines) if line.strip())  # the first is the command
+
 
 FEW = 8  # files that are missing are named
 

@@ -9,14 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairseq_ccpr.lab.mining.benchmark_settings import SYSTEMS, MiningBenchmarkSettings
-from fairseq_ccpr.lab.mining.f1 import decide, mcnemar, score
-from fairseq_ccpr.lab.mining.grid import Grid
+from fairseq_ccpr.lab.mining.f1 import Outcome, decide, mcnemar, score
 from fairseq_ccpr.lab.mining.labelled import LabelledText
-from fairseq_ccpr.lab.mining.method import MiningMethod
-from fairseq_ccpr.lab.mining.pair_sample import PairSample
-from fairseq_ccpr.lab.mining.significance import Outcome
-from fairseq_ccpr.lab.mining.threshold import estimate
-from fairseq_ccpr.lab.mining.trial import Trial
+from fairseq_ccpr.lab.mining.method import Grid, MiningMethod, estimate
+from fairseq_ccpr.lab.mining.trial import PairSample, Trial
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
 
 QUESTIONS = "questions"

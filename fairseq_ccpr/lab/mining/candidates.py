@@ -1,13 +1,16 @@
-"""Pairs of sentences that may be translations of each other: at least one is among the nearest of the other."""
+"""Pairs of sentences that may be translations: near in either direction, with the evidence of sentences and fragments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from fairseq_ccpr.lab.mining.neighbours import SearchableText
+from fairseq_ccpr.lab.mining.neighbours import SearchableKeys, SearchableText
 from fairseq_ccpr.lab.mining.pknn import Answers
+from fairseq_ccpr.timing import VOTING, phase
 
 BLOCK_SENTENCES = 4096  # that are searched for at a time
 
@@ -124,3 +127,244 @@ def best_first(pairs: Candidates, scores: np.ndarray, columns: int) -> Answers:
         if partners[row] < 0 and free[column]:
             partners[row], found[row], free[column] = column, score, False
     return Answers(partners, found)
+
+
+VOTERS = 20  # neighbours of a fragment
+BETA = 100  # how much the nearest of them count
+TIED = 1e-6  # cosines nearer than that are equal in fp32
+BLOCK_ROWS, BLOCK_NUMBERS = 64, 1 << 20  # of sources that vote at a time, and of the matrix of their cosines
+
+
+@phase(VOTING)
+def fragment_votes(
+    pairs: Candidates, of: SearchableText, among: SearchableText, spread: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Let the fragments of each row vote for the row's columns, and see how near the nearest are.
+
+    A fragment f of x and g of y are as near as c = (cos(f, g) + cos(x, y)) / 2. Of each f, the 20 nearest g of all candidates
+    of x vote, and those equal to the last of them, by softmax of 100 * exp(-d^2 / 2) / sqrt(2 pi), as in RFR, where d is
+    (1 - c) / (1.5 spread): encoders to which all texts are alike are then like others.
+
+    Args:
+        pairs: C of them.
+        of: the sentences of the rows.
+        among: those of the columns.
+        spread: the mean of 1 - cos(x, y) over all candidates.
+
+    Returns:
+        P(y | x), the mean over the fragments of x, and the mean over these of the highest cos(f, g) in y; float64 [C].
+    """
+    votes, nearest = np.empty(len(pairs.rows)), np.empty(len(pairs.rows))
+    bounds = np.searchsorted(pairs.rows, np.arange(len(pairs.sentences) + 1))
+    starts, counts = _ranges(of, pairs.sentences)
+    others = _ranges(among, pairs.columns)
+    widths = np.diff(np.concatenate([[0], np.cumsum(others[1])])[bounds])
+    for rows in _blocks(np.flatnonzero(np.diff(bounds)), counts, widths):
+        here = slice(bounds[rows[0]], bounds[rows[-1] + 1])
+        own = _vectors(of.fragments, starts[rows], counts[rows])
+        other = _vectors(among.fragments, others[0][here], others[1][here])
+        cosines = _cosines(own, other, counts[rows], widths[rows])
+        per_row = np.diff(bounds)[rows]
+        votes[here], nearest[here] = _vote(cosines, pairs.cosines[here], others[1][here], per_row, counts[rows], spread)
+    return votes, nearest
+
+
+def _blocks(rows: np.ndarray, counts: np.ndarray, widths: np.ndarray) -> Iterator[np.ndarray]:
+    """Split rows so that each block is a matrix of at most BLOCK_NUMBERS, or one row.
+
+    Args:
+        rows: int64, those that have pairs.
+        counts: of all rows, how many lines each has.
+        widths: and how many columns it needs.
+    """
+    first, lines, width = 0, 0, 0
+    for place, row in enumerate(rows.tolist()):
+        lines, width = lines + int(counts[row]), max(width, int(widths[row]))
+        if place > first and (lines * width > BLOCK_NUMBERS or place - first == BLOCK_ROWS):
+            yield rows[first:place]
+            first, lines, width = place, int(counts[row]), int(widths[row])
+    if len(rows):
+        yield rows[first:]
+
+
+def _cosines(own: np.ndarray, other: np.ndarray, counts: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """Multiply the fragments of each row with those of its columns.
+
+    Args:
+        own: fp32 [l, d], those of the rows, one row after the other.
+        other: fp32 [sum of widths, d], those of their columns.
+        counts: int64 [r], how many of `own` each row has.
+        widths: int64 [r], how many of `other`.
+
+    Returns:
+        float64 [l, the largest width], -inf beyond the width of a row.
+    """
+    cosines = np.full((len(own), int(widths.max())), -np.inf)
+    line = column = 0
+    for count, width in zip(counts.tolist(), widths.tolist()):
+        cosines[line : line + count, :width] = own[line : line + count] @ other[column : column + width].T
+        line, column = line + count, column + width
+    return cosines
+
+
+def _vote(
+    cosines: np.ndarray, whole: np.ndarray, sizes: np.ndarray, per_row: np.ndarray, counts: np.ndarray, spread: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sum the votes of l fragments of r rows for c pairs.
+
+    Args:
+        cosines: see `_cosines`.
+        whole: [c], cos(x, y) of each pair.
+        sizes: int64 [c], how many fragments its column has.
+        per_row: int64 [r], how many pairs each row has.
+        counts: int64 [r], how many fragments.
+        spread: see `fragment_votes`.
+
+    Returns:
+        Votes and nearest as of `fragment_votes`, float64 [c].
+    """
+    present = np.isfinite(cosines)
+    flat = cosines[present]  # line by line, in each pair by pair
+    first_pairs = np.repeat(np.cumsum(per_row) - per_row, counts)
+    judged = _runs(first_pairs, np.repeat(per_row, counts))  # the pair of each run of `flat`
+    runs = np.cumsum(sizes[judged]) - sizes[judged]
+    lines = np.repeat(counts, per_row)  # of each pair
+    nearest = np.bincount(judged, np.maximum.reduceat(flat, runs)) / lines
+    cosines[present] = (flat + np.repeat(whole[judged], sizes[judged])) / 2
+    weights = _weights(cosines, spread)[present]
+    return np.bincount(judged, np.add.reduceat(weights, runs)) / lines, nearest
+
+
+def _weights(cosines: np.ndarray, spread: float) -> np.ndarray:
+    """Weigh the nearest of each row, [f, g] -> [f, g]; the others weigh nothing."""
+    if cosines.shape[1] > VOTERS:
+        last = np.partition(cosines, -VOTERS, axis=1)[:, [-VOTERS]]
+        cosines = np.where(cosines >= last - TIED, cosines, -np.inf)
+    logits = BETA / math.sqrt(2 * math.pi) * np.exp(-(((1 - cosines) / (1.5 * spread)) ** 2) / 2)
+    weights = np.where(np.isfinite(cosines), np.exp(logits - logits.max(axis=1, keepdims=True)), 0)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _ranges(text: SearchableText, sentences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Look up where the fragments of each sentence begin, and how many there are."""
+    bounds = text.fragment_bounds
+    return bounds[sentences], bounds[sentences + 1] - bounds[sentences]
+
+
+def _vectors(fragments: SearchableKeys, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Read the fragments of some sentences, fp32 [g, d]."""
+    return fragments.keys_of(_runs(starts, counts)).astype(np.float32)
+
+
+def _runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Count on from each start: int64 [sum of counts].
+
+    >>> _runs(np.array([5, 0]), np.array([2, 3]))
+    array([5, 6, 0, 1, 2])
+    """
+    return np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+
+
+NEAREST = 4  # that a neighbourhood is made of
+
+
+@dataclass
+class Evidence:
+    """Evidence on C candidate pairs (x, y); arrays are float64 [C].
+
+    Attributes:
+        spread: the mean of 1 - cos(x, y) over all candidates, at least 1e-3; None where fragments do not vote.
+        cosines: cos(x, y).
+        around: m_x, the mean cosine of x and its nearest.
+        back_around: m_y, likewise.
+        votes: P(y | x), see `fragment_votes`; 0 where fragments do not vote.
+        back_votes: P(x | y).
+        alike: the mean of cos(x, y) and of MaxSim, the cosine of a fragment's nearest, over those of x and over those of y.
+        alike_around: its mean over x and the most alike.
+        back_alike_around: likewise for y.
+        lengths: log of the ratio of lengths, less what it is for all sentences.
+    """
+
+    spread: float | None
+    cosines: np.ndarray
+    around: np.ndarray
+    back_around: np.ndarray
+    votes: np.ndarray
+    back_votes: np.ndarray
+    alike: np.ndarray
+    alike_around: np.ndarray
+    back_alike_around: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def gather(cls, pairs: Candidates, sources: SearchableText, targets: SearchableText, voting: bool) -> Evidence:
+        """Look at all pairs, from both sides.
+
+        Args:
+            pairs: the candidates.
+            sources: their rows.
+            targets: their columns.
+            voting: whether their fragments vote.
+        """
+        turned, order = pairs.by_column(targets.sentences)
+        back = order.argsort()
+        nothing = np.zeros(len(pairs.rows))
+        votes = back_votes = alike = nothing
+        spread = None
+        if voting:
+            spread = max(1e-3, 1 - float(pairs.cosines.mean())) if len(pairs.cosines) else 1.0
+            votes, nearest = fragment_votes(pairs, sources, targets, spread)
+            back_votes, back_nearest = (seen[back] for seen in fragment_votes(turned, targets, sources, spread))
+            alike = (pairs.cosines + (nearest + back_nearest) / 2) / 2
+        return cls(
+            spread, pairs.cosines,
+            _around(pairs, pairs.cosines), _around(turned, turned.cosines)[back],
+            votes, back_votes,
+            alike, _around(pairs, alike), _around(turned, alike[order])[back],
+            _log_ratios(pairs, sources.lengths, targets.lengths),
+        )  # fmt: skip
+
+    def hiding(
+        self, pairs: Candidates, places: np.ndarray, sources: SearchableText, targets: SearchableText
+    ) -> Evidence:
+        """Recompute the source's side after some pairs were removed; the target's side is unchanged.
+
+        Args:
+            pairs: what is left, C'.
+            places: int64 [C'], where each stands here.
+            sources: as for `gather`.
+            targets: as for `gather`.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "spread"}
+        left = Evidence(self.spread, **{name: value[places] for name, value in values.items()})
+        votes = left.votes if self.spread is None else fragment_votes(pairs, sources, targets, self.spread)[0]
+        around, alike_around = _around(pairs, left.cosines), _around(pairs, left.alike)
+        return replace(left, around=around, votes=votes, alike_around=alike_around)
+
+    def margins(self) -> np.ndarray:
+        """Compute how much nearer a pair is than its neighbourhood, cos(x, y) / ((m_x + m_y) / 2)."""
+        return _ratios(self.cosines, self.around, self.back_around)
+
+    def alike_margins(self) -> np.ndarray:
+        """Compute how much more alike a pair is than its neighbourhood."""
+        return _ratios(self.alike, self.alike_around, self.back_alike_around)
+
+    def mutual_votes(self) -> np.ndarray:
+        """Compute the geometric mean of P(y | x) and P(x | y)."""
+        return np.sqrt(self.votes * self.back_votes)
+
+
+def _around(pairs: Candidates, values: np.ndarray) -> np.ndarray:
+    return mean_of_highest(values, pairs.rows, NEAREST, len(pairs.sentences))[pairs.rows]
+
+
+def _ratios(values: np.ndarray, around: np.ndarray, back_around: np.ndarray) -> np.ndarray:
+    """Divide by the mean of both; -inf where a neighbourhood is as near as its opposite, and there is no ratio."""
+    both = (around + back_around) / 2
+    return np.where(both > 0, values / np.where(both > 0, both, 1), -np.inf)
+
+
+def _log_ratios(pairs: Candidates, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
+    """Compute log(length of x / length of y), less the ratio of the mean lengths."""
+    sources, targets = (np.log(np.maximum(lengths, 1)) for lengths in (source_lengths, target_lengths))
+    return sources[pairs.sentences[pairs.rows]] - targets[pairs.columns] - (sources.mean() - targets.mean())

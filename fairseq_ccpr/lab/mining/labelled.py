@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.lab.mining.fragments import fragments
+from fairseq_ccpr.lab.mining.encoded_text import fragments
 from fairseq_ccpr.text.pairs import read_pairs, tell_skipped
 
 

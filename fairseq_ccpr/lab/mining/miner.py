@@ -11,14 +11,18 @@ import numpy as np
 
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.lab.mining.centring import Centre
-from fairseq_ccpr.lab.mining.encoded_text import DTYPE, EncodedText, encode_distinct
+from fairseq_ccpr.lab.mining.encoded_text import (
+    DTYPE,
+    EncodedText,
+    FragmentedText,
+    encode_distinct,
+    fragment_text,
+    fragments,
+)
 from fairseq_ccpr.lab.mining.f1 import decide
-from fairseq_ccpr.lab.mining.fragments import FragmentedText, fragment_text, fragments
-from fairseq_ccpr.lab.mining.grid import Grid
 from fairseq_ccpr.lab.mining.labelled import LabelledText, with_negatives
-from fairseq_ccpr.lab.mining.method import Matcher, MiningMethod
+from fairseq_ccpr.lab.mining.method import BLOCK_SOURCES, Estimate, Grid, Matcher, MiningMethod, estimate
 from fairseq_ccpr.lab.mining.neighbours import IndexedKeys, SearchableText, SentenceKeys, index_keys
-from fairseq_ccpr.lab.mining.threshold import BLOCK_SOURCES, Estimate, estimate
 from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.search import IndexDescription
 from fairseq_ccpr.search.base import Effort

@@ -11,7 +11,7 @@ import numpy as np
 
 from fairseq_ccpr.lab.mining.benchmark import MiningResult
 from fairseq_ccpr.lab.mining.benchmark_settings import ABLATIONS, BASELINE
-from fairseq_ccpr.lab.mining.significance import compare, holm
+from fairseq_ccpr.lab.mining.f1 import compare, holm
 
 Rows = list[list[Any]]
 

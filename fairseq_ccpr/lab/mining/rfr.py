@@ -7,14 +7,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fairseq_ccpr.lab.mining.encoded_text import EncodedText
+from fairseq_ccpr.lab.mining.encoded_text import WINDOW, EncodedText
 from fairseq_ccpr.lab.mining.f1 import f1_by_threshold
-from fairseq_ccpr.lab.mining.fragments import WINDOW
-from fairseq_ccpr.lab.mining.grid import Grid, steadiest
 from fairseq_ccpr.lab.mining.labelled import Labels
-from fairseq_ccpr.lab.mining.method import Matcher
+from fairseq_ccpr.lab.mining.method import Grid, Matcher, steadiest
 from fairseq_ccpr.lab.mining.neighbours import SearchableText, SentenceKeys
 from fairseq_ccpr.lab.mining.pknn import ENTROPIES, OVER_SENTENCES, Answers, answer, distributions, entropy_ranks
+from fairseq_ccpr.lab.sentence_encoders import SentenceEncoder
 from fairseq_ccpr.settings import option
 
 
@@ -99,3 +98,23 @@ def _neighbours(
     cosines, classes = (np.take_along_axis(values, seen, 1) for values in (cosines, classes))
     gone = (classes == hidden[owners][:, None]) & (classes >= 0)
     return _Neighbours(np.where(gone, -np.inf, cosines), np.where(gone, -1, classes), owners)
+
+
+class RememberedVectors:
+    """Encodes each text once, and keeps its vector in memory as fp16.
+
+    Args:
+        encoder: of new texts.
+    """
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        self._encoder, self._known = encoder, dict[str, np.ndarray]()
+        self.fingerprint, self.dimension = encoder.fingerprint, encoder.dimension
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        """Encode n texts as vectors fp32 [n, d]."""
+        new = list(dict.fromkeys(text for text in texts if text not in self._known))
+        if new:
+            self._known.update(zip(new, self._encoder.encode(new).astype(np.float16)))
+        rows = [self._known[text] for text in texts]
+        return np.array(rows, np.float32).reshape(len(texts), self.dimension)

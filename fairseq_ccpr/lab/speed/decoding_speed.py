@@ -20,8 +20,7 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import TokenRetriever
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.evaluation.planning import Limits, peak_bytes, start_peak, synchronise
-from fairseq_ccpr.lab.speed.search_speed import make_index
-from fairseq_ccpr.lab.speed.synthetic_store import grow
+from fairseq_ccpr.lab.speed.search_speed import grow, make_index
 from fairseq_ccpr.search import Index
 from fairseq_ccpr.timing import DECODER, PhaseTimer, phase
 

@@ -3,6 +3,6 @@
 Importing this package registers them.
 """
 
-from fairseq_ccpr.lab.xpr import phrase_lexicon, xpco_criterion
+from fairseq_ccpr.lab.xpr import training
 
-__all__ = ["phrase_lexicon", "xpco_criterion"]
+__all__ = ["training"]

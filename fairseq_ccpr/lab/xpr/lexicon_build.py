@@ -2,24 +2,152 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
+import torch
+from scipy.cluster.hierarchy import DisjointSet
+from torch import Tensor
 
 from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.lab.xpr.lexicon_split import Pair, is_near_copy, split_pairs
-from fairseq_ccpr.lab.xpr.lexicon_store import LexiconManifest, Place, write_lexicon
+from fairseq_ccpr.lab.xpr.lexicon_store import LexiconManifest, PhraseTypes, Place, write_lexicon
 from fairseq_ccpr.phrases.pair_store import sample_occurrences
 from fairseq_ccpr.settings import check, count_option, option
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.equal_strings import digest
 from fairseq_ccpr.storage.files import atomic_directory
 from fairseq_ccpr.text.pairs import read_pairs, reasons, tell_skipped
-from fairseq_ccpr.text.words import has_letters
+from fairseq_ccpr.text.subwords import Subwords, SubwordTokenizer, batches_of_like_length, collate, subword_bounds
+from fairseq_ccpr.text.words import has_letters, word_spans
+
+
+@dataclass(frozen=True)
+class TypeExample:
+    """A phrase in a sentence."""
+
+    phrase: int  # its number among those of a batch
+    place: int  # of the sentence among the phrase's examples, from 0
+    subwords: Subwords
+    first: int  # subwords of the phrase, both inclusive
+    last: int
+
+
+def usable_examples(
+    tokenizer: SubwordTokenizer, phrase: int, string: str, places: Iterable[Place], most: int, max_subwords: int
+) -> list[TypeExample]:
+    """Return the first `most` examples that the encoder can handle.
+
+    Sentences are cut to `max_subwords` around the phrase; one whose phrase is longer than that, or does not consist of whole
+    subwords, is skipped. If no sentence is left, the phrase itself serves as one.
+
+    Args:
+        tokenizer: the encoder's.
+        phrase: the number that the examples get.
+        string: the phrase.
+        places: its examples, in order of preference.
+        most: how many; 0: the phrase itself.
+        max_subwords: without the markers.
+    """
+    found: list[TypeExample] = []
+    for text, start, end in places:
+        if len(found) == most:
+            break
+        whole = tokenizer.encode(text)
+        bounds = subword_bounds(whole, start, end)
+        if bounds is None or bounds[1] + 1 - bounds[0] > max_subwords:
+            continue
+        subwords, before = whole.around(*bounds, max_subwords)
+        first, last = (bound - before for bound in bounds)
+        found.append(TypeExample(phrase, len(found), subwords, first, last))
+    if found:
+        return found
+    subwords = tokenizer.encode(string).cut(max_subwords)
+    return [TypeExample(phrase, 0, subwords, 1, max(1, len(subwords.ids) - 2))]
+
+
+def stored_examples(
+    tokenizer: SubwordTokenizer, types: PhraseTypes, most: int, max_subwords: int
+) -> Iterator[list[TypeExample]]:
+    """Yield the examples of all phrases of a side, phrase by phrase, in the order in which they are stored."""
+    for number in range(len(types)):
+        places = (types.example(number, place) for place in range(int(types.counts[number])))
+        yield usable_examples(tokenizer, number, types.phrases[number], places, most, max_subwords)
+
+
+def as_tables(examples: list[TypeExample], pad: int) -> list[dict[str, Tensor]]:
+    """Batch sentences of similar length, each with one phrase.
+
+    Returns:
+        Tables of tokens int64 [S, L], spans int64 [S, 3] (sentence, first and last subword), phrases int64 [S] and places
+        int64 [S].
+    """
+    tables = []
+    for batch in batches_of_like_length(list(range(len(examples))), [example.subwords for example in examples]):
+        rows = [examples[number] for number in batch]
+        spans = [(number, row.first, row.last) for number, row in enumerate(rows)]
+        tables.append(
+            {
+                "tokens": collate([row.subwords for row in rows], pad),
+                "spans": torch.tensor(spans),
+                "phrases": torch.tensor([row.phrase for row in rows]),
+                "places": torch.tensor([row.place for row in rows]),
+            }
+        )
+    return tables
+
+
+SHARES = {"train": 3, "valid": 1, "test": 1}
+Pair = tuple[str, str]
+
+
+def is_near_copy(source: str, target: str, most: float = 0.5) -> bool:
+    """Check whether ROUGE-L exceeds `most` both ways: a common subsequence of more than that fraction of either side's words.
+
+    >>> is_near_copy("Windows Server", "windows server"), is_near_copy("der Server", "the server")
+    (True, False)
+    """
+    one, two = ([text[start:end].casefold() for start, end in word_spans(text)] for text in (source, target))
+    common = _common_subsequence(one, two) if set(one) & set(two) else 0
+    return common > most * max(len(one), len(two))
+
+
+def _common_subsequence(one: list[str], two: list[str]) -> int:
+    """Return the length of the longest common subsequence; too simple to need rapidfuzz."""
+    lengths = [0] * (len(two) + 1)
+    for word in one:
+        before = 0
+        for at, other in enumerate(two, 1):
+            before, lengths[at] = lengths[at], before + 1 if word == other else max(lengths[at], lengths[at - 1])
+    return lengths[-1]
+
+
+def split_pairs(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Split 3 : 1 : 1, with no string in two splits, on either side and ignoring case.
+
+    Pairs that share a string, directly or through other pairs, stay together. Groups are assigned from the largest down,
+    equal ones in pseudo-random order, each to the split that lacks most. The result does not depend on the order of pairs.
+
+    >>> {name: len(part) for name, part in split_pairs([(f"a{i}", f"b{i}") for i in range(10)]).items()}
+    {'train': 6, 'valid': 2, 'test': 2}
+    """
+    groups: defaultdict[str, list[Pair]] = defaultdict(list)
+    connected = DisjointSet(string.casefold() for pair in pairs for string in pair)
+    for source, target in pairs:
+        connected.merge(source.casefold(), target.casefold())
+    for pair in sorted(pairs):
+        groups[connected[pair[0].casefold()]].append(pair)
+    lacking = {name: len(pairs) * share / sum(SHARES.values()) for name, share in SHARES.items()}
+    parts: dict[str, list[Pair]] = {name: [] for name in SHARES}
+    for group in sorted(groups.values(), key=lambda group: (-len(group), digest("\t".join(group[0])))):
+        name = max(lacking, key=lambda split: lacking[split])
+        lacking[name] -= len(group)
+        parts[name] += group
+    return parts
+
 
 LONGER_BY = 10  # characters by which an example sentence is longer than its phrase
 

@@ -8,8 +8,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fairseq_ccpr.lab.xpr.lexicon_build import as_tables, stored_examples
 from fairseq_ccpr.lab.xpr.lexicon_store import PhraseTypes
-from fairseq_ccpr.lab.xpr.type_examples import as_tables, stored_examples
 from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.timing import progress_bar
 

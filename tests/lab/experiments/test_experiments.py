@@ -17,7 +17,7 @@ import yaml
 
 from fairseq_ccpr.datastore.token import TokenDatastore
 from fairseq_ccpr.lab.experiments.report_page import as_page
-from fairseq_ccpr.lab.experiments.tables import check_of_base
+from fairseq_ccpr.lab.experiments.results import check_of_base
 from tests.helpers import begin, call, refused
 from tests.lab.experiments.outline import Outline
 from tests.lab.experiments.small_experiments import (

@@ -10,11 +10,11 @@ import pytest
 
 from fairseq_ccpr.lab.mining import centring
 from fairseq_ccpr.lab.mining.centring import Centre, centred
-from fairseq_ccpr.lab.mining.grid import Grid
 from fairseq_ccpr.lab.mining.labelled import LabelledText
-from fairseq_ccpr.lab.mining.margin import MaxMethod
+from fairseq_ccpr.lab.mining.method import Grid
 from fairseq_ccpr.lab.mining.miner import Miner
 from fairseq_ccpr.lab.mining.neighbours import SentenceKeys
+from fairseq_ccpr.lab.mining.pair_methods import MaxMethod
 from fairseq_ccpr.lab.mining.trial import Trial
 from tests.lab.mining.toy_text import ToyEncoder, random_pairs
 

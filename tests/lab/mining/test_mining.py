@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_ccpr.lab.mining import candidates, centring, encoded_text, miner, neighbours, pair_votes
-from fairseq_ccpr.lab.mining.encoded_text import encode
+from fairseq_ccpr.lab.mining import candidates, centring, encoded_text, miner, neighbours
+from fairseq_ccpr.lab.mining.encoded_text import encode, fragment_text
 from fairseq_ccpr.lab.mining.f1 import decide
-from fairseq_ccpr.lab.mining.fragments import fragment_text
 from fairseq_ccpr.lab.mining.labelled import LabelledText
-from fairseq_ccpr.lab.mining.logistic import LogisticMethod
-from fairseq_ccpr.lab.mining.margin import MarginMethod, MaxMethod
 from fairseq_ccpr.lab.mining.method import MiningMethod
 from fairseq_ccpr.lab.mining.miner import MinedPair, Miner
+from fairseq_ccpr.lab.mining.pair_methods import LogisticMethod, MarginMethod, MaxMethod, TwoWayMethod
 from fairseq_ccpr.lab.mining.rfr import RfrMethod
 from fairseq_ccpr.lab.mining.trial import Trial
-from fairseq_ccpr.lab.mining.two_way import TwoWayMethod
 from fairseq_ccpr.lab.sentence_encoders import MeanPooledEncoder, load_sentence_encoder
 from tests.helpers import with_threads
 from tests.lab.mining.toy_text import WORDS, ToyEncoder, random_pairs
@@ -67,7 +64,7 @@ def test_mining_does_not_depend_on_blocks_or_threads(
     monkeypatch.setattr(candidates, "BLOCK_SENTENCES", 5)
     monkeypatch.setattr(encoded_text, "BLOCK_TEXTS", 3)
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1000)
-    monkeypatch.setattr(pair_votes, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(candidates, "BLOCK_ROWS", 4)
     monkeypatch.setattr(centring, "BLOCK", 9)
     with_threads(2, lambda: check_same(mined(tmp_path / "parts", sources, targets, settings), whole))
 
@@ -90,7 +87,7 @@ def test_memory_does_not_hold_the_vectors(
     monkeypatch.setattr(miner, "BLOCK_CHARACTERS", 1000)
     monkeypatch.setattr(candidates, "BLOCK_SENTENCES", 64)
     monkeypatch.setattr(neighbours, "BLOCK_NUMBERS", 1 << 17)
-    monkeypatch.setattr(pair_votes, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(candidates, "BLOCK_ROWS", 4)
     monkeypatch.setattr(centring, "BLOCK", 64)
     pairs = random_pairs(rng, 700, 60)
     tracemalloc.start()

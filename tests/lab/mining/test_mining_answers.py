@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import binomtest
 
 from fairseq_ccpr.lab.mining import neighbours
+from fairseq_ccpr.lab.mining.encoded_text import fragment_text, fragments
 from fairseq_ccpr.lab.mining.f1 import decide, f1_by_threshold, mcnemar, score
-from fairseq_ccpr.lab.mining.fragments import fragment_text, fragments
 from fairseq_ccpr.lab.mining.neighbours import IndexedKeys
 from fairseq_ccpr.lab.mining.pknn import Answers, answer, distributions, entropy_ranks
 from fairseq_ccpr.lab.mining.rfr import RfrMethod

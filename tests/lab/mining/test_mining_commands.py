@@ -15,11 +15,9 @@ from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.lab.experiments.config import read_config
 from fairseq_ccpr.lab.experiments.pipeline import Plan
 from fairseq_ccpr.lab.mining.benchmark import evaluate_pairs
-from fairseq_ccpr.lab.mining.benchmark_settings import MiningBenchmarkSettings
-from fairseq_ccpr.lab.mining.pair_sample import draw_samples
-from fairseq_ccpr.lab.mining.remembered import RememberedVectors
-from fairseq_ccpr.lab.mining.rfr import RfrMethod
-from fairseq_ccpr.lab.mining.tuned_settings import TunedSettings
+from fairseq_ccpr.lab.mining.benchmark_settings import MiningBenchmarkSettings, TunedSettings
+from fairseq_ccpr.lab.mining.rfr import RememberedVectors, RfrMethod
+from fairseq_ccpr.lab.mining.trial import draw_samples
 from fairseq_ccpr.lab.sentence_encoders import StoredVectors
 from fairseq_ccpr.text.pairs import read_pairs
 from tests.helpers import ROOT, call, refused, write_lines

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.errors import ConfigurationError
+from fairseq_ccpr.lab.mining.benchmark_settings import METHODS, TunedSettings
 from fairseq_ccpr.lab.mining.encoded_text import EncodedText
 from fairseq_ccpr.lab.mining.f1 import decide, f1_by_threshold, score
-from fairseq_ccpr.lab.mining.grid import Grid
 from fairseq_ccpr.lab.mining.labelled import (
     LabelledText,
     Labels,
@@ -21,16 +21,13 @@ from fairseq_ccpr.lab.mining.labelled import (
     remove_partners,
     with_negatives,
 )
-from fairseq_ccpr.lab.mining.logistic import LogisticMethod
-from fairseq_ccpr.lab.mining.margin import MarginMethod, MaxMethod
-from fairseq_ccpr.lab.mining.method import Matcher, MiningMethod
+from fairseq_ccpr.lab.mining.method import Grid, Matcher, MiningMethod
 from fairseq_ccpr.lab.mining.miner import Miner
 from fairseq_ccpr.lab.mining.neighbours import SearchableText, SentenceKeys
+from fairseq_ccpr.lab.mining.pair_methods import LogisticMethod, MarginMethod, MaxMethod, TwoWayMethod
 from fairseq_ccpr.lab.mining.pknn import Answers
 from fairseq_ccpr.lab.mining.rfr import RfrMethod
 from fairseq_ccpr.lab.mining.trial import Trial
-from fairseq_ccpr.lab.mining.tuned_settings import METHODS, TunedSettings
-from fairseq_ccpr.lab.mining.two_way import TwoWayMethod
 from fairseq_ccpr.settings import option
 from tests.helpers import write_lines
 from tests.lab.mining.toy_text import ToyEncoder, random_pairs

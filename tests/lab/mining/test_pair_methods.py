@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 
 from fairseq_ccpr.lab.mining.candidates import Candidates, best_first
-from fairseq_ccpr.lab.mining.encoded_text import EncodedText
-from fairseq_ccpr.lab.mining.fragments import FragmentedText
-from fairseq_ccpr.lab.mining.logistic import RIDGE, LogisticMethod, features, fit
-from fairseq_ccpr.lab.mining.margin import MarginMethod, MaxMethod
+from fairseq_ccpr.lab.mining.encoded_text import EncodedText, FragmentedText
+from fairseq_ccpr.lab.mining.method import estimated_threshold
 from fairseq_ccpr.lab.mining.neighbours import SearchableText
-from fairseq_ccpr.lab.mining.pair_method import PairMatcher, PairMethod
-from fairseq_ccpr.lab.mining.threshold import estimated_threshold
-from fairseq_ccpr.lab.mining.two_way import TwoWayMethod
+from fairseq_ccpr.lab.mining.pair_methods import (
+    RIDGE,
+    LogisticMethod,
+    MarginMethod,
+    MaxMethod,
+    PairMatcher,
+    PairMethod,
+    TwoWayMethod,
+    features,
+    fit,
+)
 
 
 def random_text(rng: np.random.Generator, count: int) -> EncodedText:

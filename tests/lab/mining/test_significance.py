@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairseq_ccpr.lab.mining.f1 import score
-from fairseq_ccpr.lab.mining.significance import Outcome, compare, holm
+from fairseq_ccpr.lab.mining.f1 import Outcome, compare, holm, score
 
 
 def random_tests(rng: np.random.Generator, right: float, tests: int = 3) -> list[Outcome]:

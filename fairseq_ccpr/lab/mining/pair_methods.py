@@ -1,4 +1,4 @@
-"""Methods that score candidate pairs of sentences, from both sides."""
+"""Methods that score pairs of candidates: margin, highest similarity, two-way votes, logistic regression."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import ClassVar, Optional, TypeVar
 
 import numpy as np
 
-from fairseq_ccpr.lab.mining.candidates import Candidates, best_first, best_of_rows
-from fairseq_ccpr.lab.mining.encoded_text import EncodedText
-from fairseq_ccpr.lab.mining.evidence import Evidence
-from fairseq_ccpr.lab.mining.grid import Grid
+from fairseq_ccpr.lab.mining.candidates import NEAREST, Candidates, Evidence, best_first, best_of_rows
+from fairseq_ccpr.lab.mining.encoded_text import WINDOW, EncodedText
+from fairseq_ccpr.lab.mining.f1 import decide, score
 from fairseq_ccpr.lab.mining.labelled import Labels
+from fairseq_ccpr.lab.mining.method import Grid, tuned_threshold
 from fairseq_ccpr.lab.mining.neighbours import SearchableText, SentenceKeys
 from fairseq_ccpr.lab.mining.pknn import DECIMALS, Answers
-from fairseq_ccpr.lab.mining.threshold import tuned_threshold
+from fairseq_ccpr.settings import option
 
 Method = TypeVar("Method", bound="PairMethod")
 View = tuple[int, Optional[int], int]  # candidates, window, stride: methods of the same see the same of a pair
@@ -131,3 +131,114 @@ class PairMatcher:
         holder = holders[pairs.columns]
         other = (holder >= 0) & (holder != pairs.sentences[pairs.rows])
         return other & (self.answers.scores[holder] >= scores)
+
+
+@dataclass(frozen=True)
+class MarginMethod(PairMethod):
+    """Matches each source with the target of the highest margin, whatever other sources do: "forward"."""
+
+    name: ClassVar[str] = "margin"
+    candidates: ClassVar[int] = NEAREST + 1  # so that a neighbourhood is whole where a partner is taken out
+    one_to_one: ClassVar[bool] = False
+
+    threshold: float = option(1.0, "the margin below which there is no pair")
+
+    def score(self, evidence: Evidence) -> np.ndarray:
+        """Take the margin."""
+        return evidence.margins()
+
+
+@dataclass(frozen=True)
+class MaxMethod(MarginMethod):
+    """Matches the pairs of the highest margins first, each sentence once: "max"."""
+
+    name: ClassVar[str] = "max"
+    one_to_one: ClassVar[bool] = True
+
+
+STRIDE = WINDOW  # words: fragments that overlap by half do no better
+
+
+@dataclass(frozen=True)
+class TwoWayMethod(PairMethod):
+    """Matches by sqrt(P(y | x) P(x | y)), each sentence once."""
+
+    name: ClassVar[str] = "two-way"
+    window: ClassVar[int] = WINDOW
+    stride: ClassVar[int] = STRIDE
+
+    threshold: float = option(0.5, "the score below which there is no pair")
+
+    def score(self, evidence: Evidence) -> np.ndarray:
+        """Take the geometric mean of both probabilities."""
+        return evidence.mutual_votes()
+
+
+LEARNED_FROM = 8  # candidates of each labelled source, those of the highest margins
+RIDGE = 1.0
+STEPS = 30
+
+
+@dataclass(frozen=True)
+class LogisticMethod(PairMethod):
+    """Matches by the probability that a pair is one, each sentence once; its five weights are learned from labels."""
+
+    name: ClassVar[str] = "logistic"
+    window: ClassVar[int] = TwoWayMethod.window
+    stride: ClassVar[int] = TwoWayMethod.stride
+
+    margin: float = option(1.0, "weight of the margin")
+    votes: float = option(1.0, "weight of the votes of fragments, both ways")
+    alike: float = option(1.0, "weight of the margin of MaxSim")
+    length: float = option(-1.0, "weight of the difference in length")
+    bias: float = option(-3.0, "what is added")
+    # Not a half: where F1 counts, a doubtful pair is worth giving. Chosen on office and bible.
+    threshold: float = option(0.3, "the probability below which there is no pair")
+
+    def score(self, evidence: Evidence) -> np.ndarray:
+        """Compute the probability, sigmoid(w f + b)."""
+        known = features(evidence)
+        weights = np.array([self.margin, self.votes, self.alike, self.length])
+        return 1 / (1 + np.exp(-(known @ weights + self.bias)))
+
+    def tune_by(self, matcher: PairMatcher, labels: Labels) -> tuple[LogisticMethod, float]:
+        """Learn the weights; the cut stays as it is, since that takes more labels than weights do."""
+        pairs, evidence = matcher.hiding(labels.rows, labels.hidden)
+        margins = evidence.margins()
+        order = np.lexsort((-margins, pairs.rows))
+        chosen = order[np.arange(len(order)) - np.searchsorted(pairs.rows, pairs.rows) < LEARNED_FROM]
+        right = (pairs.columns == labels.gold[pairs.rows])[chosen]
+        margin, votes, alike, length, bias = fit(features(evidence)[chosen], right).tolist()
+        learned = LogisticMethod(margin=margin, votes=votes, alike=alike, length=length, bias=bias)
+        answers = matcher.scored_by(learned)(labels.rows, labels.hidden)
+        return learned, score(decide(answers, learned.threshold), labels.gold).f1
+
+
+def features(evidence: Evidence) -> np.ndarray:
+    """Collect the features of each pair: float64 [C, 4]; 0 where there is no margin."""
+    values = [evidence.margins(), evidence.mutual_votes(), evidence.alike_margins(), np.abs(evidence.lengths)]
+    known = np.stack(values, axis=1)
+    return np.where(np.isfinite(known), known, 0)
+
+
+def fit(values: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Fit a logistic regression by Newton's method, with a ridge of 1 on the weights of standardised features.
+
+    Args:
+        values: [n, m].
+        right: bool [n].
+
+    Returns:
+        The weights of the features as they are, and the bias: float64 [m + 1].
+    """
+    means, spreads = values.mean(axis=0), values.std(axis=0) + 1e-9
+    inputs = np.column_stack([(values - means) / spreads, np.ones(len(values))])
+    ridge = np.diag([*[RIDGE] * values.shape[1], 1e-3])  # a bias of its own, but a finite one
+    weights = np.zeros(inputs.shape[1])
+    for _ in range(STEPS):
+        p = 1 / (1 + np.exp(-inputs @ weights))
+        gradient = inputs.T @ (p - right) + ridge @ weights
+        curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + ridge
+        weights -= np.linalg.solve(curvature, gradient)
+    scaled = weights[:-1] / spreads
+    return np.append(scaled, weights[-1] - scaled @ means)
