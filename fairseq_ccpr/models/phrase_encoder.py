@@ -1,6 +1,6 @@
 """CCPR's phrase encoder: spans of a pretrained encoder's states, a momentum copy for training, loading by architecture."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import copy
 import math
@@ -173,13 +173,13 @@ class MomentumEncoder(nn.Module):
         self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64))
         self.train()
 
-    def train(self, mode: bool = True) -> MomentumEncoder:
+    def train(self, mode: bool = True) -> "MomentumEncoder":
         """Switch the mode of the module, but keep its encoder in evaluation mode."""
         super().train(mode)
         self.encoder.eval()
         return self
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> MomentumEncoder:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> "MomentumEncoder":
         """Move it like any module, but keep its dtypes: `half` rounds the values once, and training continues in fp32."""
         return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), *args, **kwargs)
 
@@ -213,9 +213,6 @@ class MomentumEncoder(nn.Module):
             own[rows] = new[first:].to(own.dtype)
         self.strings[rows] = strings[first:]
         self.enqueued += len(strings)
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 SIMILARITIES = "cosine", "dot"
@@ -262,7 +259,7 @@ class PhraseEncoder(SpanEncoder):
         self.scale_offset = nn.Parameter(torch.zeros(()), requires_grad=similarity == "cosine")
 
     @classmethod
-    def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> PhraseEncoder:
+    def build_model(cls, cfg: PhraseEncoderConfig, task: Any) -> "PhraseEncoder":
         """Build an untrained model from its options and the pretrained encoder."""
         if cfg.phrase_dim < 1:
             raise ConfigurationError(f"--phrase-dim is {cfg.phrase_dim}: give at least 1")
@@ -308,7 +305,7 @@ class PhraseEncoder(SpanEncoder):
         return project_ends(self.segment, states, spans).squeeze(1)
 
     @classmethod
-    def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> PhraseEncoder:
+    def restore(cls, context: ContextEncoder, weights: dict[str, Tensor], settings: dict[str, Any]) -> "PhraseEncoder":
         """Rebuild the encoder with the heads of a checkpoint."""
         model = cls(context, len(weights["align.weight"]), str(settings["similarity"]), 1.0)
         model.load_state_dict(weights)

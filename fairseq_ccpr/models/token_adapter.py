@@ -1,5 +1,7 @@
 """CLKNN's adapter: a feed-forward network over keys, which starts as a rotation or a PCA and so from good vectors."""
 
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,9 +46,6 @@ def init_as_identity(hidden: nn.Linear, output: nn.Linear) -> None:
     if can_be_linear(hidden, output):
         rotation = nn.init.orthogonal_(torch.empty(output.out_features, hidden.in_features))
         init_as_linear(hidden, output, rotation, torch.zeros(output.out_features))
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 HIDDEN_TIMES = 4  # the paper's 4096 for a decoder of 1024

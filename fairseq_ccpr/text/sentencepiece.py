@@ -1,6 +1,6 @@
 """SentencePiece models read and rewritten, and pairs of them for two languages of one model."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import re
 from collections.abc import Iterable
@@ -63,9 +63,6 @@ def _messages() -> Any:
             f"making a SentencePiece model needs protobuf ({str(error).splitlines()[0]}): {installing('encoder')}"
         ) from None
     return sentencepiece_model_pb2
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 PAIR = "sentencepiece_pair"

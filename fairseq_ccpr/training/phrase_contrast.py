@@ -1,6 +1,6 @@
 """CCPR's training: the contrast of phrases across processes, and its criterion with the segmentation loss."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 import logging
 from dataclasses import dataclass, field, replace
@@ -108,9 +108,6 @@ def segmentation_losses(logits: Tensor, are_phrases: Tensor) -> Tensor:
         )
 
 
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
-
-
 logger = logging.getLogger(__name__)
 
 VALID_PHRASES = 8  # per sentence pair, so that encoders trained on more or fewer get the same validation
@@ -209,9 +206,6 @@ class PhraseContrastTask(PhraseTask):
         right = strings == target["strings"]
         exactly = (right & (contexts == target["contexts"])).sum()
         return loss, count, logged | {"accuracy": exactly, "string_accuracy": right.sum(), "queries": len(right)}
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 SPANS_A_PAIR = 4  # a phrase and another span, on either side

@@ -1,5 +1,7 @@
 """`--task phrase_queries`: training a query head on source text, to judge phrases as a phrase encoder does."""
 
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,9 +27,6 @@ from fairseq_ccpr.text.subwords import SubwordTokenizer
 from fairseq_ccpr.text.tokenizers import TOKENIZERS, SentencePieceTokenizer, load_tokenizer
 from fairseq_ccpr.training.query_criterion import QueryTexts
 from fairseq_ccpr.training.token_contrast import ContrastTask, ContrastTaskConfig
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
-
 
 MOST_WORDS = 7  # of a phrase, as datastores have them
 SENTENCEPIECE = "sentencepiece"
@@ -157,9 +156,6 @@ def _states(prepared: Preprocessing, path: Path) -> TranslationStates:
     model_of_pieces = Path(prepared.options["sentencepiece_model"]).read_bytes()
     tokenizer = SentencePieceTokenizer(source.symbols[source.nspecial :], model_of_pieces)
     return TranslationStates(model.encoder.eval(), tokenizer)
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 @dataclass

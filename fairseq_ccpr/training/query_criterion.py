@@ -1,6 +1,6 @@
 """A query head's criterion, and its data: sentences in the subwords of encoder and translation model."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -100,9 +100,6 @@ def _numbered(each: list[np.ndarray]) -> Tensor:
     """Return the spans of each sentence with its number in the batch, int64 [C, 3]."""
     numbers = np.repeat(np.arange(len(each)), list(map(len, each)))
     return torch.from_numpy(np.column_stack([numbers, np.concatenate(each)]))
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 LEAST_PROBABILITY = 0.3  # of spans whose vectors are learned: others are hardly ever queried

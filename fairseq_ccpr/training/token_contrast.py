@@ -1,5 +1,7 @@
 """CLKNN's training: the supervised contrastive loss, its criterion and its task."""
 
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
+
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +21,6 @@ from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.training.contrast_sampler import ContrastSampler, ContrastSettings
 from fairseq_ccpr.training.cpu_autocast import CpuAutocast, cpu_autocast, has_best, save_start
 from fairseq_ccpr.training.length_batches import SizedDataset
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
-
 
 ACCURACY_DIGITS = 3  # of `accuracy`, in percent
 
@@ -99,9 +98,6 @@ class SupervisedContrastiveCriterion(FairseqCriterion):
         return True
 
 
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
-
-
 @dataclass
 class ContrastTaskConfig(FairseqDataclass):
     """Options of other parts of fairseq that the tasks read; their own include at least `data`."""
@@ -143,9 +139,6 @@ class ContrastTask(CpuAutocast, FairseqTask):
     def target_dictionary(self) -> None:
         """None: there is no such dictionary."""
         return None
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 START_ROWS = 1 << 16  # keys to fit the PCA on that training starts from

@@ -1,7 +1,7 @@
 """The benchmark of phrase retrieval: gold phrases in their sentences among distractors, the same for every system.
 
-A line of gold phrases has seven columns with tabs between them: set, source sentence, target sentence, span of the source phrase (a-b, in
-characters, end exclusive), span of the target phrase, source phrase, target phrase.
+A line of gold phrases has seven columns with tabs between them: set, source sentence, target sentence, span of the
+source phrase (a-b, in characters, end exclusive), span of the target phrase, source phrase, target phrase.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """XPR's training: a lexicon's phrase pairs with example sentences drawn again each epoch, its task and its criterion."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -104,9 +104,6 @@ class LexiconDataset(SizedDataset):
         return np.random.default_rng([self.seed, self.epoch]).permutation(len(self))
 
 
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
-
-
 @dataclass
 class PhraseLexiconConfig(PhraseTaskConfig):
     """Options of the task."""
@@ -189,9 +186,6 @@ class PhraseLexiconTask(PhraseTask):
         loss, count, logged = super().valid_step(sample, model, criterion)
         right = self.right[:, sample["pairs"]]
         return loss, count, logged | {"accuracy": right.sum(), "queries": right.numel()}
-
-
-# No `from __future__ import annotations` here: fairseq makes its options from the types themselves.
 
 
 @dataclass
