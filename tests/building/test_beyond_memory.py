@@ -36,7 +36,7 @@ from fairseq.data import indexed_dataset
 from fairseq_cli import generate
 import fairseq_ccpr
 from fairseq_ccpr.cli import load
-from fairseq_ccpr.search import ExactIndex, exact
+from fairseq_ccpr.search import ExactIndex, exact, faiss_index
 
 warm = faiss_index.make_index(32, "IVF64,SQ8", "l2")  # libraries take memory of their own when they first multiply
 rows = torch.rand(20_000, 32)
