@@ -77,7 +77,6 @@ def _quietly() -> Iterator[None]:
 
 
 def _load() -> ModuleType:
-    """Return the module of everything that is public, which registers all with fairseq when it is imported."""
     with _quietly():
         return import_module(_PLUG_IN)
 
@@ -89,21 +88,18 @@ class _Registration:
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a specification that loads the module by `create_module`, as long as nothing is registered."""
         package, _, module = name.partition(".")
         needed = name == "fairseq" or (package == __name__ and module.partition(".")[0] not in _LIGHT)
         loader: Any = self  # by duck typing, as importlib.abc is slow to import
         return ModuleSpec(name, loader) if needed and _PLUG_IN not in sys.modules else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module as it is imported otherwise."""
         _load()
         module = import_module(spec.name)
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module, which was executed, its own specification back."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 

@@ -70,11 +70,7 @@ def option(
 
 
 def check(settings: Any) -> None:
-    """See that all values are in their ranges.
-
-    Raises:
-        ConfigurationError: names the option, what was given, and what is needed.
-    """
+    """See that all values are in their ranges."""
     for one in _options_of(type(settings)):
         given, metadata = getattr(settings, one.name), one.metadata
         several = isinstance(given, (list, tuple))
@@ -151,13 +147,8 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
     """Return the settings that a parser, or fairseq, has read.
 
     Args:
-        kind: a dataclass.
-        options: a namespace or configuration that has its options.
         automatic: values of the automatic fields whose option was left out, where they are not the field's default.
         others: values of the fields that are no options.
-
-    Raises:
-        ConfigurationError: an option and its opposite.
     """
     values = {}
     for one in _options_of(kind):
@@ -265,20 +256,17 @@ def _default(one: Field[Any]) -> Any:
 
 
 def _help(one: Field[Any]) -> str:
-    """Return the help text; an automatic option's default is named there, since parsers have None."""
     text: str = one.metadata["help"]
     shown = one.metadata["automatic"] and one.default is not None and one.default is not False
     return f"{text} (default: {one.default}, or as tuned)" if shown else text
 
 
 def _bare(hint: Any) -> Any:
-    """Return the type without None."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
     return kinds[0] if get_origin(hint) is not list and len(kinds) == 1 and type(None) in get_args(hint) else hint
 
 
 def _item(hint: Any) -> Any:
-    """Tell what one word of the command line becomes."""
     return get_args(hint)[0] if get_origin(hint) is list else hint
 
 

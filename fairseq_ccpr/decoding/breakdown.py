@@ -39,14 +39,7 @@ class Breakdown:
 def break_down(
     ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor], dictionary: Any
 ) -> Breakdown:
-    """Force-decode translations.
-
-    Args:
-        ensemble: what decoded them.
-        sample: a batch of fairseq.
-        hypotheses: the tokens of each sentence's translation.
-        dictionary: the target dictionary.
-    """
+    """Force-decode translations."""
     pad, eos = dictionary.pad(), dictionary.eos() if ensemble.end is None else ensemble.end
     target = collate_tokens(hypotheses, pad)
     previous = collate_tokens(hypotheses, pad, eos, move_eos_to_beginning=True)
@@ -80,13 +73,6 @@ class RetrievalLog:
     token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the weights
     of the memories, `lambda` and `phrase_lambda`; and the `neighbours`, nearest first, each with its `entry` in the
     datastore, its `token` and its `score` (similarity, or minus the squared distance).
-
-    Args:
-        path: a file that is overwritten.
-        dictionary: the target dictionary.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
     """
 
     def __init__(self, path: Path, dictionary: Any) -> None:
@@ -98,13 +84,7 @@ class RetrievalLog:
             raise ConfigurationError(f"--knn-log {path} cannot be written ({error.strerror})") from None
 
     def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
-        """Log a batch.
-
-        Args:
-            ensemble: what decoded it.
-            sample: a batch of fairseq.
-            hypotheses: the tokens of each sentence's translation.
-        """
+        """Log a batch."""
         breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
         # fairseq-interactive gives its sentences no numbers.
         numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))

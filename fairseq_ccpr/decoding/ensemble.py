@@ -87,7 +87,6 @@ class EncodedBatch(list[Any]):
     that share an ensemble share no mutable state.
 
     Args:
-        batches: of the memories.
         hypotheses: how many there are in the beams; None before there are any.
     """
 
@@ -104,9 +103,7 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     Args:
         models: fairseq models; their mean is p_NMT.
         memories: in the order in which they act; see `Memory.acts_on`.
-        pad: id of the padding token.
         settings: Lambda_max, see `limit_weights`.
-        trust: decides over the weights, where some was trained.
     """
 
     def __init__(
@@ -253,7 +250,6 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return real
 
     def _acting(self, batches: Sequence[MemoryBatch], place: str) -> list[MemoryBatch]:
-        """Return the batches of memories that act on one thing, see `Memory.acts_on`."""
         return [batch for memory, batch in zip(self.memories, batches) if memory.acts_on == place]
 
     def _force_models(self, sample: dict[str, Any], temperature: float | None) -> tuple[Tensor, Tensor | None]:

@@ -90,11 +90,7 @@ class ForcedText:
         return cls(targets, sentences, positions, log_probs, text.model.likeliest, records, whole)
 
     def kept(self, first: int) -> ForcedText:
-        """Return what tuning keeps of it, on the CPU.
-
-        Args:
-            first: the number of its first sentence.
-        """
+        """Return what tuning keeps of it, on the CPU."""
         likeliest = ModelEvidence(*(part.cpu() for part in self.likeliest))
         records = {name: record.cpu() for name, record in self.records.items()}
         sentences = self.sentences.cpu() + first

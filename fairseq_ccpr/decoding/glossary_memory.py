@@ -68,7 +68,6 @@ class GlossaryCosts:
     """What is taken from log p, in nats, so that terms are written, and as they are.
 
     Args:
-        end_token: id of what ends target sentences.
         growing: fp32 [V], 1 for tokens that grow the word before them.
     """
 
@@ -90,13 +89,7 @@ class GlossaryCosts:
 
 
 class GlossaryCandidates(PhraseCandidates):
-    """The terms of a glossary in source sentences, as the decoder would generate their translations.
-
-    Args:
-        glossary: terms.
-        make_subwords: called at the first sentence.
-        source_dictionary: of the translation model.
-    """
+    """The terms of a glossary in source sentences, as the decoder would generate their translations."""
 
     def __init__(
         self, glossary: Glossary, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
@@ -137,7 +130,6 @@ class GlossaryCandidates(PhraseCandidates):
         return Candidates(tokens, lengths, lengths, queries, ranks, scores)
 
     def _ids_of(self, term: str) -> list[int]:
-        """Return the subwords of a translation; none, after a warning, where the decoder cannot write it."""
         if term not in self._ids:
             pieces = self.subwords.split(term)
             ids = self.subwords.slice(pieces, 0, len(term)) or []
@@ -156,10 +148,6 @@ class GlossaryMemory(Memory):
     """A glossary alongside the decoder; it needs neither datastore nor encoder.
 
     It acts on the mixture of all else: its terms are meant to be written whatever is retrieved.
-
-    Args:
-        phrases: its terms, followed as phrases are.
-        end_token: id of what ends target sentences.
     """
 
     name = "glossary"
@@ -170,12 +158,7 @@ class GlossaryMemory(Memory):
 
     @classmethod
     def build(cls, candidates: GlossaryCandidates, end_token: int, device: torch.device) -> GlossaryMemory:
-        """Build the memory of a glossary's terms.
-
-        Args:
-            end_token: id of what ends target sentences.
-            device: of the translation model.
-        """
+        """Build the memory of a glossary's terms."""
         votes = GlossaryVotes().requires_grad_(False).to(device)
         return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token)
 
@@ -224,11 +207,7 @@ class GlossaryBatch(MemoryBatch):
         return other
 
     def force(self, text: GivenText) -> Record:
-        """Refuse.
-
-        Raises:
-            ConfigurationError: always.
-        """
+        """Refuse."""
         raise ConfigurationError(
             "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
         )

@@ -43,7 +43,6 @@ class LearnedPhrases:
     """An immutable snapshot of what was learned; entries are numbered after the datastore's own.
 
     Args:
-        datastore: the datastore that they were learned alongside.
         index: over keys fp16 [n, o].
         spans: int32 [n, 3]: the place of the pair in `pairs`, and start and end in its target, in characters.
         hashes: uint64 [n], of the strings; see `hash_strings`.
@@ -161,14 +160,6 @@ class LearnedMemory:
     """The pairs learned alongside a token datastore: decoding searches them, while a program adds and removes some.
 
     Threads may share it; what was learned or forgotten counts for whoever asks for `entries` after that.
-
-    Args:
-        datastore: an opened token datastore.
-        device: the model's.
-        phrases: the phrase part in the same folder, where it learns.
-
-    Raises:
-        DatastoreError: the journal belongs to something else, or is damaged from its beginning on.
     """
 
     def __init__(self, datastore: TokenDatastore, device: torch.device, phrases: PhraseDatastore | None = None) -> None:
@@ -220,7 +211,6 @@ class LearnedMemory:
             self._update()
 
     def _clear(self) -> None:
-        """Start over with an empty segment."""
         dimension = self.store.datastore.section.dimension
         self._rows: dict[int, tuple[int, int]] = {}  # of each pair, by its id: the first, and the one after its last
         self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
@@ -231,7 +221,6 @@ class LearnedMemory:
         self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
 
     def _update(self) -> None:
-        """Bring the segment up to date with the journal: remove what was forgotten, append what is new."""
         kept = self.store.entries
         if lost := [number for number in self._rows if number not in kept]:
             self._drop(lost)
@@ -274,7 +263,6 @@ class LearnedMemory:
         self._gone += [one for one in dropped if one[0] >= self._listed]
 
     def _grow(self) -> None:
-        """Put all rows into lists."""
         again = self._lists is None or self._lists.outgrown
         rows = _numbers(one for one in self._rows.values() if again or one[0] >= self._listed)
         keys = self._keys.rows[torch.from_numpy(rows)]
@@ -286,13 +274,7 @@ class LearnedMemory:
 
 
 class PhraseSegment:
-    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore.
-
-    Args:
-        store: the journal's pairs.
-        datastore: the phrase part that they were learned alongside.
-        device: the model's.
-    """
+    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore."""
 
     def __init__(self, store: LearnedStore, datastore: PhraseDatastore, device: torch.device) -> None:
         self.store, self.datastore, self.device = store, datastore, device
@@ -324,7 +306,6 @@ class PhraseSegment:
         )  # fmt: skip
 
     def _append(self, new: list[int]) -> None:
-        """Append the phrases of pairs, by their ids."""
         found, first = [self.store.phrases[number] for number in new], len(self._ids)
         places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
         spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
@@ -361,12 +342,7 @@ class GrowingRows:
 
 
 def why_not_learned(directory: Path, phrases: PhraseDatastore) -> str:
-    """Say why phrases are not learned together with the tokens of a datastore; nothing where they are.
-
-    Args:
-        directory: of the token part.
-        phrases: the phrase part that decoding uses.
-    """
+    """Say why phrases are not learned together with the tokens of a datastore; nothing where they are."""
     section = phrases.section
     if directory.resolve() != phrases.directory.resolve():
         return f"they are in {phrases.directory}, and what is learned is kept with the tokens, in {directory}"
@@ -385,5 +361,4 @@ def entries_of(datastore: PhraseDatastore, sentences: list[int]) -> np.ndarray:
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Return the numbers in ranges, each from its first to before its last, int64, ascending."""
     return np.sort(np.concatenate([np.empty(0, np.int64), *(np.arange(*one) for one in ranges)]))

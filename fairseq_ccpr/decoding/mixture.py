@@ -169,7 +169,6 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     Args:
         scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no weight.
         values: int64 [H, k], tokens; anything where the neighbour is missing.
-        temperature: T > 0, in the units of the scores.
 
     Returns:
         fp32 [H, k]; -inf throughout where all neighbours of a row are missing.
@@ -186,7 +185,6 @@ def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
 
     Args:
         scores: fp32 [H, k]; -inf marks a missing neighbour.
-        temperature: T > 0, in the units of the scores.
     """
     return torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)
 
@@ -213,7 +211,6 @@ def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float
     Args:
         scores: fp32 [N, k]; -inf marks a missing neighbour.
         matches: bool [N, k], whether there is a neighbour and its value is that token.
-        temperature: T > 0.
 
     Returns:
         fp32 [N]; -inf where no neighbour matches.
@@ -254,7 +251,6 @@ def limit_weights(weights: Sequence[Tensor], bounded: Sequence[bool], most: floa
 
     Args:
         weights: fp32 [H] in [0, 1] of each memory.
-        bounded: of each memory, whether it is.
         most: Lambda_max, in [0, 1).
     """
     if not any(bounded):

@@ -91,11 +91,7 @@ class TokenRetrievalSettings:
 
 @dataclass(frozen=True)
 class PhraseSearchSettings:
-    """The `--phrase-*` options that decide which phrases are retrieved.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--phrase-*` options that decide which phrases are retrieved."""
 
     PREFIX: ClassVar[str] = "phrase"
 
@@ -160,11 +156,7 @@ class PhraseSettings(PhraseSearchSettings):
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The `--store-*` options, for keys that a server holds.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--store-*` options, for keys that a server holds."""
 
     PREFIX: ClassVar[str] = "store"
 
@@ -183,11 +175,7 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """The `--retrieval-*` options.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--retrieval-*` options."""
 
     PREFIX: ClassVar[str] = "retrieval"
 
@@ -266,9 +254,6 @@ def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = N
     """Read the `--phrase-*` options; those left out are as tuned.
 
     A query head becomes an absolute path, since tuning keeps it with the datastore, and the word for none becomes None.
-
-    Raises:
-        ConfigurationError: a value out of its range.
     """
     settings = read_options(PhraseSettings, cfg, tuned)
     queries = None if settings.queries in (None, NO_HEAD) else str(Path(settings.queries).resolve())
@@ -278,11 +263,7 @@ def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = N
 def token_settings(
     cfg: RetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
 ) -> TokenRetrievalSettings:
-    """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys.
-
-    Raises:
-        ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.
-    """
+    """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys."""
     known = tuned or {}
     suits = {"confidence": known.get("confidence", automatic_token_settings(datastore)["confidence"])}
     confidence = read_options(TokenRetrievalSettings, cfg, suits).confidence

@@ -57,9 +57,7 @@ class PhraseCandidates:
     source phrase the most similar stands for all.
 
     Args:
-        retriever: phrases of source text.
         make_subwords: called at the first sentence.
-        source_dictionary: of the translation model.
         reach: subwords that are kept of what follows a phrase in its sentence.
     """
 
@@ -102,16 +100,7 @@ class PhraseCandidates:
     def start(
         self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
-
-        Args:
-            learned: phrases learned alongside the datastore, which are searched together with it.
-            encoded: see `PhraseFinder.find`.
-
-        Raises:
-            ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
-                made of the dictionary's.
-        """
+        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         answer = self.retriever.start(texts, learned, encoded)
 
@@ -148,7 +137,6 @@ class PhraseCandidates:
     def _tokenise(
         self, entries: np.ndarray, learned: LearnedPhrases | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Look up the phrases of entries, int64 [R], the datastore's own or learned; see `lay_out`."""
         if learned is None or (stored := learned.own(entries)).all():
             return lay_out(np.ones((1, len(entries)), bool), [self._cut_stored(entries)], self.reach)
         # A cache that lives as long as its snapshot: forgetting renumbers the entries.
@@ -193,7 +181,6 @@ class PhraseCandidates:
 
     @cached_property
     def _letters(self) -> np.ndarray:
-        """Of each token, bool [V]: whether it has a letter or digit."""
         return np.array([any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols])
 
 
@@ -236,7 +223,6 @@ def lay_out(
 
     Args:
         rows: bool [S, R], which phrases are of each source, where they are in their order.
-        reach: subwords that are given of what follows a phrase in its sentence.
 
     Returns:
         Tokens, int32 [R, L], NO_TOKEN after the last, and lengths and extents, int64 [R]; see `Candidates`.

@@ -56,10 +56,6 @@ class PhraseMemory(Memory):
     """A phrase datastore alongside the decoder.
 
     Args:
-        candidates: phrases of source sentences.
-        settings: how they are retrieved, and the most that they may weigh.
-        votes: how much each counts.
-        device: of the translation model.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
     """
 
@@ -80,7 +76,6 @@ class PhraseMemory(Memory):
 
     @property
     def _learned(self) -> LearnedPhrases | None:
-        """The phrases of what was learned up to now; None where nothing was."""
         phrases = self.learned.entries.phrases if self.learned is not None else None
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
@@ -142,11 +137,7 @@ class Retrieval:
 
 @dataclass
 class PhraseBatch(MemoryBatch):
-    """The phrases of a batch of sentences, and how far its hypotheses are in them.
-
-    Args:
-        retrieval: that `encoded` waits for.
-    """
+    """The phrases of a batch of sentences, and how far its hypotheses are in them."""
 
     memory: PhraseMemory
     retrieval: Retrieval
@@ -195,7 +186,6 @@ class PhraseBatch(MemoryBatch):
 
         Args:
             sentences: int64 [N], which one of the batch each is of.
-            model: what it says of the proposals' tokens.
         """
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
@@ -263,7 +253,6 @@ class PhraseRecord(NamedTuple):
 
 
 def _warn_of_nothing(candidates: PhraseCandidates, phrases: list[SentencePhrases]) -> None:
-    """Warn once, about the first batch, that nothing was retrieved."""
     if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
         logger.warning(
             "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "

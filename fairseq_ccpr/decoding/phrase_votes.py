@@ -106,7 +106,6 @@ class PhraseTable:
 
         Args:
             letters: bool [V], which tokens have a letter or digit.
-            borders: of the target dictionary.
         """
         counts = np.array([len(one.lengths) for one in batch])
         lengths, extents, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
@@ -194,11 +193,7 @@ class Proposals(NamedTuple):
     covered: Tensor  # fp32, 1 where a phrase of the same source phrase was written in full
 
     def continuation(self, votes: Tensor, most_distinct: int) -> Continuation:
-        """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z.
-
-        Args:
-            most_distinct: D of the table.
-        """
+        """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z."""
         sums = votes.new_zeros(len(votes), 1 + most_distinct).scatter_add(1, self.slots, votes)
         mass = votes.sum(dim=1)
         tiny = torch.finfo(mass.dtype).tiny
@@ -211,7 +206,6 @@ class PhraseState:
     """How far each hypothesis is in each phrase.
 
     Args:
-        table: phrases of the sentences.
         rows: int64 [H], the sentence of each hypothesis.
 
     Attributes:
@@ -460,7 +454,6 @@ def _weights(*values: float) -> nn.Parameter:
 
 
 def _binary_digits(numbers: Tensor) -> Tensor:
-    """Count the binary digits of int64 below 2^MAX_SUBWORDS."""
     return torch.frexp(numbers.double()).exponent.long()
 
 

@@ -436,7 +436,6 @@ class RetrievalTask(FairseqTask):
 
 
 def _unknown_settings(tuned: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Name the tuned settings that there are no options for."""
     known = {
         kind.PREFIX: {one.name for one in fields(kind)}
         for kind in (MixtureSettings, TokenRetrievalSettings, PhraseSettings)
@@ -460,10 +459,6 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
 
     Args:
         languages: "de-en", where the model knows several: of token parts of different languages this one's is taken.
-
-    Raises:
-        ConfigurationError: two of them have the same part.
-        DatastoreError: a folder is not a datastore, or the tokens are of other languages.
     """
     found: dict[str, str] = {}
     others: dict[str, str] = {}

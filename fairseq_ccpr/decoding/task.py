@@ -45,9 +45,6 @@ def task_words(model: Path) -> list[str]:
     There are none for a bilingual model, and for a file that is missing.
 
     Files that the checkpoint names are looked for at their recorded paths, and next to it.
-
-    Raises:
-        CheckpointError: the file is no checkpoint of fairseq, or would run code.
     """
     if not model.is_file():
         return []  # whoever loads it will say so
@@ -65,7 +62,6 @@ def task_words(model: Path) -> list[str]:
 
 
 def _as_value(value: Any) -> Any:
-    """Return an option's value as it is typed: lists with commas."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 

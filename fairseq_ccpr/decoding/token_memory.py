@@ -189,11 +189,7 @@ def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings
 def token_weight(
     policy: WeightPolicy, neighbours: Neighbours, model: ModelView, settings: TokenRetrievalSettings
 ) -> Tensor:
-    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found.
-
-    Raises:
-        ConfigurationError: the policy returned something else than a weight for each token.
-    """
+    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
     scores = neighbours.scores
     weight = policy(scores, neighbours.values, model, settings)
     if not isinstance(weight, Tensor) or weight.shape != scores.shape[:1]:
@@ -343,11 +339,6 @@ class TokenBatch(MemoryBatch):
     """The token memory during one batch: a search each step, started while the models still compute.
 
     On a GPU the search runs on a second CUDA stream, in parallel with the projection to the vocabulary.
-
-    Args:
-        memory: a snapshot.
-        retriever: what it searches.
-        sentences: B.
     """
 
     memory: TokenMemory
@@ -478,7 +469,6 @@ class TokenRecord:
 
     @classmethod
     def _apply(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
-        """Change corresponding tensors of records into one."""
         parts = [[*one.neighbours, *one.model, *one.course] for one in records]
         changed = [change(list(column)) for column in zip(*parts)]
         return cls(Neighbours(*changed[:3]), LookedUp(*changed[3:6]), Course(*changed[6:]))

@@ -111,11 +111,7 @@ class Trust(nn.Module):
 
 
 class LearnedTrust(Trust):
-    """The network described above.
-
-    Args:
-        hidden: units of the hidden layer; 0: a linear function of the features, which fewer tokens suffice for.
-    """
+    """The network described above."""
 
     KIND = "learned"
     mean: Tensor
@@ -276,15 +272,7 @@ def save_trust(trust: Trust, trained: Trained, described: TrustDescription, path
 
 
 def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> LoadedTrust:
-    """Read trust, and check that it belongs to the parts of a datastore.
-
-    Args:
-        kind: of trust that is expected.
-
-    Raises:
-        ConfigurationError: the file is missing, damaged, of other features or another kind, or of another model, key layer,
-            metric, projection or phrase encoder, or of parts that the datastore does not have.
-    """
+    """Read trust, and check that it belongs to the parts of a datastore."""
     tensors, described = _read(path)
     if described.kind != kind.KIND:
         raise ConfigurationError(
@@ -325,7 +313,6 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
 
 
 def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a network; those of version 0.2 say whether there are tokens and phrases."""
     if "memories" in arguments:
         return arguments
     kinds = [kind for kind in (TokenMemory, PhraseMemory) if arguments[kind.name]]
@@ -334,7 +321,6 @@ def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: str | None) -> str:
-    """Return a digest's first digits, and what is no digest as it is."""
     return fingerprint.short(value) if value and len(value) == DIGEST else value or "none"
 
 

@@ -24,17 +24,7 @@ SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 
 
 def explain_subset(system: System, count: int, numbers: list[int] | None, most_neighbours: int) -> Explanation:
-    """Translate sentences of `--gen-subset` with fairseq's plain generator and the retrieving one, and explain the result.
-
-    Args:
-        system: a model with a datastore.
-        count: how many sentences, the first of the subset that the models can take.
-        numbers: of the sentences in the subset, from 0, in place of the first.
-        most_neighbours: that are kept of each token.
-
-    Raises:
-        ConfigurationError: the subset has no such sentence, or the models cannot take it.
-    """
+    """Translate sentences of `--gen-subset` with fairseq's plain generator and the retrieving one, and explain the result."""
     subset, task = system.cfg.dataset.gen_subset, system.task
     task.load_dataset(subset)
     numbers = _choose(system, count, numbers)
@@ -51,22 +41,13 @@ def explain_sentences(system: System, sentences: list[str], most_neighbours: int
     """Translate raw sentences in both ways, and explain the result.
 
     Args:
-        system: a model with a datastore.
         sentences: empty ones are left out.
-        most_neighbours: that are kept of each token.
-
-    Raises:
-        ConfigurationError: a sentence is longer than the models take, or there is none.
     """
     return explain_encoded(system, sentences, encode_sentences(system, sentences), most_neighbours)
 
 
 def encode_sentences(system: System, sentences: list[str]) -> dict[int, Tensor]:
-    """Return the tokens of sentences by their numbers; empty ones are left out.
-
-    Raises:
-        ConfigurationError: a sentence is longer than the models take, or there is none.
-    """
+    """Return the tokens of sentences by their numbers; empty ones are left out."""
     system.check_open()
     system.check_encoding()
     tokens = {number: ids for number, one in enumerate(sentences) if len(ids := encode(one, system.task)) > 1}
@@ -154,7 +135,6 @@ def _explain(
 
 
 def _choose(system: System, count: int, numbers: list[int] | None) -> list[int]:
-    """Choose the sentences that are explained, each once."""
     task, subset = system.task, system.cfg.dataset.gen_subset
     dataset = task.dataset(subset)
     longest = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in system.models])
@@ -174,7 +154,6 @@ def _choose(system: System, count: int, numbers: list[int] | None) -> list[int]:
 
 
 def _batches(system: System, numbers: list[int]) -> Iterator[dict[str, Any]]:
-    """These sentences of the subset in fairseq's batches."""
     cfg = system.cfg
     dataset = system.task.dataset(cfg.dataset.gen_subset)
     order = dataset.ordered_indices()
@@ -184,7 +163,6 @@ def _batches(system: System, numbers: list[int]) -> Iterator[dict[str, Any]]:
 
 
 def _score(explanation: Explanation) -> None:
-    """BLEU of both systems over the sentences explained, where they have references."""
     references = [one.reference for one in explanation.sentences if one.reference is not None]
     if not references:
         return

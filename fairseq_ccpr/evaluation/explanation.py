@@ -44,12 +44,6 @@ def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], 
 
     They are what the token adds to the text of those before it, whatever joins subwords and tokens to text. A token that
     adds nothing, as the end of the sentence does, has an empty place.
-
-    Args:
-        tokens: the sentence.
-        position: of the token.
-        text: of the sentence.
-        to_text: from tokens to text.
     """
     start, end = (_common_prefix(to_text(tokens[:count]), text) for count in (position, position + 1))
     while start < end and text[start].isspace():
@@ -62,13 +56,7 @@ def _common_prefix(one: str, two: str) -> int:
 
 
 class CorpusText:
-    """The target sentences that a token datastore was built from, read from its own values.
-
-    Args:
-        datastore: the entries of a sentence follow each other, token by token.
-        to_text: from tokens of the target language to text.
-        learned: the pairs learned alongside it, whose entries are numbered after its own.
-    """
+    """The target sentences that a token datastore was built from, read from its own values."""
 
     def __init__(
         self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learned: LearnedEntries | None = None
@@ -97,7 +85,6 @@ class CorpusText:
         return self.learned.place(row)[0] if row >= 0 else self.learned.moved_pair(entry)
 
     def _tokens(self, first: int) -> Tensor:
-        """Return the sentence whose first entry is given."""
         rows = slice(first, first + LONGEST)
         sentence, position = np.asarray(self.datastore.provenance[rows]).T
         same = (sentence == sentence[0]) & (position == np.arange(len(position)))
@@ -230,11 +217,7 @@ class Explanation:
         return f"<Explanation, sentences: {len(self.sentences):,}>"
 
     def save(self, path: Path | str) -> None:
-        """Write the page, one self-contained HTML file, under its final name only when it is complete.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the page, one self-contained HTML file, under its final name only when it is complete."""
         write_text(Path(path), as_page(asdict(self)))
 
 
@@ -274,15 +257,7 @@ def joined(parts: list[Explanation]) -> Explanation:
 
 @dataclass
 class Explainer:
-    """Make plain data of a breakdown.
-
-    Args:
-        dictionary: the target dictionary.
-        to_text: from tokens of the target language to text.
-        corpus: what the token datastore was built from, where there is one.
-        texts: takes the datastore's sentences.
-        most_neighbours: kept of each token.
-    """
+    """Make plain data of a breakdown."""
 
     dictionary: Any
     to_text: Callable[[Tensor], str]
@@ -300,13 +275,7 @@ class Explainer:
         plain: str,
         translation: str,
     ) -> SentenceExplanation:
-        """Explain one sentence.
-
-        Args:
-            breakdown: a batch with the translation's tokens.
-            row: the sentence's place in it.
-            number, source, reference, plain, translation: see `SentenceExplanation`.
-        """
+        """Explain one sentence."""
         rows = (breakdown.text.sentences == row).nonzero()[:, 0].tolist()
         written = breakdown.text.targets[rows].cpu()
         phrases = breakdown.text.records.get(PhraseMemory.name)

@@ -92,11 +92,9 @@ def force_decode_text(
     """Force-decode batches of held-out sentences, keeping what model and memories say of the references.
 
     Args:
-        name: of the text.
         samples: fairseq's batches, spread over all lengths; of many, some are left out.
         ensemble: whose token memory has the largest k.
         most: tokens, about, of which memories besides the tokens' are asked about as many as their share of `TOKENS`.
-        quiet: without a progress bar.
     """
     size = sum(int(sample["ntokens"]) for sample in samples)
     samples = spread(samples, size, most)
@@ -195,7 +193,6 @@ class Grids:
     def _alongside(
         self, text: HeldOut, ensemble: RetrievalEnsemble
     ) -> list[tuple[PhraseMemory, list[Alongside]]]:  # fmt: skip
-        """Return the phrase memory of an ensemble, if it has one, and a text as its others see it at their likeliest."""
         other = with_settings(ensemble, likeliest(self.tokens))
         shared = text.having([memory.name for memory in ensemble.voting]).texts
         phrases = [memory for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
@@ -318,7 +315,6 @@ def score_grid(
 def _point(
     given: TokenRetrievalSettings, k: int, lambda_: float, temperature: float, confidence: bool
 ) -> TokenRetrievalSettings:
-    """Settings of the grid; what is for lambda* alone is as given there, and off elsewhere."""
     if confidence:
         return replace(given, k=k, lambda_=lambda_, temperature=temperature, confidence=True)
     return TokenRetrievalSettings(k, lambda_, temperature, confidence=False, guard=given.guard)

@@ -51,11 +51,7 @@ class Comparison:
 
 
 def compare_decoding(system: System) -> Comparison:
-    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns.
-
-    Args:
-        system: without a datastore, there is nothing but the plain generator.
-    """
+    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns."""
     system.task.load_dataset(system.cfg.dataset.gen_subset)
     generators = {BASE: system.generator(retrieve=False)}
     if system.ensemble is not None:
@@ -166,8 +162,6 @@ def decode(
     They take turns batch by batch, so that other load on the machine affects all of them equally.
 
     Args:
-        cfg: the configuration of a fairseq-generate.
-        generators: by name of the system.
         samples: batches; none: all, after one to warm up.
     """
     decodings = Decodings({name: SystemOutput() for name in generators})

@@ -58,11 +58,7 @@ class OtherText:
         return f"{self.data_bin}:{self.subset}"
 
     def samples(self, system: System) -> list[Any]:
-        """Read its batches.
-
-        Raises:
-            ConfigurationError: no such folder or subset, or other dictionaries than the model's.
-        """
+        """Read its batches."""
         task = self._task(system)
         task.load_dataset(self.subset)
         cfg = copy.deepcopy(system.cfg)
@@ -70,11 +66,7 @@ class OtherText:
         return list(batches(cfg, task, system.models))
 
     def check(self, system: System) -> None:
-        """Check that it can be read, before any long work begins.
-
-        Raises:
-            ConfigurationError: as `samples`.
-        """
+        """Check that it can be read, before any long work begins."""
         self._task(system)
 
     def _task(self, system: System) -> Any:
@@ -132,9 +124,6 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
 
     The loss of a text is its mean -log p, and what its tokens lose against the system without phrases. All texts count
     alike.
-
-    Args:
-        texts: batches of each.
     """
     votes = copy.deepcopy(memory.votes).requires_grad_(True)
     memory = replace(memory, votes=votes)
@@ -162,14 +151,12 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
 
 
 def _split(batches: Sequence[Alongside]) -> tuple[list[Alongside], list[Alongside]]:
-    """Part tokens by sentence, as `TrainingText.split` does: to train on, and held out."""
     held_out = [batch.text.sentences % HELD_OUT == 0 for batch in batches]
     trained = [batch.select(~rows) for batch, rows in zip(batches, held_out) if not rows.all()]
     return trained, [batch.select(rows) for batch, rows in zip(batches, held_out) if rows.any()]
 
 
 def _sample(batches: Sequence[Alongside], generator: torch.Generator) -> Alongside:
-    """Draw a batch, and some of its tokens."""
     batch = batches[int(torch.randint(len(batches), (), generator=generator))]
     return batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))
 
@@ -258,9 +245,6 @@ def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust
     Args:
         trust: where to start; it is changed.
         texts: the first is of the datastore's own domain.
-
-    Raises:
-        ConfigurationError: a text has too few sentences to be parted.
     """
     generator = torch.Generator().manual_seed(seed)
     parts = [text.split() for text in texts]

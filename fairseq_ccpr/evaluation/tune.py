@@ -142,13 +142,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
        none is better than the model alone, the interpolation weights become 0.
 
     Args:
-        system: with the subset that is held out as `--gen-subset`.
         also: text of other domains, which must not suffer.
         trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are chosen.
-        count: of candidates, without trust.
-
-    Raises:
-        ConfigurationError: no datastore.
     """
     cfg, task, ensemble = system.cfg, system.task, system.ensemble
     if ensemble is None:
@@ -211,7 +206,6 @@ def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
 
 
 def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple[dict[str, TranslationScores], float]:
-    """Decode batches with candidates and the model alone: scores by name, and the seconds of the latter."""
     generators = {BASE: system.generator(retrieve=False)}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
@@ -260,7 +254,6 @@ def _measure(
 
 
 def _with_trained_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> RetrievalEnsemble:
-    """Train how much each phrase counts, alongside the settings of the other memories."""
     held, names = ensemble.on(CPU), [memory.name for memory in ensemble.voting]
     for memory in ensemble.voting:
         if isinstance(memory, PhraseMemory):

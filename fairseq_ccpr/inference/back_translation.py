@@ -53,16 +53,6 @@ def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], dev
 
     Its dictionaries and subwords are those that `preprocessing.json` names in its own folder, if that is of its direction;
     otherwise it must share those of `forward`, source and target exchanged.
-
-    Args:
-        path: its checkpoint.
-        forward: how text is made tokens in the other direction.
-        words: options of fairseq-generate.
-        device: of the model.
-
-    Raises:
-        CheckpointError: no checkpoint, or one of other dictionaries.
-        ConfigurationError: its own folder lacks something.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}: --reverse-model is that of a fairseq model")
@@ -79,11 +69,6 @@ def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], dev
 
 
 def _check_shared(path: Path, back: Preprocessing) -> None:
-    """See that the model at `path` has the dictionaries of `back`, as far as files and sizes tell.
-
-    Raises:
-        CheckpointError: names the difference.
-    """
     files = [back.folder / f"dict.{language}.txt" for language in (back.source_lang, back.target_lang)]
     dictionaries = [Dictionary.load(str(file)).symbols for file in files]
     sizes = tuple(map(len, dictionaries))
@@ -122,14 +107,6 @@ def back_translate(settings: TokenBuildSettings, forward: Preprocessing, process
     3. Join the parts to a table of pairs, and make a DATA_BIN of it with the subwords of `forward`.
 
     All of it stays in the folder `back-translations` of the output.
-
-    Args:
-        settings: of the build.
-        forward: how text is made tokens for the model that the datastore is for.
-        processes: that build together.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
     if not forward.options:
         raise ConfigurationError(
@@ -166,11 +143,7 @@ def tell_left_out(counts: Mapping[str, int]) -> str:
 
 
 def refuse_begun(output: Path) -> None:
-    """Refuse to build something else in the folder of a datastore of monolingual text.
-
-    Raises:
-        DatastoreError: there are back-translations in it.
-    """
+    """Refuse to build something else in the folder of a datastore of monolingual text."""
     folder = output / BACK_TRANSLATIONS
     if folder.exists() or partial_path(folder).exists():
         raise DatastoreError(
@@ -199,7 +172,6 @@ class BackTranslation:
             self.sentences = sum(1 for _ in self._text())  # an unreadable line is reported now
 
     def _fingerprints(self) -> dict[str, str]:
-        """Digest all that decides the pairs."""
         of_both = [self.forward, self.system.preprocessing]
         languages = self.forward.source_lang, self.forward.target_lang
         dictionaries = [one.folder / f"dict.{language}.txt" for one in of_both for language in languages]
@@ -248,7 +220,6 @@ class BackTranslation:
                     write_checked_json(self._part(number), self._translated(lines, bar.update))
 
     def _translated(self, lines: list[str], done: Callable[[int], object]) -> dict[str, Any]:
-        """Translate the lines of a part, all of which are sorted by length together."""
         pairs, left_out = [], Counter[str]()
         for translation in self.system.translate(lines, done, window=len(lines)):
             if fault := _fault(translation):
@@ -275,7 +246,6 @@ class BackTranslation:
         rmtree(self.final / PARTS, ignore_errors=True)
 
     def _write_pairs(self) -> None:
-        """Write the table of pairs, and how many lines gave none."""
         left_out, count = Counter[str](), 0
         with atomic_file(self.partial / PAIRS) as path, path.open("w", encoding="utf-8", newline="\n") as table:
             for number in range(self._count()):
@@ -292,13 +262,11 @@ class BackTranslation:
         write_checked_json(self.partial / LEFT_OUT, dict(left_out))
 
     def _discard(self) -> None:
-        """Remove what was begun, and the output if nothing else is in it."""
         rmtree(self.partial)
         with suppress(OSError):  # not empty
             self.settings.output.rmdir()
 
     def _binarise(self, folder: Path) -> None:
-        """Make a DATA_BIN of the pairs, as `fairseq-ccpr prepare` would."""
         forward = self.forward
         languages = forward.source_lang, forward.target_lang
         dictionaries = [forward.folder / f"dict.{language}.txt" for language in languages]
@@ -312,7 +280,6 @@ class BackTranslation:
 
 
 def _load(path: Path, settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> System:
-    """Load the reverse model, to be run as the model of the datastore is."""
     words = ["--beam", str(BEAM), "--max-tokens", str(settings.max_tokens)]
     words += ["--fp16"] if settings.fp16 else []
     words += ["--user-dir", settings.user_dir] if settings.user_dir else []
@@ -320,7 +287,6 @@ def _load(path: Path, settings: TokenBuildSettings, forward: Preprocessing, proc
 
 
 def _fault(translation: Translation) -> str:
-    """Tell why a line gives no pair; nothing where it does."""
     if not translation.source.strip():
         return EMPTY
     if translation.fault:
@@ -329,7 +295,6 @@ def _fault(translation: Translation) -> str:
 
 
 def _read_part(path: Path) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote."""
     try:
         return {name: value for name, value in read_checked_json(path).items() if name != CHECKSUM}
     except ValueError as error:

@@ -39,11 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Learner:
-    """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder.
-
-    Raises:
-        ConfigurationError: there is no token datastore, or its retriever cannot search what is learned.
-    """
+    """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -66,9 +62,6 @@ class Learner:
 
         Returns:
             For each pair its id, or instead a few words that say why it cannot be learned.
-
-        Raises:
-            DatastoreError: another process writes, or the journal cannot be written; nothing was learned then.
         """
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
@@ -78,7 +71,6 @@ class Learner:
 
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
-        """Force-decode pairs in batches of similar lengths; in place of those that cannot be learned, say why."""
         system, task = self.system, self.system.task
         faults = [text_fault(*pair) for pair in pairs]
         sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
@@ -108,7 +100,6 @@ class Learner:
         return made
 
     def _with_phrases(self, pairs: list[NewPair]) -> list[NewPair]:
-        """Find the phrases of the targets, where the datastore has a phrase part that learns."""
         if self._phrases is None or not pairs:
             return pairs
         found = self._phrases.phrases_of([pair.target for pair in pairs])
@@ -130,7 +121,6 @@ class Learner:
         return PhraseLearner(retriever.datastore, retriever.encoder)
 
     def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
-        """Say why the model cannot decode a pair; nothing where it can."""
         assert source is not None and target is not None
         task, models = self.system.task, self.system.models
         limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
@@ -149,16 +139,7 @@ class Learner:
 
 
 class PhraseLearner:
-    """Segments and encodes target sentences as the text of a phrase datastore was.
-
-    Args:
-        datastore: the phrases that others are learned alongside.
-        encoder: its own, where it works.
-
-    Raises:
-        ConfigurationError: the file that lists the phrases no longer exists.
-        DatastoreError: that file has changed.
-    """
+    """Segments and encodes target sentences as the text of a phrase datastore was."""
 
     def __init__(self, datastore: PhraseDatastore, encoder: SpanEncoder) -> None:
         segmentation = Segmentation(**datastore.section.segmentation)
@@ -181,11 +162,7 @@ class PhraseLearner:
 
 
 def learned_memory(system: System) -> LearnedMemory:
-    """Return the memory of pairs learned alongside the token datastore of a system.
-
-    Raises:
-        ConfigurationError: there is no token datastore, or the system was closed.
-    """
+    """Return the memory of pairs learned alongside the token datastore of a system."""
     system.check_open()
     tokens, phrases = system.find_memory(TokenMemory.name), system.find_memory(PhraseMemory.name)
     if tokens is None and phrases is not None:
@@ -220,7 +197,6 @@ def text_fault(source: str, target: str) -> str:
 
 
 def _target_tokenizer(system: System) -> Any:
-    """Return fairseq's tokenizer for the target language, whose own one is for the source language."""
     cfg = copy.deepcopy(system.cfg.tokenizer)
     if cfg is None or not hasattr(cfg, "source_lang"):
         return system.task.tokenizer

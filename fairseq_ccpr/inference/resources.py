@@ -35,14 +35,7 @@ MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 
 
 def parse_generation(words: list[str]) -> Any:
-    """Return the configuration of `fairseq-generate WORDS`, with retrieval as the default task.
-
-    Args:
-        words: the folder with the dictionaries first, then options.
-
-    Raises:
-        ConfigurationError: an option that does not exist, that has no effect here, or whose value is none of its own.
-    """
+    """Return the configuration of `fairseq-generate WORDS`, with retrieval as the default task."""
     parser = options.get_generation_parser(default_task=BILINGUAL)
     _refuse_in_one_sentence(parser)
     with warnings.catch_warnings():
@@ -104,7 +97,6 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse_in_one_sentence(parser: argparse.ArgumentParser) -> None:
-    """Make a parser raise what it would print and exit for, with what may have been meant."""
 
     def refuse(message: str) -> NoReturn:
         known = [name for action in parser._actions for name in action.option_strings]
@@ -120,15 +112,7 @@ CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
 
 def configure(words: list[str], data: Path | None = None) -> Any:
-    """Return the configuration of fairseq-generate for these options; anything left out is filled in as found.
-
-    Args:
-        words: options of fairseq-generate.
-        data: the folder that fairseq-preprocess wrote, if one is given.
-
-    Raises:
-        ConfigurationError: something was not found, or was found twice with different content.
-    """
+    """Return the configuration of fairseq-generate for these options; anything left out is filled in as found."""
     words = [*_task_of(words), *implied_bpe(words)]
     given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
     datastores = [Path(folder) for folder in split_paths(given.task.datastore)] if given.task.datastore else []
@@ -157,12 +141,10 @@ def configure(words: list[str], data: Path | None = None) -> Any:
 
 
 def _of_pair(kept: list[Preprocessing], source: str | None, target: str | None) -> list[Preprocessing]:
-    """From the records of several datastores of a multilingual model, return the one for a language pair, if any."""
     return [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
 
 
 def _task_of(words: list[str]) -> list[str]:
-    """Return the task that retrieves with the model of a command line, with the task options in its checkpoint."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--path", "--datastore"):
         parser.add_argument(name, nargs="?", default="")
@@ -175,11 +157,7 @@ def _task_of(words: list[str]) -> list[str]:
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
-    """Return the same for one system: options of retrieval are refused where there is no datastore.
-
-    Raises:
-        ConfigurationError: such an option, or what `configure` refuses.
-    """
+    """Return the same for one system: options of retrieval are refused where there is no datastore."""
     cfg = configure(words, data)
     wasted = sorted(word.partition("=")[0] for word in words if word.startswith(OF_RETRIEVAL))
     if wasted and not cfg.task.datastore:
@@ -205,14 +183,7 @@ def preprocessing_of(cfg: Any) -> Preprocessing:
 def find_beside(
     model: Path, source: str, target: str, given: Mapping[str, Any] = MappingProxyType({})
 ) -> Preprocessing | None:
-    """Return the dictionaries and subwords next to a checkpoint; None without the dictionaries.
-
-    Args:
-        given: options of tokenizer and BPE that are known.
-
-    Raises:
-        ConfigurationError: the subwords are there, but not known well enough, or twice, or of other languages.
-    """
+    """Return the dictionaries and subwords next to a checkpoint; None without the dictionaries."""
     remembered_there = read_preprocessing(model.parent)
     if remembered_there is not None:
         _languages(source, target, [remembered_there], None, model)
@@ -230,9 +201,6 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
     """Describe the tokenisation of text for a datastore built from a data folder with a model.
 
     Subwords that are not known stay out: they are not needed to build.
-
-    Raises:
-        ConfigurationError: the languages are not known, or others than those of the data folder.
     """
     check_data_bin(data)
     known = read_preprocessing(data)
@@ -247,7 +215,6 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
 
 
 def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
-    """Return the checkpoint that a datastore was built with."""
     path = next((one.model for one in known if one.model), None)
     if path is None and datastores:
         raise ConfigurationError(
@@ -266,7 +233,6 @@ def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
 def _languages(
     source: str | None, target: str | None, known: list[Preprocessing], data: Path | None, model: Path
 ) -> tuple[str, str]:
-    """Return source and target language: those given, or remembered, or of the data's files, or the checkpoint's own."""
     for one in known:
         source, target = source or one.source_lang, target or one.target_lang
         if (source, target) != (one.source_lang, one.target_lang):
@@ -286,7 +252,6 @@ def _languages(
 
 
 def _dictionaries(folders: list[Path], source: str, target: str, model: Path) -> Path:
-    """Return the first folder that has the dictionaries."""
     found = [folder for folder in folders if _has_dictionaries(folder, source, target)]
     digests = {of_files(folder / f"dict.{language}.txt" for language in (source, target)): folder for folder in found}
     if len(digests) > 1:
@@ -307,7 +272,6 @@ def _has_dictionaries(folder: Path, *languages: str) -> bool:
 
 
 def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> list[str]:
-    """Return the options of tokenizer and BPE: what is remembered, or lies in the folders, which must agree."""
     told = [one for one in known if one.options]
     for one, other in pairwise(told):
         if one.subword_digests() != other.subword_digests():
@@ -329,7 +293,6 @@ def _subword_files(folder: Path) -> list[Path]:
 
 
 def _options_of(file: Path, tokenizer: str | None) -> dict[str, str]:
-    """Return fairseq's options for a subword model, told by its name and its first line."""
     if file.name in SENTENCEPIECE:
         return {"bpe": "sentencepiece", "sentencepiece_model": str(file)}
     if tokenizer is None:

@@ -101,8 +101,6 @@ def batches_of(
 
     Args:
         tokens: of each sentence; a batch has their numbers as `id`.
-        cfg: says how large batches are (`--max-tokens`, `--batch-size`).
-        targets: tokens of their translations, where they are given.
     """
     dataset = task.inference_dataset(tokens) if targets is None else task.pair_dataset(tokens, targets)
     order = dataset.ordered_indices()
@@ -125,16 +123,11 @@ class System:
     Threads may share one: each has a generator of its own, and what a batch retrieves stays with the batch.
 
     Args:
-        cfg: of fairseq-generate, as `resources.configure` completes it.
-        device: of the models; the GPU where there is one.
         precision: of the models, fp32, fp16 or bf16.
 
     Attributes:
         ensemble: the models with the memories of the datastore; None without a datastore and a glossary.
         closed: whether it does no more work.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
 
     closed = False
@@ -228,26 +221,17 @@ class System:
         return [one for one in translations if one is not None]
 
     def check_open(self) -> None:
-        """Check that it was not closed.
-
-        Raises:
-            ConfigurationError: it was.
-        """
+        """Check that it was not closed."""
         if self.closed:
             raise ConfigurationError(f"{self!r} was closed, and does no more work: load another")
 
     def check_encoding(self) -> None:
-        """Check that raw text can be split into the model's subwords.
-
-        Raises:
-            ConfigurationError: `--remove-bpe` alone is given, which only joins them.
-        """
+        """Check that raw text can be split into the model's subwords."""
         if not self._encodes:  # it looks at the whole dictionary, which a program that translates one sentence feels
             check_subwords(self.task.source_dictionary, self.task.bpe)
             self._encodes = True
 
     def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
-        """Warn once if much of the text is not in the source dictionary."""
         pieces = sum(map(len, tokens))
         unknown = sum(int((ids == self.task.source_dictionary.unk()).sum()) for ids in tokens)
         if unknown > MAX_UNKNOWN * pieces and not self._warned:
@@ -258,19 +242,13 @@ class System:
             )  # fmt: skip
 
     def _generator(self) -> Any:
-        """Return this thread's generator."""
         if not hasattr(self._of_thread, "generator"):
             self._of_thread.generator = self.generator()
         return self._of_thread.generator
 
 
 def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) -> tuple[RetrievalTask, list[Any]]:
-    """Load task and models, as fairseq-generate does.
-
-    Raises:
-        ConfigurationError: another task.
-        CheckpointError: `--path` is no model of these dictionaries.
-    """
+    """Load task and models, as fairseq-generate does."""
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, RetrievalTask):
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")
