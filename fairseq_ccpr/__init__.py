@@ -16,40 +16,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ccpr.errors import install_report
-from fairseq_ccpr.version import __version__
+from fairseq_ccpr.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fairseq_ccpr.plug_in import *  # noqa: F403
-
-__all__ = [  # noqa: F405
-    "Columns",
-    "Decision",
-    "LanguageTags",
-    "LearningRetriever",
-    "Memory",
-    "MemoryBatch",
-    "ModelView",
-    "Neighbours",
-    "PhraseDatastore",
-    "PhraseSettings",
-    "RetrievalTask",
-    "Retriever",
-    "Step",
-    "TokenDatastore",
-    "TokenMemory",
-    "TokenRetrievalSettings",
-    "TokenRetriever",
-    "Translation",
-    "TranslationRetrievalConfig",
-    "TranslationRetrievalTask",
-    "Translator",
-    "Trust",
-    "TrustStep",
-    "Vote",
-    "__version__",
-    "models",
-    "training",
-]
 
 _PLUG_IN = f"{__name__}.plug_in"
 _LIGHT = ("__main__", "cli", "errors", "extras", "plug_in", "settings", "version")  # that need nothing registered
@@ -62,17 +32,15 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Import what configures logging, warns, and announces which packages it lacks, and leave all as it was."""
-    root, of_fairseq, handler = logging.getLogger(), logging.getLogger("fairseq"), logging.NullHandler()
-    level = of_fairseq.level
-    root.addHandler(
-        handler
-    )  # logging.basicConfig does nothing where there is one; a module of fairseq sets DEBUG with it
-    of_fairseq.setLevel(logging.WARNING)
+    root, fairseq, handler = logging.getLogger(), logging.getLogger("fairseq"), logging.NullHandler()
+    level = fairseq.level
+    root.addHandler(handler)  # or a module of fairseq would set DEBUG by logging.basicConfig
+    fairseq.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        of_fairseq.setLevel(level)
+        fairseq.setLevel(level)
         root.removeHandler(handler)
 
 
@@ -105,14 +73,17 @@ class _Registration:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name in _LIGHT or (name.startswith("_") and name != "__all__"):  # or looking for one would load all
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(_load(), name)
-    return value
+    public = {one: value for one, value in vars(_load()).items() if not one.startswith("_")}
+    globals().update(public, __all__=["__version__", *public])
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})
 
 
 if "fairseq" in sys.modules:

@@ -91,20 +91,16 @@ class RetrievalLog:
         self.sentences += len(hypotheses)
         text, votes = breakdown.text, dict(zip(breakdown.memories, breakdown.votes))
         columns = {"position": text.positions, "token": text.targets, "model": text.log_probs, "mixed": breakdown.mixed}
+        nothing = torch.full_like(text.log_probs, float("-inf"))
+        silent = Vote(text.targets.unsqueeze(1), nothing.unsqueeze(1), torch.zeros_like(nothing))
         for name in {**LOGGED, **dict.fromkeys(votes)}:
-            said, weight = LOGGED.get(name, (name, f"{name}_lambda"))
-            vote = votes.get(name)
-            columns[weight] = vote.weight if vote is not None else torch.zeros_like(text.log_probs)
-            columns[said] = (
-                vote.log_prob(text.targets) if vote is not None else torch.full_like(text.log_probs, float("-inf"))
-            )
+            log_prob, weight = LOGGED.get(name, (name, f"{name}_lambda"))
+            vote = votes.get(name, silent)
+            columns |= {weight: vote.weight, log_prob: vote.log_prob(text.targets)}
         neighbours = self._neighbours(breakdown)
         for row, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
             line = {name: None if value == float("-inf") else value for name, value in zip(columns, values)}
-            line |= {
-                "token": self.dictionary.symbols[line["token"]],
-                "neighbours": neighbours[row] if neighbours else [],
-            }
+            line["token"], line["neighbours"] = self.dictionary.symbols[line["token"]], neighbours[row]
             sentence = {"sentence": numbers[int(text.sentences[row])]}
             self.stream.write(json.dumps(sentence | line, ensure_ascii=False) + "\n")
         self.stream.flush()
@@ -112,13 +108,9 @@ class RetrievalLog:
     def _neighbours(self, breakdown: Breakdown) -> list[list[dict[str, Any]]]:
         record = breakdown.text.records.get(TokenMemory.name)
         if record is None:
-            return []
-        found = record.neighbours
+            return [[] for _ in breakdown.mixed]
+        symbols, rows = self.dictionary.symbols, zip(*(part.tolist() for part in record.neighbours))
         return [
-            [
-                {"entry": entry, "token": self.dictionary.symbols[value], "score": score}
-                for entry, value, score in zip(*row)
-                if entry >= 0
-            ]
-            for row in zip(found.ids.tolist(), found.values.tolist(), found.scores.tolist())
+            [{"entry": i, "token": symbols[value], "score": score} for i, score, value in zip(*row) if i >= 0]
+            for row in rows
         ]

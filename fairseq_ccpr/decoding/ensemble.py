@@ -33,14 +33,9 @@ class RunwiseBeamSearch(BeamSearch):
     """
 
     def step(
-        self,
-        step: int,
-        lprobs: Tensor,
-        scores: Tensor | None,
-        prev_output_tokens: Tensor | None = None,
-        original_batch_idxs: Tensor | None = None,
-        candidate_multiple: int = 2,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, step: int, lprobs: Tensor, scores: Tensor | None, prev_output_tokens: Tensor | None = None,
+        original_batch_idxs: Tensor | None = None, candidate_multiple: int = 2,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Select the best continuations of each sentence.
 
         Args:
@@ -59,11 +54,11 @@ class RunwiseBeamSearch(BeamSearch):
             return selected
         assert scores is not None
         so_far = scores[:, :, step - 1]
-        at = _best_runs(lprobs, so_far, count)
-        likely = lprobs.view(sentences, -1).gather(1, at) + so_far.gather(1, at // words)
+        places = _best_runs(lprobs, so_far, count)
+        likely = lprobs.view(sentences, -1).gather(1, places) + so_far.gather(1, places // words)
         best, chosen = likely.topk(count, dim=1)
-        at = at.gather(1, chosen)
-        return best, at % words, at // words
+        places = places.gather(1, chosen)
+        return best, places % words, places // words
 
 
 def _best_runs(lprobs: Tensor, so_far: Tensor, count: int) -> Tensor:
@@ -107,13 +102,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     """
 
     def __init__(
-        self,
-        models: list[Any],
-        memories: Sequence[Memory],
-        pad: int,
-        settings: MixtureSettings,
-        trust: Trust | None = None,
-    ) -> None:
+        self, models: list[Any], memories: Sequence[Memory], pad: int, settings: MixtureSettings, trust: Trust | None = None
+    ) -> None:  # fmt: skip
         super().__init__(models)
         self.memories, self.pad, self.settings, self.trust = tuple(memories), pad, settings, trust
         self.voting = tuple(memory for memory in memories if memory.acts_on == "vote")
@@ -241,7 +231,10 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 after[:, place] = batch.rescore(Step(previous[:, : place + 1], Distribution(after[:, place])))
         text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
         records = {m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on != "model"}
-        return ForcedText.collect(text, target[real], records, Whole(real, log_probs, attention))
+        (sentences, positions), targets = text.real.nonzero().unbind(dim=1), target[real]
+        said = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
+        whole = Whole(real, log_probs, attention)
+        return ForcedText(targets, sentences, positions, said, text.model.likeliest, records, whole)
 
     def real_tokens(self, targets: Tensor) -> Tensor:
         """Mark the tokens of targets [B, T] that memories may influence, bool [B, T]: neither padding nor forced tags."""

@@ -26,7 +26,7 @@ from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Consent, PhraseVotes, Proposals
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, WRITTEN, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.settings import signature
@@ -48,9 +48,8 @@ class GlossaryVotes(PhraseVotes):
 
     def __init__(self) -> None:
         super().__init__()
-        states = [self.MAY_BEGIN, *[self.BEGUN] * (WRITTEN - 1)]
-        for weights, at in ((self.state, 0), (self.consent, 1)):
-            weights.data[:WRITTEN] = torch.tensor([state[at] for state in states])
+        states = torch.tensor([self.MAY_BEGIN, *[self.BEGUN] * (WRITTEN - 1)])
+        self.state.data[:WRITTEN], self.consent.data[:WRITTEN] = states.unbind(dim=1)
         for weights in (self.similarity, self.covered, self.model):
             nn.init.zeros_(weights)
 
@@ -115,24 +114,15 @@ class GlossaryCandidates(PhraseCandidates):
         return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
 
     def _terms_of(self, text: str) -> Candidates:
-        found = [
-            (query, ids)
-            for query, (_, _, variants) in enumerate(self.glossary.find(text))
-            for ids in map(self._ids_of, variants)
-            if ids
-        ]
-        lengths = np.array([len(ids) for _, ids in found], np.int64)
-        tokens = np.full((len(found), int(lengths.max(initial=1))), NO_TOKEN, np.int32)
-        for row, (_, ids) in enumerate(found):
-            tokens[row, : len(ids)] = ids
+        variants = [(query, one) for query, (_, _, each) in enumerate(self.glossary.find(text)) for one in each]
+        found = [(query, ids) for query, one in variants if (ids := self._ids_of(one))]
         queries = np.array([query for query, _ in found], np.int64)
         ranks, scores = np.zeros(len(found), np.int64), np.ones(len(found), np.float32)
-        return Candidates(tokens, lengths, lengths, queries, ranks, scores)
+        return Candidates.of([(ids, []) for _, ids in found], queries, ranks, scores)
 
     def _ids_of(self, term: str) -> list[int]:
         if term not in self._ids:
-            pieces = self.subwords.split(term)
-            ids = self.subwords.slice(pieces, 0, len(term)) or []
+            ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
             if not 0 < len(ids) <= MAX_SUBWORDS:
                 logger.warning(
                     "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the dictionary, or more "

@@ -131,7 +131,7 @@ class LearnedEntries:
 
     @property
     def entries(self) -> LearnedEntries:
-        """Themselves, where a memory would tell what counts now."""
+        """Themselves, as a snapshot of them."""
         return self
 
     @property
@@ -146,10 +146,8 @@ class LearnedEntries:
 
     def moved_pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry of the datastore itself was learned from, if it was."""
-        for pair in self.moved:
-            if pair.first_entry is not None and pair.first_entry <= entry < pair.first_entry + pair.tokens:
-                return pair
-        return None
+        spans = ((pair, pair.first_entry) for pair in self.moved if pair.first_entry is not None)
+        return next((pair for pair, first in spans if first <= entry < first + pair.tokens), None)
 
     def __str__(self) -> str:
         pairs = (*self.moved, *self.pairs)
@@ -238,10 +236,8 @@ class LearnedMemory:
 
     def _snapshot(self) -> LearnedEntries:
         last = _numbers(self._gone) - self._listed
-        index = Segment(
-            self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed,
-            torch.from_numpy(last).to(self.device) if len(last) else None,
-        )  # fmt: skip
+        without = torch.from_numpy(last).to(self.device) if len(last) else None
+        index = Segment(self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed, without)
         pairs = self.store.pairs.values()
         moved = tuple(pair for pair in pairs if pair.first_entry is not None)
         in_segment = tuple(pair for pair in pairs if pair.first_entry is None)
@@ -294,33 +290,22 @@ class PhraseSegment:
         if self._ids != ids[: len(self._ids)]:  # some were forgotten, and the places of those that stay are others
             self._clear()
         if new := ids[len(self._ids) :]:
-            self._append(new)
-        moved = {
-            pair.sentence: pair
-            for pair in store.pairs.values()
-            if pair.sentence is not None and pair.sentence != OWN_SENTENCE
-        }
+            found, targets = [store.phrases[number] for number in new], [store.pairs[number].target for number in new]
+            places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
+            spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
+            self._hashes.append(hash_strings(spans, LinesInMemory(targets)))
+            self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
+            self._spans.append(spans + np.array([len(self._ids), 0, 0], np.int32))
+            self._ids += new
+        moved = {pair.sentence: pair for pair in store.pairs.values() if pair.sentence not in (None, OWN_SENTENCE)}
         return LearnedPhrases(
             self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate(self._spans), np.concatenate(self._hashes),
             tuple(store.pairs[number] for number in self._ids), moved, entries_of(self.datastore, store.gone_sentences),
         )  # fmt: skip
 
-    def _append(self, new: list[int]) -> None:
-        found, first = [self.store.phrases[number] for number in new], len(self._ids)
-        places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
-        spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
-        self._hashes.append(hash_strings(spans, LinesInMemory([self.store.pairs[number].target for number in new])))
-        self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
-        self._spans.append(spans + np.array([first, 0, 0], np.int32))
-        self._ids += new
-
 
 class GrowingRows:
-    """Rows on a device that more are appended to. What `rows` returned before stays as it is.
-
-    Args:
-        empty: [0, ...] of their type, on their device.
-    """
+    """Rows on a device, as of `empty` [0, ...], that more are appended to. What `rows` returned before stays as it is."""
 
     def __init__(self, empty: Tensor) -> None:
         self._room, self.size = empty, 0

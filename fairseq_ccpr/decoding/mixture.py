@@ -75,9 +75,7 @@ class Vote(NamedTuple):
     """What a memory says of the next token of H hypotheses: a sparse distribution over C tokens each, and its weight."""
 
     values: Tensor  # int64 [H, C], tokens
-    log_probs: (
-        Tensor  # fp32 [H, C], log p_r of each, duplicates merged: equal tokens all have the token's whole probability
-    )
+    log_probs: Tensor  # fp32 [H, C], log p_r, duplicates merged: equal tokens all have the token's whole probability
     weight: Tensor  # fp32 [H], the interpolation weight, in [0, 1]
     evidence: Evidence | None = None  # what trust looks at, where `Step.trusted`
 
@@ -92,13 +90,9 @@ class Vote(NamedTuple):
 
 @dataclass
 class Distribution:
-    """The model's distribution at N tokens. All that look at a step share it, so its likeliest token is found once.
+    """The model's distribution at N tokens. All that look at a step share it, so its likeliest token is found once."""
 
-    Args:
-        log_probs: fp32 [N, V], log p_NMT.
-    """
-
-    log_probs: Tensor
+    log_probs: Tensor  # fp32 [N, V], log p_NMT
 
     @cached_property
     def likeliest(self) -> ModelEvidence:
@@ -112,14 +106,10 @@ class Distribution:
 
 @dataclass
 class DistributionView:
-    """A `ModelView` of a whole distribution.
-
-    Args:
-        values: int64 [N, k], the neighbours' tokens.
-    """
+    """A `ModelView` of a whole distribution."""
 
     distribution: Distribution
-    values: Tensor
+    values: Tensor  # int64 [N, k], the neighbours' tokens
 
     @cached_property
     def neighbours(self) -> Tensor:
@@ -138,13 +128,10 @@ class DistributionView:
 
 
 def likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Find what `log_probs.max(dim=1)` finds, fp32 [N] and int64 [N]: of equal ones the first.
+    """Find what `log_probs.max(dim=1)` finds in [N, V], fp32 [N] and int64 [N]: of equal ones the first.
 
     On a CPU torch tracks the place of a maximum number by number, which takes five times as long as the maxima of runs; only
     one run of each row is then looked through for its place.
-
-    Args:
-        log_probs: fp32 [N, V].
     """
     rows, words = log_probs.shape
     if log_probs.is_cuda or words < 2 * RUN or not rows:
@@ -181,21 +168,12 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
 
 
 def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
-    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing.
-
-    Args:
-        scores: fp32 [H, k]; -inf marks a missing neighbour.
-    """
+    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing."""
     return torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)
 
 
 def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
-    """Give each of k neighbours the weight of all that share its value, fp32 [H, k].
-
-    Args:
-        weights: fp32 [H, k].
-        values: int64 [H, k].
-    """
+    """Give each of k neighbours the weight of all that share its value, fp32 [H, k]."""
     if values.size(1) <= FEW:  # each is compared with each: few operations, which is what counts for so few numbers
         return ((values.unsqueeze(2) == values.unsqueeze(1)) * weights.unsqueeze(1)).sum(dim=2)
     # Equal values become neighbours, and each run of them is added up.
@@ -206,14 +184,11 @@ def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:
-    """Compute log p_r of one given token a row: all a tuner needs of the distribution above.
+    """Compute log p_r of one given token a row, fp32 [N]: all a tuner needs of the distribution above.
 
     Args:
         scores: fp32 [N, k]; -inf marks a missing neighbour.
         matches: bool [N, k], whether there is a neighbour and its value is that token.
-
-    Returns:
-        fp32 [N]; -inf where no neighbour matches.
     """
     log_weights = torch.log_softmax(_logits(scores, temperature), dim=1)
     return log_weights.masked_fill(~matches, float("-inf")).logsumexp(dim=1)
@@ -269,9 +244,6 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
     Args:
         log_probs: fp32 [H, V], log p_NMT; overwritten by log p.
         votes: of the memories; none leaves all as it was, weights of 0 leave their row as it was, to the bit.
-
-    Returns:
-        `log_probs`.
     """
     if not votes:
         return log_probs
@@ -284,14 +256,11 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
 
 
 def interpolate_references(log_probs: Tensor, votes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Mix the probabilities of one given token a row: all a tuner needs of the mixture.
+    """Mix the probabilities of one given token a row, log p fp32 [N]: all a tuner needs of the mixture.
 
     Args:
         log_probs: fp32 [N], log p_NMT of the token.
         votes: of each memory log p_r of the token and the weight, fp32 [N] each.
-
-    Returns:
-        log p, fp32 [N].
     """
     total = reduce(torch.add, (weight for _, weight in votes)).clamp_max(ALMOST_ALL)
     terms = [torch.log1p(-total) + log_probs, *(weight.log() + retrieved for retrieved, weight in votes)]

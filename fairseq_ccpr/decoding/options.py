@@ -4,7 +4,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Optional
 
@@ -196,35 +196,20 @@ RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSetti
 class RetrievalConfig(FairseqDataclass):
     """Retrieval options, in addition to those of a fairseq task."""
 
-    datastore: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases or both; TOKENS:PHRASES if "
-            "they are in two folders"
-        },
+    datastore: Optional[str] = option(
+        None, "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases or both; TOKENS:PHRASES if they are "
+        "in two folders",
+    )  # fmt: skip
+    untuned: bool = option(False, "use the defaults of retrieval for options not given, instead of the tuned settings")
+    trust: Optional[str] = option(
+        None, "learned trust, a file that fairseq-ccpr tune wrote, instead of the datastore's; none: use no trust"
     )
-    untuned: bool = field(
-        default=False,
-        metadata={"help": "use the defaults of retrieval for options not given, instead of the tuned settings"},
+    glossary: Optional[str] = option(
+        None,
+        "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs no datastore",
     )
-    trust: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "learned trust, a file that fairseq-ccpr tune wrote, instead of the datastore's; none: use no trust"
-        },
-    )
-    glossary: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs no "
-            "datastore"
-        },
-    )
-    knn_log: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours"
-        },
+    knn_log: Optional[str] = option(
+        None, "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours"
     )
 
 

@@ -31,9 +31,8 @@ from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phr
 SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
 VARIANTS = 1 << 16  # of phrases, that are kept
 
-CutEntries = Callable[
-    [np.ndarray], tuple[np.ndarray, Cuts]
-]  # from entries [R]: subwords, and where the phrases are in them
+# From entries [R]: subwords, and where the phrases are in them.
+CutEntries = Callable[[np.ndarray], tuple[np.ndarray, Cuts]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class PhraseCandidates:
         signs = np.array([after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()], bool)
         phrases = self.retriever.datastore if learned is None else learned
         return self.with_variants(
-            candidates, signs, lambda query, rank: phrases.phrase(int(retrieved.entries[query, rank]))[1:]
+            candidates, signs, lambda q, rank: phrases.phrase(int(retrieved.entries[q, rank]))[1:]
         )
 
     def _tokenise(
@@ -188,9 +187,10 @@ class RememberedCandidates(PhraseCandidates):
     """The same candidates, but retrieval runs only once per batch: settings tried in turn share a search."""
 
     def __init__(self, candidates: PhraseCandidates) -> None:
-        given = candidates
-        super().__init__(given.retriever, lambda: given.subwords, given.source_dictionary, given.reach)
-        self._given = given
+        super().__init__(
+            candidates.retriever, lambda: candidates.subwords, candidates.source_dictionary, candidates.reach
+        )
+        self._given = candidates
         self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
 
     def start(
@@ -219,13 +219,10 @@ def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSu
 def lay_out(
     rows: np.ndarray, sources: Sequence[tuple[np.ndarray, Cuts]], reach: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Collect R phrases out of the subwords of S sources; one of more than MAX_SUBWORDS has no token ids.
+    """Collect tokens, lengths and extents of R phrases, as `Candidates` has them, out of the subwords of S sources.
 
     Args:
         rows: bool [S, R], which phrases are of each source, where they are in their order.
-
-    Returns:
-        Tokens, int32 [R, L], NO_TOKEN after the last, and lengths and extents, int64 [R]; see `Candidates`.
     """
     first, lengths, following = np.zeros((3, rows.shape[1]), np.int64)
     for mask, (_, cuts) in zip(rows, sources):

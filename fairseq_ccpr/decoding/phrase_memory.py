@@ -81,8 +81,7 @@ class PhraseMemory(Memory):
 
     def reads(self, model: Any) -> bool:
         """Tell whether a query head reads the states of a model's encoder."""
-        reader = self.candidates.reads
-        return reader is not None and reader.is_of(model)
+        return (reader := self.candidates.reads) is not None and reader.is_of(model)
 
     def begin(self, sources: Tensor) -> PhraseBatch:
         """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one."""
@@ -131,7 +130,12 @@ class Retrieval:
         with _without_collections():
             phrases = (self._answer or self._start(encoded))()
             table = self.candidates.table(phrases)
-        _warn_of_nothing(self.candidates, phrases)
+        if not self.candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
+            logger.warning(
+                "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
+                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
+            )  # fmt: skip
+        self.candidates.checked = True
         return phrases, table
 
 
@@ -179,9 +183,7 @@ class PhraseBatch(MemoryBatch):
         votes = self.memory.votes(proposals, Consent.of(view), prior)
         return self.merged(proposals, votes, self.state.rows, view, step.trusted)
 
-    def merged(
-        self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool
-    ) -> Vote:  # fmt: skip
+    def merged(self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool) -> Vote:
         """Merge the votes of phrases at N tokens, fp32 [N, A], to one of the memory.
 
         Args:
@@ -207,6 +209,12 @@ class PhraseBatch(MemoryBatch):
         looked_up = LookedUp(view.neighbours, view.best, view.favourite)
         return PhraseRecord(self, proposals, text.real.nonzero()[:, 0], looked_up)
 
+    def votes(self, record: PhraseRecord) -> Tensor:
+        """Compute what each phrase gives to the token it proposed, fp32 [N, A]."""
+        prior = self.prior.index_select(0, record.sentences)
+        votes: Tensor = self.memory.votes(record.proposals, Consent.of(record.model), prior)
+        return votes
+
     def weighed_by(self, memory: PhraseMemory) -> PhraseBatch:
         """Return the same phrases as another memory weighs them, on its device."""
         other, same = copy.copy(self), memory.device == self.table.lengths.device
@@ -226,16 +234,11 @@ class PhraseRecord(NamedTuple):
     def vote(self, memory: PhraseMemory, trusted: bool) -> Vote:
         """Vote as the decoder does with this memory."""
         batch = self.batch.weighed_by(memory)
-        return batch.merged(self.proposals, self._votes(batch), self.sentences, self.model, trusted)
+        return batch.merged(self.proposals, batch.votes(self), self.sentences, self.model, trusted)
 
     def votes(self, memory: PhraseMemory) -> Tensor:
         """Compute what each candidate phrase gives to the token it proposes, fp32 [N, A]."""
-        return self._votes(self.batch.weighed_by(memory))
-
-    def _votes(self, batch: PhraseBatch) -> Tensor:
-        prior = batch.prior.index_select(0, self.sentences)
-        votes: Tensor = batch.memory.votes(self.proposals, Consent.of(self.model), prior)
-        return votes
+        return self.batch.weighed_by(memory).votes(self)
 
     def select(self, rows: Tensor) -> PhraseRecord:
         """Select some of the tokens."""
@@ -243,8 +246,7 @@ class PhraseRecord(NamedTuple):
 
     def cpu(self) -> PhraseRecord:
         """Move to the CPU."""
-        cpu = torch.device("cpu")
-        batch = self.batch.weighed_by(self.batch.memory.on(cpu))
+        batch = self.batch.weighed_by(self.batch.memory.on(torch.device("cpu")))
         return self._replace(batch=batch)._apply(lambda part: part.cpu())
 
     def _apply(self, change: Callable[[Tensor], Tensor]) -> PhraseRecord:
@@ -252,21 +254,9 @@ class PhraseRecord(NamedTuple):
         return PhraseRecord(self.batch, proposals, change(self.sentences), model)
 
 
-def _warn_of_nothing(candidates: PhraseCandidates, phrases: list[SentencePhrases]) -> None:
-    if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
-        logger.warning(
-            "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
-            "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
-        )  # fmt: skip
-    candidates.checked = True
-
-
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable the cyclic garbage collector: allocation bursts trigger it, and there is nothing to free.
-
-    A full collection walks all that is loaded, models and libraries too.
-    """
+    # Allocation bursts trigger the cyclic garbage collector, which has nothing to free, and walks all that is loaded.
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -118,16 +118,9 @@ class PhraseRetriever:
     """
 
     def __init__(
-        self,
-        datastore: PhraseDatastore,
-        encoder: SpanEncoder,
-        segmentation: Segmentation,
-        k: int,
-        min_similarity: float,
-        device: torch.device,
-        waiting: StoreSettings | None = None,
-        queries: QueryHead | None = None,
-    ) -> None:
+        self, datastore: PhraseDatastore, encoder: SpanEncoder, segmentation: Segmentation, k: int, min_similarity: float,
+        device: torch.device, waiting: StoreSettings | None = None, queries: QueryHead | None = None,
+    ) -> None:  # fmt: skip
         if k < 1:
             raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
         fingerprint = encoder.fingerprint()
