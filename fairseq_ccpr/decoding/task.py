@@ -40,9 +40,7 @@ TASKS = (BILINGUAL, MULTILINGUAL, BART)
 
 
 def task_words(model: Path) -> list[str]:
-    """Return words of a command line: the task that retrieves with a model, and its options.
-
-    There are none for a bilingual model, and for a file that is missing.
+    """Return words of a command line: the task that retrieves with a model, and its options; none for a bilingual one.
 
     Files that the checkpoint names are looked for at their recorded paths, and next to it.
     """
@@ -53,16 +51,15 @@ def task_words(model: Path) -> list[str]:
     task = RETRIEVING.get(name, name)
     if task not in OF_TASK:
         return []
-    told = {option: _as_value(trained.get(option)) for option in OF_TASK[task]}
+    options: dict[str, Any] = {}
+    for option in OF_TASK[task]:
+        value = trained.get(option)
+        options[option] = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
     for option in FILES.get(task, ()):
         if given := trained.get(option):
             places = (Path(given), model.parent / Path(given).name)
-            told[option] = next((str(place) for place in places if place.is_file()), None)
-    return as_words({"task": task, **{option: value for option, value in told.items() if value}})
-
-
-def _as_value(value: Any) -> Any:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            options[option] = next((str(place) for place in places if place.is_file()), None)
+    return as_words({"task": task, **{option: value for option, value in options.items() if value}})
 
 
 @register_task(BILINGUAL, dataclass=TranslationRetrievalConfig)

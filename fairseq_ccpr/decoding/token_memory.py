@@ -39,23 +39,23 @@ from fairseq_ccpr.timing import MERGE, phase
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
-OF_STATE = ("state distance", "state cosine", "state norm")
-RUNNING = ("running score", "running distance", "running agreement")
+STATE_FEATURES = ("state distance", "state cosine", "state norm")
+RUNNING_FEATURES = ("running score", "running distance", "running agreement")
 
 TOKEN_FEATURES = (
     *(f"score {rank}" for rank in RANKS), "found",
     *(f"distinct {rank}" for rank in RANKS[1:]),
     "highest p_tok", "entropy of p_tok", "count of favourite",
     "model of favourite", "agreement", "overlap",
-    *OF_STATE, *RUNNING, "position",
+    *STATE_FEATURES, *RUNNING_FEATURES, "position",
 )  # fmt: skip
 
 
 class Course(NamedTuple):
     """How N hypotheses have gone so far, this token included."""
 
-    state: Tensor  # fp32 [N, 3], `OF_STATE`, of this token alone
-    running: Tensor  # fp32 [N, 3], `RUNNING`
+    state: Tensor  # fp32 [N, 3], `STATE_FEATURES`, of this token alone
+    running: Tensor  # fp32 [N, 3], `RUNNING_FEATURES`
     position: Tensor  # fp32 [N], tokens before this one
 
     @classmethod
@@ -103,24 +103,25 @@ class TokenEvidence(NamedTuple):
         agreement = favourite == model.favourite.unsqueeze(1)
         overlap = (probabilities * self.model.exp()).sum(dim=1, keepdim=True)
         state, running, position = self.course
-        return torch.cat(
-            [
-                scores, count / self.scores.size(1), distinct[:, 1:], highest, entropy, same, distrust, agreement, overlap,
-                state, running, torch.log1p(position).unsqueeze(1),
-            ], dim=1,
-        )  # fmt: skip
+        columns = [
+            scores,
+            count / self.scores.size(1),
+            distinct[:, 1:],
+            highest,
+            entropy,
+            same,
+            distrust,
+            agreement,
+            overlap,
+        ]
+        return torch.cat([*columns, state, running, torch.log1p(position).unsqueeze(1)], dim=1)
 
 
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
     """What of N tokens is followed along their hypotheses, fp32 [N, 4]; tokens without neighbours count for the last alone.
 
-    Columns: those of `RUNNING`, the similarity of a neighbour of typical rank, the distance of the state to the datastore's
-    text, and whether the nearest neighbour names the model's favourite; then whether there are neighbours.
-
-    Args:
-        scores, values: fp32 and int64 [N, k].
-        state: fp32 [N, 3], `OF_STATE`.
-        favourite: int64 [N], the model's likeliest token.
+    Columns: those of `RUNNING_FEATURES`, the similarity of a neighbour of typical rank, the distance of the state to the
+    datastore's text, and whether the nearest neighbour names the model's favourite; then whether there are neighbours.
     """
     near = scores[:, :TYPICAL_RANK]
     least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1)
@@ -270,7 +271,7 @@ class TokenMemory(Memory):
         return Neighbours(ids.masked_fill(far, -1), scores.masked_fill(far, float("-inf")), values)
 
     def observe(self, queries: Tensor) -> Tensor:
-        """Compare queries [N, d] with the datastore's own text: `OF_STATE`, fp32 [N, 3]; what is not known is 0."""
+        """Compare queries [N, d] with the datastore's own text: `STATE_FEATURES`, fp32 [N, 3]; what is not known is 0."""
         states = queries.float()
         norms = torch.linalg.vector_norm(states, dim=1).clamp_min(1e-8)
         if self.domain is None:
@@ -300,13 +301,8 @@ class TokenMemory(Memory):
         return weight * (neighbour_shares(neighbours.scores, self.settings.temperature) * kept).sum(dim=1)
 
     def vote(
-        self,
-        neighbours: Neighbours,
-        model: ModelView,
-        course: Course | None,
-        trusted: bool,
-        retrieved: Tensor | None = None,
-    ) -> Vote:
+        self, neighbours: Neighbours, model: ModelView, course: Course | None, trusted: bool, retrieved: Tensor | None = None
+    ) -> Vote:  # fmt: skip
         """Weigh neighbours at N tokens against the model.
 
         Args:
@@ -364,10 +360,9 @@ class TokenBatch(MemoryBatch):
         # All hypotheses of a sentence are alike at the first step: one search serves them.
         copies, self._first = len(queries) // self.sentences if self._first else 1, False
         with self._on_second_stream(queries):
-            neighbours = self.search(queries[::copies], self.memory.settings.k)
-            retrieved = neighbour_log_probabilities(
-                neighbours.scores, neighbours.values, self.memory.settings.temperature
-            )
+            settings = self.memory.settings
+            neighbours = self.search(queries[::copies], settings.k)
+            retrieved = neighbour_log_probabilities(neighbours.scores, neighbours.values, settings.temperature)
             if copies > 1:
                 *parts, retrieved = (one.repeat_interleave(copies, dim=0) for one in (*neighbours, retrieved))
                 neighbours = Neighbours(*parts)
@@ -456,19 +451,19 @@ class TokenRecord:
 
     def select(self, rows: Tensor) -> TokenRecord:
         """Select some of the tokens."""
-        return self._apply([self], lambda parts: parts[0][rows])
+        return self._changed([self], lambda parts: parts[0][rows])
 
     def cpu(self) -> TokenRecord:
         """Move to the CPU."""
-        return self._apply([self], lambda parts: parts[0].cpu())
+        return self._changed([self], lambda parts: parts[0].cpu())
 
     @classmethod
     def joined(cls, records: Sequence[TokenRecord]) -> TokenRecord:
         """Join the records of several texts."""
-        return cls._apply(records, torch.cat)
+        return cls._changed(records, torch.cat)
 
     @classmethod
-    def _apply(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
+    def _changed(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
         parts = [[*one.neighbours, *one.model, *one.course] for one in records]
         changed = [change(list(column)) for column in zip(*parts)]
         return cls(Neighbours(*changed[:3]), LookedUp(*changed[3:6]), Course(*changed[6:]))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
-from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Vote, interpolate_references
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, interpolate_references
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import Trust
@@ -27,7 +27,6 @@ from fairseq_ccpr.storage.data_bin import check_data_bin, has_subset
 from fairseq_ccpr.timing import progress_bar
 
 SUBSET = "valid"
-
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +71,11 @@ class OtherText:
     def _task(self, system: System) -> Any:
         task = system.task.with_data(self.data_bin)
         check_data_bin(self.data_bin, task.cfg.source_lang, task.cfg.target_lang)
-        for language, own in (
-            (task.cfg.source_lang, task.source_dictionary),
-            (task.cfg.target_lang, task.target_dictionary),
-        ):
-            path = self.data_bin / f"dict.{language}.txt"
-            found = task.load_dictionary(str(path))
-            if found.symbols != own.symbols:
-                digests = (fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, own))
+        sides = (task.cfg.source_lang, task.source_dictionary), (task.cfg.target_lang, task.target_dictionary)
+        for language, expected in sides:
+            found = task.load_dictionary(str(self.data_bin / f"dict.{language}.txt"))
+            if found.symbols != expected.symbols:
+                digests = (fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, expected))
                 raise ConfigurationError(
                     f"--also {self.data_bin} has another dictionary for {language} than the model ({', '.join(digests)}): "
                     "prepare it with the model's"
@@ -204,7 +200,9 @@ class TrainingText:
             votes = ensemble.limited([one.records[memory.name].vote(memory, True) for memory in ensemble.voting])
             step = trust_step(one.likeliest, votes)
             retrieved = torch.stack([vote.log_prob(one.targets) for vote in votes], dim=1)
-            matches = _matches(votes[0], one.targets) if trust.SPREADS else torch.zeros(len(one.targets), 0).bool()
+            matches = torch.zeros(len(one.targets), 0).bool()
+            if trust.SPREADS:
+                matches = (votes[0].values == one.targets.unsqueeze(1)) & (votes[0].log_probs > float("-inf"))
             collected.append(Rows(trust.inputs(step), step.weights, one.log_probs, retrieved, matches))
         return cls(text.name, foreign, Rows(*(torch.cat(column) for column in zip(*collected))), shared.sentences)
 
@@ -212,10 +210,6 @@ class TrainingText:
         """Part the tokens by sentence: to train on, and held out."""
         held_out = self.sentences % HELD_OUT == 0
         return self.rows.select(~held_out), self.rows.select(held_out)
-
-
-def _matches(vote: Vote, targets: Tensor) -> Tensor:
-    return (vote.values == targets.unsqueeze(1)) & (vote.log_probs > float("-inf"))
 
 
 def log_likelihood(trust: Trust | None, rows: Rows) -> Tensor:

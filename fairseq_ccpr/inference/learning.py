@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from fairseq import utils
@@ -55,7 +54,11 @@ class Learner:
                 "fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         self.retriever, self.capture = retriever, tokens.capture
-        self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
+        tokenizer, cfg = system.task.tokenizer, copy.deepcopy(system.cfg.tokenizer)
+        if cfg is not None and hasattr(cfg, "source_lang"):  # fairseq's tokenizer is for the source language
+            cfg.source_lang = system.task.cfg.target_lang
+            tokenizer = encoders.build_tokenizer(cfg)
+        self._target_steps = tokenizer, for_target(system.task.bpe)
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
         """Learn source and target sentences together; those that can be learned count as soon as this returns.
@@ -65,7 +68,10 @@ class Learner:
         """
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
-        new = self._with_phrases([one for one in made if isinstance(one, NewPair)])
+        new = [one for one in made if isinstance(one, NewPair)]
+        if new and self._phrases is not None:
+            phrases = self._phrases.phrases_of([pair.target for pair in new])
+            new = [replace(pair, phrases=found) for pair, found in zip(new, phrases)]
         ids = iter(self.memory.learn(new) if new else [])
         return [next(ids) if isinstance(one, NewPair) else one for one in made]
 
@@ -74,12 +80,10 @@ class Learner:
         system, task = self.system, self.system.task
         faults = [text_fault(*pair) for pair in pairs]
         sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
-        targets = [
-            encode_with(target, self._of_target, task.target_dictionary) if not fault else None
-            for (_, target), fault in zip(pairs, faults)
-        ]
+        steps, dictionary = self._target_steps, task.target_dictionary
+        targets = [encode_with(y, steps, dictionary) if not fault else None for (_, y), fault in zip(pairs, faults)]
         made: list[NewPair | str] = [
-            fault or self._token_fault(*tokens) for fault, *tokens in zip(faults, sources, targets)
+            fault or self._token_fault(*both) for fault, *both in zip(faults, sources, targets)
         ]
         fits = [place for place, fault in enumerate(made) if not fault]
         if not fits:
@@ -98,12 +102,6 @@ class Learner:
                 if not k.isfinite().all():
                     made[place] = "the model computes numbers that a key cannot hold"
         return made
-
-    def _with_phrases(self, pairs: list[NewPair]) -> list[NewPair]:
-        if self._phrases is None or not pairs:
-            return pairs
-        found = self._phrases.phrases_of([pair.target for pair in pairs])
-        return [replace(pair, phrases=phrases) for pair, phrases in zip(pairs, found)]
 
     @cached_property
     def _phrases(self) -> PhraseLearner | None:
@@ -124,12 +122,11 @@ class Learner:
         assert source is not None and target is not None
         task, models = self.system.task, self.system.models
         limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
-        dictionaries = task.source_dictionary, task.target_dictionary
-        tags = task.tags.added, len(task.tags.tagged(target, task.target_dictionary)) - len(target)
-        for side, tokens, limit, added, dictionary in zip(
-            ("source", "target"), (source, target), limits, tags, dictionaries
+        added = len(task.tags.tagged(target, task.target_dictionary)) - len(target)
+        for side, tokens, most, dictionary in (
+            ("source", source, limits[0] - task.tags.added, task.source_dictionary),
+            ("target", target, limits[1] - added, task.target_dictionary),
         ):
-            most = limit - added
             if len(tokens) > most:
                 return f"its {side} is longer than the {most:,} tokens that the model takes"
             unknown = int((tokens == dictionary.unk()).sum())
@@ -194,11 +191,3 @@ def text_fault(source: str, target: str) -> str:
         if any(character in "\ufffe\uffff" or unicodedata.category(character) in ("Cc", "Cs") for character in text):
             return f"its {side} has control characters, or is no Unicode"
     return ""
-
-
-def _target_tokenizer(system: System) -> Any:
-    cfg = copy.deepcopy(system.cfg.tokenizer)
-    if cfg is None or not hasattr(cfg, "source_lang"):
-        return system.task.tokenizer
-    cfg.source_lang = system.task.cfg.target_lang
-    return encoders.build_tokenizer(cfg)

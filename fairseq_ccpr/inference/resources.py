@@ -37,7 +37,12 @@ MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 def parse_generation(words: list[str]) -> Any:
     """Return the configuration of `fairseq-generate WORDS`, with retrieval as the default task."""
     parser = options.get_generation_parser(default_task=BILINGUAL)
-    _refuse_in_one_sentence(parser)
+
+    def refuse(message: str) -> NoReturn:
+        known = [name for action in parser._actions for name in action.option_strings]
+        raise ConfigurationError(explain_usage(message, known))
+
+    parser.error = refuse  # type: ignore[method-assign]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
         cfg = configuration(options.parse_args_and_arch(parser, input_args=words))
@@ -47,18 +52,11 @@ def parse_generation(words: list[str]) -> Any:
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use {retrieving}")
     if cfg.generation.beam < 1:
         raise ConfigurationError(f"--beam is {cfg.generation.beam}: at least 1 is needed")
-    of_generate_alone = {
-        "--lm-path": cfg.generation.lm_path,
-        "--replace-unk": cfg.generation.replace_unk,
-        "--prefix-size": cfg.generation.prefix_size,
-        "--score-reference": cfg.generation.score_reference,
-        "--constraints": cfg.generation.constraints,
-        "--print-alignment": cfg.generation.print_alignment,
-        "--knn-log": getattr(cfg.task, "knn_log", None),
-    }
-    for name, value in of_generate_alone.items():
+    alone = "lm_path", "replace_unk", "prefix_size", "score_reference", "constraints", "print_alignment"
+    given = {name: cfg.generation[name] for name in alone} | {"knn_log": getattr(cfg.task, "knn_log", None)}
+    for name, value in given.items():
         if value:
-            raise ConfigurationError(f"{name} is for fairseq-generate alone: leave it out here")
+            raise ConfigurationError(f"--{name.replace('_', '-')} is for fairseq-generate alone: leave it out here")
     if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
         cfg.dataset.max_tokens = MAX_TOKENS
     return cfg
@@ -96,15 +94,6 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
     return as_words(given)
 
 
-def _refuse_in_one_sentence(parser: argparse.ArgumentParser) -> None:
-
-    def refuse(message: str) -> NoReturn:
-        known = [name for action in parser._actions for name in action.option_strings]
-        raise ConfigurationError(explain_usage(message, known))
-
-    parser.error = refuse  # type: ignore[method-assign]
-
-
 UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 OF_RETRIEVAL = ("--knn-", "--no-knn-", "--phrase-", "--no-phrase-", "--store-", "--retrieval-")
 SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
@@ -119,15 +108,15 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
     source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
-    kept = _of_pair([one for one in map(remembered, datastores) if one], source, target)
+    kept = [one for one in map(remembered, datastores) if one]
+    # Of several datastores of a multilingual model, the one for the language pair, if any.
+    kept = [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
     known = [found for found in (read_preprocessing(data) if data else None, *kept) if found]
     path = given.common_eval.path or _model_of(known, datastores)
     models = [Path(one) for one in split_paths(path)]
     for model in models:
         if not model.is_file():
-            raise ConfigurationError(
-                f"--path: there is no checkpoint {model}" + (f" (of {path})" if models[1:] else "")
-            )
+            raise ConfigurationError(f"--path: there is no checkpoint {model}{f' (of {path})' if models[1:] else ''}")
     known += [beside for model in models if (beside := read_preprocessing(model.parent))]
     source, target = _languages(source, target, known, data, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
@@ -138,10 +127,6 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     if cfg.bpe is not None:
         cfg.common_eval.post_process = None  # --remove-bpe; the subword model does that, and more
     return cfg
-
-
-def _of_pair(kept: list[Preprocessing], source: str | None, target: str | None) -> list[Preprocessing]:
-    return [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
 
 
 def _task_of(words: list[str]) -> list[str]:
@@ -173,8 +158,12 @@ def preprocessing_of(cfg: Any) -> Preprocessing:
     for kind in ("tokenizer", "bpe"):
         given = cfg[kind]
         if given is not None:
-            own = {name: value for name, value in given.items() if name not in ("_name", "source_lang", "target_lang")}
-            options |= {kind: given["_name"], **{name: value for name, value in own.items() if value}}
+            named = {
+                name: value
+                for name, value in given.items()
+                if value and name not in ("_name", "source_lang", "target_lang")
+            }
+            options |= {kind: given["_name"], **named}
     model = os.pathsep.join(str(Path(one).resolve()) for one in split_paths(cfg.common_eval.path))
     task = cfg.task
     return Preprocessing(Path(split_paths(task.data)[0]), task.source_lang, task.target_lang, options, model)
@@ -184,10 +173,9 @@ def find_beside(
     model: Path, source: str, target: str, given: Mapping[str, Any] = MappingProxyType({})
 ) -> Preprocessing | None:
     """Return the dictionaries and subwords next to a checkpoint; None without the dictionaries."""
-    remembered_there = read_preprocessing(model.parent)
-    if remembered_there is not None:
-        _languages(source, target, [remembered_there], None, model)
-        return replace(remembered_there, options={**remembered_there.options, **given})
+    if (beside := read_preprocessing(model.parent)) is not None:
+        _languages(source, target, [beside], None, model)
+        return replace(beside, options={**beside.options, **given})
     if not _has_dictionaries(model.parent, source, target):
         return None
     files = _subword_files(model.parent)
@@ -241,11 +229,11 @@ def _languages(
                 "and -t, or give the data and the datastore of these languages"
             )
     if data is not None and data.is_dir() and not (source and target):
-        of_files = data_utils.infer_language_pair(str(data))
-        source, target = source or of_files[0], target or of_files[1]
+        found = data_utils.infer_language_pair(str(data))
+        source, target = source or found[0], target or found[1]
     if not source or not target:
-        told = read_task(model)
-        source, target = source or told.get("source_lang"), target or told.get("target_lang")
+        trained = read_task(model)
+        source, target = source or trained.get("source_lang"), target or trained.get("target_lang")
     if not source or not target:
         raise ConfigurationError(f"{model} does not say which languages it translates: give -s and -t")
     return source, target
@@ -272,20 +260,20 @@ def _has_dictionaries(folder: Path, *languages: str) -> bool:
 
 
 def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> list[str]:
-    told = [one for one in known if one.options]
-    for one, other in pairwise(told):
+    described = [one for one in known if one.options]
+    for one, other in pairwise(described):
         if one.subword_digests() != other.subword_digests():
             raise _two_models(one.folder, other.folder)
     files = list({of_file(file): file for folder in reversed(folders) for file in _subword_files(folder)}.values())
-    if not told:
+    if not described:
         if len(files) > 1:
             raise _two_models(*files[:2])
         return as_words(_options_of(files[0], given.tokenizer and given.tokenizer["_name"])) if files else []
-    digests = told[0].subword_digests()
+    digests = described[0].subword_digests()
     for file in files:
         if of_file(file) not in digests:
-            raise _two_models(told[0].folder, file)
-    return told[0].words
+            raise _two_models(described[0].folder, file)
+    return described[0].words
 
 
 def _subword_files(folder: Path) -> list[Path]:
@@ -301,8 +289,7 @@ def _options_of(file: Path, tokenizer: str | None) -> dict[str, str]:
             "or --tokenizer space if it was not"
         )
     with file.open(encoding="utf-8") as stream:
-        first = stream.readline()
-    kind = "subword_nmt" if first.startswith("#version") else "fastbpe"
+        kind = "subword_nmt" if stream.readline().startswith("#version") else "fastbpe"
     return {"bpe": kind, "bpe_codes": str(file)}
 
 
@@ -321,9 +308,9 @@ def refuse_retrieval_by_hub() -> None:
     def checked(
         filenames: Any, arg_overrides: Mapping[str, Any] | None = None, task: Any = None, *others: Any, **named: Any
     ) -> Any:
-        wanted = arg_overrides or {}
-        kind = TASK_REGISTRY.get(wanted.get("task"))
-        if task is None and (wanted.get("datastore") or (kind and issubclass(kind, RetrievalTask))):
+        given = arg_overrides or {}
+        kind = TASK_REGISTRY.get(given.get("task"))
+        if task is None and (given.get("datastore") or (kind and issubclass(kind, RetrievalTask))):
             raise ConfigurationError(
                 "fairseq's from_pretrained does not retrieve: use fairseq_ccpr.Translator(path, datastore=...)"
             )

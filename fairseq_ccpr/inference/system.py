@@ -55,17 +55,15 @@ class Translation:
         dictionary = system.task.target_dictionary
         best, *others = hypotheses
         tags = system.task.tags.ids(dictionary)
-        scored = [
-            pair for pair in zip(best["tokens"].tolist(), best["positional_scores"].tolist()) if pair[0] not in tags
-        ]
-        return cls(
-            source,
-            system.to_text(dictionary, best["tokens"]),
-            float(best["score"]),
-            tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos()),
+        both = zip(best["tokens"].tolist(), best["positional_scores"].tolist())
+        scored = [(token, score) for token, score in both if token not in tags]
+        symbols = tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos())
+        scores, alternatives = (
             tuple(score for _, score in scored),
-            tuple(cls.of(source, [other], system) for other in others),
+            (cls.of(source, [other], system) for other in others),
         )
+        text = system.to_text(dictionary, best["tokens"])
+        return cls(source, text, float(best["score"]), symbols, scores, tuple(alternatives))
 
     @classmethod
     def of_nothing(cls, source: str, length: int, most: int) -> Translation:
@@ -177,12 +175,9 @@ class System:
         return self.ensemble.signature() if self.ensemble is not None else None
 
     def translate(
-        self,
-        sentences: Iterable[str],
-        done: Callable[[int], object] = lambda count: None,
-        window: int = WINDOW,
+        self, sentences: Iterable[str], done: Callable[[int], object] = lambda count: None, window: int = WINDOW,
         nbest: int | None = None,
-    ) -> Iterator[Translation]:
+    ) -> Iterator[Translation]:  # fmt: skip
         """Translate sentences in batches of similar lengths; their translations come in the order of the sentences.
 
         Args:
@@ -206,10 +201,7 @@ class System:
         self._warn_of_unknown(tokens)
         most = length_limit(self.task, self.models)
         fits = [i for i, ids in enumerate(tokens) if 1 < len(ids) <= most]
-        translations = [
-            Translation.of_nothing(sentence, len(ids), most) if not 1 < len(ids) <= most else None
-            for sentence, ids in zip(sentences, tokens)
-        ]
+        translations = [Translation.of_nothing(one, len(ids), most) for one, ids in zip(sentences, tokens)]
         done(len(sentences) - len(fits))
         for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task) if fits else ():
             places = [fits[i] for i in sample["id"].tolist()]
@@ -218,7 +210,7 @@ class System:
             for place, found in zip(places, hypotheses):
                 translations[place] = Translation.of(sentences[place], found[:nbest], self)
             done(len(places))
-        return [one for one in translations if one is not None]
+        return translations
 
     def check_open(self) -> None:
         """Check that it was not closed."""
