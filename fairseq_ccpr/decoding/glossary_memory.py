@@ -36,6 +36,10 @@ from fairseq_ccpr.text.glossary import Glossary
 
 logger = logging.getLogger(__name__)
 
+# What is taken from log p, in nats, so that terms are written, and as they are.
+END_COST = 5.0  # of the end of the sentence, for each term that is open: none of its translations was written
+GROWTH_COST = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
+
 
 class GlossaryVotes(PhraseVotes):
     """How much a term counts, against 1 for all that the model says.
@@ -61,30 +65,6 @@ class GlossaryVotes(PhraseVotes):
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
         """Compute the votes, fp32 [N, A]; see `PhraseVotes`."""
         return super().forward(proposals, consent, prior.masked_fill(proposals.covered > 0, float("-inf")))
-
-
-class GlossaryCosts:
-    """What is taken from log p, in nats, so that terms are written, and as they are.
-
-    Args:
-        growing: fp32 [V], 1 for tokens that grow the word before them.
-    """
-
-    END = 5.0  # of the end of the sentence, for each term that is open: none of its translations was written
-    GROWTH = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
-
-    def __init__(self, end_token: int, growing: Tensor) -> None:
-        self.end_token, self.growing = end_token, growing
-
-    def take(self, log_probs: Tensor, open_terms: Tensor, ended: Tensor) -> None:
-        """Take the costs from log p, fp32 [H, V], in place.
-
-        Args:
-            open_terms: fp32 [H], how many there are.
-            ended: fp32 [H], 1 where the last token ended a term.
-        """
-        log_probs.addr_(ended, self.growing, alpha=-self.GROWTH)
-        log_probs[:, self.end_token] -= self.END * open_terms
 
 
 class GlossaryCandidates(PhraseCandidates):
@@ -153,10 +133,10 @@ class GlossaryMemory(Memory):
         return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token)
 
     @cached_property
-    def costs(self) -> GlossaryCosts:
-        """The costs, for which the model's subwords must be known: fairseq-generate makes them after the ensemble."""
+    def growing(self) -> Tensor:
+        """1 for tokens that grow the word before them, fp32 [V]; fairseq-generate knows the subwords after the ensemble."""
         growing = self.phrases.candidates.subwords.growing()
-        return GlossaryCosts(self.end_token, torch.tensor(growing, dtype=torch.float32, device=self.phrases.device))
+        return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 
     def begin(self, sources: Tensor) -> GlossaryBatch:
         """Find the terms of a batch, int64 [B, S]."""
@@ -165,7 +145,7 @@ class GlossaryMemory(Memory):
     def signature(self) -> str:
         """Name the glossary and how it counts."""
         assert isinstance(self.phrases.candidates, GlossaryCandidates)
-        counting = {"votes": self.phrases.votes.digest(), "end": GlossaryCosts.END, "growth": GlossaryCosts.GROWTH}
+        counting = {"votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST}
         return signature({"glossary": short(of_file(self.phrases.candidates.glossary.path)), **counting})
 
 
@@ -187,7 +167,8 @@ class GlossaryBatch(MemoryBatch):
         """Mix what is to be written into log p, fp32 [H, V], in place, and take the costs."""
         mixed, state = interpolate_(step.model.log_probs, [self.phrases.vote(step)]), self.phrases.state
         open_terms = self.terms.index_select(0, state.rows) - state.covered.sum(dim=1)
-        self.memory.costs.take(mixed, open_terms, state.ended().float())
+        mixed.addr_(state.ended().float(), self.memory.growing, alpha=-GROWTH_COST)
+        mixed[:, self.memory.end_token] -= END_COST * open_terms
         return mixed
 
     def reorder(self, order: Tensor) -> Self:

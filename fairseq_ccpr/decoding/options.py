@@ -28,11 +28,7 @@ SHARE = "a weight between 0 and 1"
 
 @dataclass(frozen=True)
 class TokenRetrievalSettings:
-    """The `--knn-*` options.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--knn-*` options."""
 
     PREFIX: ClassVar[str] = "knn"
 
@@ -132,11 +128,7 @@ class PhraseSearchSettings:
 
 @dataclass(frozen=True)
 class PhraseSettings(PhraseSearchSettings):
-    """The `--phrase-*` options: which phrases are retrieved, and how they count.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--phrase-*` options: which phrases are retrieved, and how they count."""
 
     lambda_: float = option(
         1.0, "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",

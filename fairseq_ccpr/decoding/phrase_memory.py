@@ -83,9 +83,18 @@ class PhraseMemory(Memory):
         """Tell whether a query head reads the states of a model's encoder."""
         return (reader := self.candidates.reads) is not None and reader.is_of(model)
 
+    @phase(FINDING, whole=True)
     def begin(self, sources: Tensor) -> PhraseBatch:
-        """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one."""
-        return PhraseBatch(self, Retrieval(self.candidates, sources, self._learned))
+        """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one.
+
+        Remote indexes search while the sources are encoded. A local one works when it is waited for, while a GPU encodes; a
+        query head waits for the encoder, whose states it reads.
+        """
+        # Copied before a GPU has anything else to do, which a copy would wait for.
+        batch = PhraseBatch(self, sources.cpu(), self._learned)
+        if self.candidates.remote and self.candidates.reads is None:
+            batch.answer = batch.start(None)
+        return batch
 
     def remembering(self) -> PhraseMemory:
         """Return the memory as it is now, which never retrieves twice for the same batch."""
@@ -105,46 +114,14 @@ class PhraseMemory(Memory):
         return self.candidates.retriever.signature(counting, self._learned)
 
 
-class Retrieval:
-    """What is being retrieved for a batch: remote indexes search while the sources are encoded.
-
-    A local index works when it is waited for, while a GPU encodes; a query head waits for the encoder, whose states it reads.
-    """
-
-    @phase(FINDING, whole=True)
-    def __init__(self, candidates: PhraseCandidates, sources: Tensor, learned: LearnedPhrases | None) -> None:
-        self.candidates, self.learned = candidates, learned
-        self.sources = sources.cpu()  # before a GPU has anything else to do, which a copy would wait for
-        self._answer = self._start(None) if candidates.remote and candidates.reads is None else None
-
-    def _start(self, encoded: EncodedSources | None) -> Callable[[], list[SentencePhrases]]:
-        return self.candidates.start(self.sources, self.learned, encoded)
-
-    @phase(FINDING, whole=True)
-    def wait(self, models: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[SentencePhrases], PhraseTable]:
-        """Return the phrases of the sentences, as their encoder outputs have it, and their table on the CPU."""
-        encoded, reader = None, self.candidates.reads
-        read = next((out for model, out in zip(models, outputs) if reader is not None and reader.is_of(model)), None)
-        if reader is not None and read is not None:
-            encoded = EncodedSources(self.sources, reader.join(read), self.candidates.source_dictionary.pad())
-        with _without_collections():
-            phrases = (self._answer or self._start(encoded))()
-            table = self.candidates.table(phrases)
-        if not self.candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
-            logger.warning(
-                "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
-                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
-            )  # fmt: skip
-        self.candidates.checked = True
-        return phrases, table
-
-
 @dataclass
 class PhraseBatch(MemoryBatch):
     """The phrases of a batch of sentences, and how far its hypotheses are in them."""
 
     memory: PhraseMemory
-    retrieval: Retrieval
+    sources: Tensor  # int64 [B, S], on the CPU
+    learned: LearnedPhrases | None = None
+    answer: Callable[[], list[SentencePhrases]] | None = None  # of a search that was started
     phrases: list[SentencePhrases] = field(init=False)
     table: PhraseTable = field(init=False)
     state: PhraseState = field(init=False)
@@ -153,8 +130,26 @@ class PhraseBatch(MemoryBatch):
 
     def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Wait for the phrases: one empty hypothesis a sentence."""
-        phrases, table = self.retrieval.wait(models, outputs)
+        candidates = self.memory.candidates
+        encoded, reader = None, candidates.reads
+        read = next((out for model, out in zip(models, outputs) if reader is not None and reader.is_of(model)), None)
+        with phase(FINDING, whole=True):
+            if reader is not None and read is not None:
+                encoded = EncodedSources(self.sources, reader.join(read), candidates.source_dictionary.pad())
+            with _without_collections():
+                phrases = (self.answer or self.start(encoded))()
+                table = candidates.table(phrases)
+        if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
+            logger.warning(
+                "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
+                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
+            )  # fmt: skip
+        candidates.checked = True
         self.lay_out(phrases, table.to(self.memory.device))
+
+    def start(self, encoded: EncodedSources | None) -> Callable[[], list[SentencePhrases]]:
+        """Start retrieval; returns a function that waits."""
+        return self.memory.candidates.start(self.sources, self.learned, encoded)
 
     def lay_out(self, phrases: list[SentencePhrases], table: PhraseTable) -> None:
         """Begin with these phrases, a table on the memory's device: one empty hypothesis a sentence."""

@@ -186,11 +186,7 @@ class RetrievalTask(FairseqTask):
         return task
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load a subset, as fairseq's task does; `alone=False` if those that continue it, such as `test1`, are read as well.
-
-        Raises:
-            ConfigurationError: the data folder has no such subset, or a damaged one.
-        """
+        """Load a subset, as fairseq's task does; `alone=False` if those that continue it, such as `test1`, are read too."""
         if kwargs.pop("alone", not kwargs.get("combine")) and (others := parts_of(self, split)[1:]):
             logger.warning(
                 "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of tune, --subset)",
@@ -216,11 +212,7 @@ class RetrievalTask(FairseqTask):
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Any:
-        """Load a dictionary, as fairseq's task does.
-
-        Raises:
-            ConfigurationError: the file is something else.
-        """
+        """Load a dictionary, as fairseq's task does."""
         try:
             return super().load_dictionary(filename)
         except OSError:
@@ -255,11 +247,7 @@ class RetrievalTask(FairseqTask):
         return generator
 
     def build_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
-        """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one.
-
-        Raises:
-            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
-        """
+        """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one."""
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
         ensemble = self.build_ensemble(models)
@@ -308,12 +296,7 @@ class RetrievalTask(FairseqTask):
         return self.bpe
 
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
-        """Join the models and the memories of the datastore in one ensemble.
-
-        Raises:
-            ConfigurationError: there is no datastore.
-            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
-        """
+        """Join the models and the memories of the datastore in one ensemble."""
         memories = self.build_memories(models)
         if not memories:
             raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
@@ -395,7 +378,6 @@ class RetrievalTask(FairseqTask):
 
     @property
     def _learning_phrases(self) -> PhraseDatastore | None:
-        """The phrase part that learns what the token part does."""
         tokens, phrases = self.token_datastore, self.phrase_datastore
         if tokens is None or phrases is None or why_not_learned(tokens.directory, phrases):
             return None

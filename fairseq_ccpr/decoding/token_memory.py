@@ -208,10 +208,7 @@ class TokenMemory(Memory):
 
     Args:
         capture: reads the queries, from the one model the datastore belongs to.
-        retriever: searches.
-        settings: k, lambda, T.
         unknown: the unknown token, which nothing that is retrieved proposes.
-        policy: how much the neighbours weigh.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
     """

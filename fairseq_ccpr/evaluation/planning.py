@@ -49,11 +49,7 @@ def describe_run(device: torch.device) -> dict[str, str]:
 
 
 def gigabytes(count: int) -> str:
-    """Write a number of bytes for a table.
-
-    >>> gigabytes(1_500_000_000)
-    '1.50 GB'
-    """
+    """Write a number of bytes for a table, such as 1.50 GB."""
     return f"{count / 1e9:.2f} GB"
 
 
@@ -247,11 +243,7 @@ def _reading(file: Path) -> float:
 
 
 def parse_speeds(words: list[str]) -> dict[str, float]:
-    """Parse words such as host=20, in GB/s, into bytes per second.
-
-    >>> parse_speeds(["disk=3.5"])
-    {'disk': 3500000000.0}
-    """
+    """Parse words such as host=20, in GB/s, into bytes per second."""
     speeds = {}
     for word in words:
         place, _, number = word.partition("=")

@@ -70,22 +70,14 @@ class TranslationScores:
 
 
 def score(hypotheses: list[str], references: list[str]) -> TranslationScores:
-    """Score detokenised text by BLEU and chrF, one reference each.
-
-    >>> score(["the cat sat on the mat"], ["the cat sat on the mat"]).bleu
-    100.0
-    """
+    """Score detokenised text by BLEU and chrF, one reference each."""
     metrics = BLEU(), CHRF()
     results = [round(metric.corpus_score(hypotheses, [references]).score, 2) for metric in metrics]
     return TranslationScores(*results, *(metric.get_signature().format() for metric in metrics))
 
 
 def sentence_chrf(hypothesis: str, reference: str) -> float:
-    """Score one sentence by chrF.
-
-    >>> sentence_chrf("a cat", "a cat")
-    100.0
-    """
+    """Score one sentence by chrF."""
     return CHRF().sentence_score(hypothesis, [reference]).score
 
 

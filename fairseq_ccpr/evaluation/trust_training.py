@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
 from fairseq_ccpr.decoding.mixture import ALMOST_ALL, interpolate_references
@@ -58,17 +58,14 @@ class OtherText:
 
     def samples(self, system: System) -> list[Any]:
         """Read its batches."""
-        task = self._task(system)
+        task = self.check(system)
         task.load_dataset(self.subset)
         cfg = copy.deepcopy(system.cfg)
         cfg.dataset.gen_subset = self.subset
         return list(batches(cfg, task, system.models))
 
-    def check(self, system: System) -> None:
-        """Check that it can be read, before any long work begins."""
-        self._task(system)
-
-    def _task(self, system: System) -> Any:
+    def check(self, system: System) -> Any:
+        """Return the task over its folder, once it is seen to be readable: before any long work begins."""
         task = system.task.with_data(self.data_bin)
         check_data_bin(self.data_bin, task.cfg.source_lang, task.cfg.target_lang)
         sides = (task.cfg.source_lang, task.source_dictionary), (task.cfg.target_lang, task.target_dictionary)
@@ -129,32 +126,47 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
         return votes.requires_grad_(False)
     optimizer = torch.optim.Adam(votes.parameters(), lr=VOTE_RATE)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, VOTE_EVERY, VOTE_DECAY)
-    best, best_loss = copy.deepcopy(votes.state_dict()), float("inf")
-    with torch.enable_grad():
-        for update in progress_bar("votes", "update", range(VOTE_UPDATES + 1)):
-            if update % VOTE_EVERY == 0:
-                with torch.no_grad():
-                    loss = float(torch.stack([_vote_loss(memory, batches) for batches in held_out]).mean())
-                if loss < best_loss:
-                    best, best_loss = copy.deepcopy(votes.state_dict()), loss
-            optimizer.zero_grad()
-            some = [[_sample(batches, generator)] for batches in trained]
-            torch.stack([_vote_loss(memory, batches) for batches in some]).mean().backward()
-            optimizer.step()
-            schedule.step()
-    votes.load_state_dict(best)
+
+    def loss(texts: Sequence[Sequence[Alongside]]) -> Tensor:
+        return torch.stack([_vote_loss(memory, batches) for batches in texts]).mean()
+
+    def draw() -> list[list[Alongside]]:
+        some = []
+        for text in trained:
+            batch = text[int(torch.randint(len(text), (), generator=generator))]
+            some.append([batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))])
+        return some
+
+    bar = progress_bar("votes", "update", range(VOTE_UPDATES + 1))
+    _keep_best(votes, bar, VOTE_EVERY, loss, held_out, draw, optimizer, schedule)
     return votes.requires_grad_(False)
+
+
+def _keep_best(
+    module: nn.Module, updates: Iterable[int], every: int, loss: Callable[[Any], Tensor], held_out: Any,
+    draw: Callable[[], Any], optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.StepLR | None = None,
+) -> None:  # fmt: skip
+    best, best_loss = copy.deepcopy(module.state_dict()), float("inf")
+    with torch.enable_grad():
+        for update in updates:
+            if update % every == 0:
+                with torch.no_grad():
+                    measured = float(loss(held_out))
+                if measured < best_loss:
+                    best, best_loss = copy.deepcopy(module.state_dict()), measured
+            some = draw()
+            optimizer.zero_grad()
+            loss(some).backward()
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+    module.load_state_dict(best)
 
 
 def _split(batches: Sequence[Alongside]) -> tuple[list[Alongside], list[Alongside]]:
     held_out = [batch.text.sentences % HELD_OUT == 0 for batch in batches]
     trained = [batch.select(~rows) for batch, rows in zip(batches, held_out) if not rows.all()]
     return trained, [batch.select(rows) for batch, rows in zip(batches, held_out) if rows.any()]
-
-
-def _sample(batches: Sequence[Alongside], generator: torch.Generator) -> Alongside:
-    batch = batches[int(torch.randint(len(batches), (), generator=generator))]
-    return batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))
 
 
 def _vote_loss(memory: PhraseMemory, batches: Sequence[Alongside]) -> Tensor:
@@ -250,30 +262,22 @@ def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust
     trained, held_out = zip(*parts)
     trust.prepare(torch.cat([rows.inputs for rows in trained]))
     optimizer = torch.optim.AdamW(trust.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    best, best_loss = copy.deepcopy(trust.state_dict()), float("inf")
-    with torch.enable_grad():
-        for update in progress_bar(f"trust ({trust.KIND})", "update", range(UPDATES + 1)):
-            if update % EVERY == 0:
-                with torch.no_grad():
-                    loss = float(_trust_loss(trust, texts, list(held_out)))
-                if loss < best_loss:
-                    best, best_loss = copy.deepcopy(trust.state_dict()), loss
-            some = [rows.select(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained]
-            optimizer.zero_grad()
-            _trust_loss(trust, texts, some).backward()
-            optimizer.step()
-    trust.load_state_dict(best)
+
+    def draw() -> list[Rows]:
+        return [rows.select(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained]
+
+    def loss(parts: Sequence[Rows]) -> Tensor:
+        losses = []
+        for text, rows in zip(texts, parts):
+            likelihood = log_likelihood(trust, rows)
+            losses.append(-likelihood.mean())
+            if text.foreign:
+                losses[-1] = losses[-1] + HARM * (rows.model - likelihood).clamp_min(0).mean()
+        return torch.stack(losses).mean()
+
+    bar = progress_bar(f"trust ({trust.KIND})", "update", range(UPDATES + 1))
+    _keep_best(trust, bar, EVERY, loss, held_out, draw, optimizer)
     return trust
-
-
-def _trust_loss(trust: Trust, texts: list[TrainingText], parts: list[Rows]) -> Tensor:
-    losses = []
-    for text, rows in zip(texts, parts):
-        likelihood = log_likelihood(trust, rows)
-        losses.append(-likelihood.mean())
-        if text.foreign:
-            losses[-1] = losses[-1] + HARM * (rows.model - likelihood).clamp_min(0).mean()
-    return torch.stack(losses).mean()
 
 
 @torch.no_grad()

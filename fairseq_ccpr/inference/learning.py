@@ -27,7 +27,6 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.system import System, batches_of, encode, encode_with
-from fairseq_ccpr.models.phrase_encoder import SpanEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.sentencepiece import for_target
@@ -70,8 +69,11 @@ class Learner:
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
         new = [one for one in made if isinstance(one, NewPair)]
         if new and self._phrases is not None:
-            phrases = self._phrases.phrases_of([pair.target for pair in new])
-            new = [replace(pair, phrases=found) for pair, found in zip(new, phrases)]
+            targets = [pair.target for pair in new]
+            found = without_repeats(self._phrases.find(targets), targets)
+            keys, numbers = found.vectors.half().cpu().numpy(), found.spans[:, 0]
+            each = [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(new))]
+            new = [replace(pair, phrases=phrases) for pair, phrases in zip(new, each)]
         ids = iter(self.memory.learn(new) if new else [])
         return [next(ids) if isinstance(one, NewPair) else one for one in made]
 
@@ -104,7 +106,8 @@ class Learner:
         return made
 
     @cached_property
-    def _phrases(self) -> PhraseLearner | None:
+    def _phrases(self) -> PhraseFinder | None:
+        """What finds the phrases of target sentences, as those of the datastore were found."""
         memory = self.ensemble.memory(PhraseMemory.name)
         if memory is None:
             if self.system.task.without_phrases:
@@ -116,7 +119,16 @@ class Learner:
         if why_not := why_not_learned(self.memory.store.datastore.directory, retriever.datastore):
             logger.warning("the phrases of what is learned do not count: %s", why_not)
             return None
-        return PhraseLearner(retriever.datastore, retriever.encoder)
+        datastore: PhraseDatastore = retriever.datastore
+        segmentation = Segmentation(**datastore.section.segmentation)
+        lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
+        if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
+            raise DatastoreError(
+                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were built "
+                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
+                "phrases again"
+            )
+        return PhraseFinder(retriever.encoder, segmentation)
 
     def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
         assert source is not None and target is not None
@@ -133,29 +145,6 @@ class Learner:
             if unknown >= TOO_MANY_UNKNOWN * (len(tokens) - 1):
                 return f"half of its {side} or more is not in the dictionary, as of another language or script"
         return ""
-
-
-class PhraseLearner:
-    """Segments and encodes target sentences as the text of a phrase datastore was."""
-
-    def __init__(self, datastore: PhraseDatastore, encoder: SpanEncoder) -> None:
-        segmentation = Segmentation(**datastore.section.segmentation)
-        self.finder = PhraseFinder(encoder, segmentation)
-        lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
-        if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
-            raise DatastoreError(
-                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were built "
-                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
-                "phrases again"
-            )
-
-    def phrases_of(self, sentences: Sequence[str]) -> list[PairPhrases]:
-        """Find the phrases of each sentence; one that is longer than the encoder takes has none."""
-        texts = list(sentences)
-        found = without_repeats(self.finder.find(texts), texts)
-        keys = found.vectors.half().cpu().numpy()
-        numbers = found.spans[:, 0]
-        return [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(texts))]
 
 
 def learned_memory(system: System) -> LearnedMemory:
