@@ -36,15 +36,7 @@ class RunwiseBeamSearch(BeamSearch):
         self, step: int, lprobs: Tensor, scores: Tensor | None, prev_output_tokens: Tensor | None = None,
         original_batch_idxs: Tensor | None = None, candidate_multiple: int = 2,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Select the best continuations of each sentence.
-
-        Args:
-            lprobs: fp32 [B, beam, V].
-            scores: fp32 [B, beam, step], of the hypotheses after each token.
-
-        Returns:
-            Scores, tokens and hypotheses, fp32 and int64 twice [B, min(candidate_multiple * beam, beam * V - 1)].
-        """
+        """Select the best continuations of [B, beam, V], whose hypotheses have `scores` [B, beam, step] after each token."""
         sentences, beam, words = lprobs.shape
         count = candidate_multiple * beam
         if step == 0 or lprobs.numel() < SMALL or beam * (words // RUN) < count:
@@ -79,10 +71,7 @@ class EncodedBatch(list[Any]):
     """fairseq's encoder outputs, one a model, with what the memories know of the batch.
 
     It travels where fairseq passes encoder outputs, from step to step of one beam search: so generators and threads
-    that share an ensemble share no mutable state.
-
-    Args:
-        hypotheses: how many there are in the beams; None before there are any.
+    that share an ensemble share no mutable state. `hypotheses` counts those in the beams, None before there are any.
     """
 
     def __init__(self, outputs: list[Any], batches: list[MemoryBatch], hypotheses: int | None = None) -> None:
@@ -212,9 +201,6 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> ForcedText:
         """Collect what models and memories say of every token of given targets, as in beam search after the same prefix.
-
-        Args:
-            temperature: of the models' distributions; None: that of beam search.
 
         Raises:
             ConfigurationError: a memory works in beam search alone.

@@ -168,14 +168,9 @@ class LearnedMemory:
         self._lock = threading.Lock()
         self._retriever: LearningRetriever | None = None
         self._lists_help = device.type == "cpu" and can_grow()
-        self._entries: LearnedEntries
+        self.entries: LearnedEntries  # what counts
         self._clear()
         self._update()
-
-    @property
-    def entries(self) -> LearnedEntries:
-        """What counts now."""
-        return self._entries
 
     def lock(self) -> None:
         """Take the right to write before there is anything to write; see `LearnedStore.lock`. What others wrote counts."""
@@ -232,7 +227,7 @@ class LearnedMemory:
             self._norms.append(half_norms(self._keys.rows[first:]))
         if self._lists_help and self._keys.size - self._listed > (EXACT_ROWS if self._lists is None else LAST_ROWS):
             self._grow()
-        self._entries = self._snapshot()
+        self.entries = self._snapshot()
 
     def _snapshot(self) -> LearnedEntries:
         last = _numbers(self._gone) - self._listed

@@ -184,21 +184,13 @@ def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:
-    """Compute log p_r of one given token a row, fp32 [N]: all a tuner needs of the distribution above.
-
-    Args:
-        scores: fp32 [N, k]; -inf marks a missing neighbour.
-        matches: bool [N, k], whether there is a neighbour and its value is that token.
-    """
+    """Compute log p_r of one given token a row, fp32 [N], which those neighbours name that are `matches`, bool [N, k]."""
     log_weights = torch.log_softmax(_logits(scores, temperature), dim=1)
     return log_weights.masked_fill(~matches, float("-inf")).logsumexp(dim=1)
 
 
 def _logits(scores: Tensor, temperature: float) -> Tensor:
-    """Scores / T [H, k] less the highest of each row; not numbers where all are -inf.
-
-    Only differences count, and before the division they lose nothing.
-    """
+    # Only differences count, and before the division they lose nothing. Not numbers where all are -inf.
     return (scores - scores.amax(dim=1, keepdim=True)) / temperature
 
 
@@ -220,13 +212,9 @@ def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
 
 
 def limit_weights(weights: Sequence[Tensor], bounded: Sequence[bool], most: float) -> list[Tensor]:
-    """Scale all interpolation weights down alike where they sum to more than `most`, or than those that are not bounded.
+    """Scale weights, fp32 [H] of each memory, down alike where they sum to more than `most`, or than the unbounded ones.
 
     So phrases never crowd out the model, and where they have no weight the tokens' is what it is without phrases.
-
-    Args:
-        weights: fp32 [H] in [0, 1] of each memory.
-        most: Lambda_max, in [0, 1).
     """
     if not any(bounded):
         return list(weights)
@@ -241,9 +229,7 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
 
     With one memory, equation 2 of the CLKNN paper.
 
-    Args:
-        log_probs: fp32 [H, V], log p_NMT; overwritten by log p.
-        votes: of the memories; none leaves all as it was, weights of 0 leave their row as it was, to the bit.
+    No vote leaves log p_NMT [H, V] as it was, and weights of 0 leave their row as it was, to the bit.
     """
     if not votes:
         return log_probs
@@ -256,12 +242,7 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
 
 
 def interpolate_references(log_probs: Tensor, votes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Mix the probabilities of one given token a row, log p fp32 [N]: all a tuner needs of the mixture.
-
-    Args:
-        log_probs: fp32 [N], log p_NMT of the token.
-        votes: of each memory log p_r of the token and the weight, fp32 [N] each.
-    """
+    """Mix log p_NMT [N] of one given token a row with log p_r and the weight of each memory: all a tuner needs."""
     total = reduce(torch.add, (weight for _, weight in votes)).clamp_max(ALMOST_ALL)
     terms = [torch.log1p(-total) + log_probs, *(weight.log() + retrieved for retrieved, weight in votes)]
     return torch.stack(terms).logsumexp(dim=0)

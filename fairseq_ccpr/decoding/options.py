@@ -228,10 +228,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
 
 
 def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = None) -> PhraseSettings:
-    """Read the `--phrase-*` options; those left out are as tuned.
-
-    A query head becomes an absolute path, since tuning keeps it with the datastore, and the word for none becomes None.
-    """
+    """Read the `--phrase-*` options; those left out are as tuned. A query head is kept with the datastore as absolute path."""
     settings = read_options(PhraseSettings, cfg, tuned)
     queries = None if settings.queries in (None, NO_HEAD) else str(Path(settings.queries).resolve())
     return replace(settings, queries=queries)

@@ -160,10 +160,7 @@ class PhraseBatch(MemoryBatch):
 
     @phase(PHRASES, whole=True)
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was.
-
-        Hypotheses change places within their sentence only, unless sentences have ended.
-        """
+        """Follow the beam; hypotheses change places within their sentence only, unless sentences have ended."""
         other = copy.copy(self)
         other.state = self.state.reorder(order, len(order) == len(self.state.rows))
         return other
@@ -179,11 +176,7 @@ class PhraseBatch(MemoryBatch):
         return self.merged(proposals, votes, self.state.rows, view, step.trusted)
 
     def merged(self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool) -> Vote:
-        """Merge the votes of phrases at N tokens, fp32 [N, A], to one of the memory.
-
-        Args:
-            sentences: int64 [N], which one of the batch each is of.
-        """
+        """Merge the votes of phrases at N tokens of sentences of the batch, fp32 [N, A] and int64 [N], to one vote."""
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
         if trusted:

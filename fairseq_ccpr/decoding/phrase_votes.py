@@ -102,11 +102,7 @@ class PhraseTable:
 
     @classmethod
     def of(cls, batch: Sequence[Candidates], letters: np.ndarray, borders: WordBorders) -> PhraseTable:
-        """Make a table of the phrases of each sentence, on the CPU.
-
-        Args:
-            letters: bool [V], which tokens have a letter or digit.
-        """
+        """Make a table of the phrases of each sentence, on the CPU; `letters` [V] are tokens with a letter or digit."""
         counts = np.array([len(one.lengths) for one in batch])
         lengths, extents, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
         tokens = np.concatenate([one.tokens[one.tokens != NO_TOKEN] for one in batch])
@@ -230,11 +226,7 @@ class PhraseState:
         return self._matched.index_select(0, self._origins)
 
     def reorder(self, order: Tensor, same_sentences: bool = False) -> PhraseState:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was.
-
-        Args:
-            same_sentences: whether each hypothesis i remains one of its sentence, so that `rows` can be the same tensor.
-        """
+        """Follow the beam; with `same_sentences` each hypothesis remains one of its sentence, and `rows` the same tensor."""
         other = copy.copy(self)
         if not same_sentences:
             other.rows, other._openings = self.rows.index_select(0, order), []
@@ -416,11 +408,7 @@ class PhraseVotes(nn.Module):
         return self.covered.exp()
 
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
-        """Compute P, fp32 [N, A].
-
-        Args:
-            prior: fp32 [N, A], a row of `prior` for each hypothesis.
-        """
+        """Compute P, fp32 [N, A], with a row of `prior` for each hypothesis."""
         weights = torch.cat([torch.stack([self.state, self.consent], dim=1), self.barred])
         by_state = weights.index_select(0, proposals.states.view(-1))
         offset, consent_weight = by_state.view(*proposals.states.shape, 2).unbind(dim=2)

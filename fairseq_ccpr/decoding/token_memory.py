@@ -132,11 +132,7 @@ def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -
 
 
 def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
-    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token.
-
-    Args:
-        positions: int64 [N], of the tokens of sentence after sentence, from 0.
-    """
+    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token, at positions from 0."""
     sums = seen.double().cumsum(dim=0)
     start = torch.arange(len(positions), device=positions.device) - positions
     before = torch.cat([sums.new_zeros(1, sums.size(1)), sums])[start]
@@ -256,11 +252,7 @@ class TokenMemory(Memory):
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
     def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
-        """Return the neighbours; all are missing where the guard gives them no weight.
-
-        Args:
-            running_distance: fp32 [N], see `Course`.
-        """
+        """Return the neighbours; all are missing where the guard gives them no weight."""
         if self.domain is None or not self.settings.guard or self.first_learned is not None:
             return neighbours
         far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
@@ -276,11 +268,7 @@ class TokenMemory(Memory):
         return torch.stack([self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1)
 
     def kept(self, neighbours: Neighbours, course: Course | None) -> Tensor | None:
-        """Compute the fraction of each neighbour that the guard keeps, fp32 [N, k], or [N, 1] where all are alike.
-
-        Args:
-            course: of the hypotheses; without one, and without a guard, all is kept, which None says.
-        """
+        """Compute what fraction of each neighbour the guard keeps, fp32 [N, k], or [N, 1] where all are alike; None: all."""
         if self.domain is None or not self.settings.guard or course is None:
             return None
         familiarity = self.domain.familiarity(course.running_distance).unsqueeze(1)

@@ -29,12 +29,7 @@ class Worth(NamedTuple):
 
     @classmethod
     def measure(cls, model: Tensor, system: Tensor, weights: Mapping[str, Tensor]) -> Worth:
-        """Measure a system by N reference tokens.
-
-        Args:
-            model, system: fp32 [N], log p_NMT and log p of them.
-            weights: fp32 [N], of each memory.
-        """
+        """Measure a system by log p_NMT and log p of N reference tokens, and each memory's weight there, fp32 [N]."""
         gain = system - model
         means = {name: float(weight.mean()) for name, weight in weights.items()}
         return cls(float(gain.mean()), float((-gain).clamp_min(0).mean()), means)

@@ -217,7 +217,6 @@ def with_trust(
         texts: the first is of the datastore's domain.
         whole: with all memories; what was trained is measured where all of them were asked.
     """
-    device = next(ensemble.models[0].parameters()).device
     if issubclass(kind, LearnedTrust):
         ensemble = _with_trained_votes(ensemble, texts)
     held = ensemble.on(CPU)
@@ -227,24 +226,22 @@ def with_trust(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         train_trust(trust, [TrainingText.weigh(trust, text, place > 0, held) for place, text in enumerate(texts)])
-    measured = _measure(trust, texts, held, whole)
-    trust = trust.requires_grad_(False).to(device)
-    return Candidate(ensemble.with_memories(ensemble.memories, trust), measured, f"trust:{kind.KIND}")
+    return _measured(trust, ensemble, texts, whole, f"trust:{kind.KIND}")
 
 
 def with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
     """Leave the weights to an ensemble's trained votes: trust is a network of zeros."""
     trust = LearnedTrust({memory.name: memory.features for memory in ensemble.voting}, hidden=0)
-    measured = _measure(trust, texts, ensemble.on(CPU), ensemble)
+    return _measured(trust, ensemble, texts, ensemble, "votes")
+
+
+def _measured(
+    trust: Trust, ensemble: RetrievalEnsemble, texts: list[HeldOut], whole: RetrievalEnsemble, trained: str
+) -> Candidate:
+    held, names = ensemble.on(CPU), [memory.name for memory in whole.voting]
+    worth = {one.name: worths(trust, TrainingText.weigh(trust, one.having(names), False, held)) for one in texts}
     trust = trust.requires_grad_(False).to(next(ensemble.models[0].parameters()).device)
-    return Candidate(ensemble.with_memories(ensemble.memories, trust), measured, "votes")
-
-
-def _measure(
-    trust: Trust, texts: list[HeldOut], ensemble: RetrievalEnsemble, whole: RetrievalEnsemble
-) -> dict[str, dict[str, Worth]]:
-    names = [memory.name for memory in whole.voting]
-    return {text.name: worths(trust, TrainingText.weigh(trust, text.having(names), False, ensemble)) for text in texts}
+    return Candidate(ensemble.with_memories(ensemble.memories, trust), worth, trained)
 
 
 def _with_trained_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> RetrievalEnsemble:

@@ -42,7 +42,7 @@ def parse_generation(words: list[str]) -> Any:
         known = [name for action in parser._actions for name in action.option_strings]
         raise ConfigurationError(explain_usage(message, known))
 
-    parser.error = refuse  # type: ignore[method-assign]
+    parser.error = refuse
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
         cfg = configuration(options.parse_args_and_arch(parser, input_args=words))
