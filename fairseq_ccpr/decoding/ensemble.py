@@ -248,10 +248,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def signature(self) -> str:
         """Return everything that decides what memories do to a translation, in one line."""
-        parts = {
-            place: [m.signature() for m in self.memories if m.acts_on == place]
-            for place in ("model", "vote", "mixture")
-        }
+        places, memories = ("model", "vote", "mixture"), self.memories
+        parts = {place: [one.signature() for one in memories if one.acts_on == place] for place in places}
         if any(memory.bounded for memory in self.voting):
             parts["vote"] += [f"{name}:{value}" for name, value in signed(self.settings).items()]
         trust = [self.trust.signature()] if self.trust is not None else []

@@ -68,15 +68,15 @@ class LearnedPhrases:
         """Search an index over the datastore's own keys and what was learned as one."""
         return JoinedIndex(index, self.index) if self.index.size else index
 
-    def own(self, entries: np.ndarray) -> np.ndarray:
+    def stored(self, entries: np.ndarray) -> np.ndarray:
         """Tell which of entries are the datastore's own, [R] -> bool [R]."""
         return entries < self.datastore.section.size
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
         """Hash the strings of entries, the datastore's own or learned, int64 [R] -> uint64 [R]."""
-        own, hashes = self.own(entries), np.empty(len(entries), np.uint64)
-        hashes[own] = self.datastore.string_hashes(entries[own])
-        hashes[~own] = self.hashes[entries[~own] - self.datastore.section.size]
+        stored, hashes = self.stored(entries), np.empty(len(entries), np.uint64)
+        hashes[stored] = self.datastore.string_hashes(entries[stored])
+        hashes[~stored] = self.hashes[entries[~stored] - self.datastore.section.size]
         return hashes
 
     def sentence(self, number: int) -> str:

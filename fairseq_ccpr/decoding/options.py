@@ -228,7 +228,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
 
 
 def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = None) -> PhraseSettings:
-    """Read the `--phrase-*` options; those left out are as tuned. A query head is kept with the datastore as absolute path."""
+    """Read the `--phrase-*` options; those left out are as tuned. Tuning keeps the absolute path of a query head."""
     settings = read_options(PhraseSettings, cfg, tuned)
     queries = None if settings.queries in (None, NO_HEAD) else str(Path(settings.queries).resolve())
     return replace(settings, queries=queries)

@@ -61,12 +61,8 @@ class PhraseCandidates:
     """
 
     def __init__(
-        self,
-        retriever: PhraseRetriever,
-        make_subwords: Callable[[], DecoderSubwords],
-        source_dictionary: Any,
-        reach: int,
-    ) -> None:
+        self, retriever: PhraseRetriever, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any, reach: int
+    ) -> None:  # fmt: skip
         self.retriever, self.make_subwords = retriever, make_subwords
         self.source_dictionary, self.reach = source_dictionary, reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
@@ -136,7 +132,7 @@ class PhraseCandidates:
     def _tokenise(
         self, entries: np.ndarray, learned: LearnedPhrases | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if learned is None or (stored := learned.own(entries)).all():
+        if learned is None or (stored := learned.stored(entries)).all():
             return lay_out(np.ones((1, len(entries)), bool), [self._cut_stored(entries)], self.reach)
         # A cache that lives as long as its snapshot: forgetting renumbers the entries.
         known = self._learned
@@ -154,11 +150,11 @@ class PhraseCandidates:
             signs: bool [Q], whether each source phrase stands after a sign.
             place: from query and rank to a sentence, and where the phrase starts and ends in it, in characters.
         """
-        own_signs = self.subwords.borders.going_on[candidates.tokens[:, 0]]
+        signed = self.subwords.borders.going_on[candidates.tokens[:, 0]]
         rows, written = [], []
-        for row in (own_signs | signs[candidates.queries]).nonzero()[0].tolist():
+        for row in (signed | signs[candidates.queries]).nonzero()[0].tolist():
             sentence = place(int(candidates.queries[row]), int(candidates.ranks[row]))
-            ids, following = self._write_variant(*sentence, bool(own_signs[row]))
+            ids, following = self._write_variant(*sentence, bool(signed[row]))
             if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, : candidates.lengths[row]].tolist():
                 rows.append(row)
                 written.append((ids, following[: MAX_SUBWORDS - len(ids)]))

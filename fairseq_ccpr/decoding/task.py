@@ -88,12 +88,12 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
     def __init__(self, args: Any, langs: list[str], dicts: dict[str, Any], training: bool) -> None:
         super().__init__(args, langs, dicts, training)
         self.cfg = args
-        of_source, of_target = args.langtoks["main"]
+        source_tag, target_tag = args.langtoks["main"]
         symbols = (get_lang_tok(one, args.lang_tok_style, spec) for one in langs for spec in args.langtoks_specs)
         self.tags = LanguageTags(
             frozenset(symbols),
-            added=int(bool(of_source)),
-            begin=get_lang_tok(args.target_lang, args.lang_tok_style, of_target) if of_target else None,
+            added=int(bool(source_tag)),
+            begin=get_lang_tok(args.target_lang, args.lang_tok_style, target_tag) if target_tag else None,
             languages=f"{args.source_lang}-{args.target_lang}",
         )
         self.open_datastore(args)

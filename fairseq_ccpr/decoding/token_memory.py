@@ -103,18 +103,9 @@ class TokenEvidence(NamedTuple):
         agreement = favourite == model.favourite.unsqueeze(1)
         overlap = (probabilities * self.model.exp()).sum(dim=1, keepdim=True)
         state, running, position = self.course
-        columns = [
-            scores,
-            count / self.scores.size(1),
-            distinct[:, 1:],
-            highest,
-            entropy,
-            same,
-            distrust,
-            agreement,
-            overlap,
-        ]
-        return torch.cat([*columns, state, running, torch.log1p(position).unsqueeze(1)], dim=1)
+        neighbours = scores, count / self.scores.size(1), distinct[:, 1:]
+        columns = *neighbours, highest, entropy, same, distrust, agreement, overlap, state, running
+        return torch.cat([*columns, torch.log1p(position).unsqueeze(1)], dim=1)
 
 
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:

@@ -36,10 +36,8 @@ def explain_subset(system: System, count: int, numbers: list[int] | None, most_n
     if references := [one.reference for one in explanation.sentences if one.reference is not None]:
         plain = score([one.plain for one in explanation.sentences], references)
         retrieval = score([one.translation for one in explanation.sentences], references)
-        explanation.bleu, explanation.bleu_signature = (
-            {BASE: plain.bleu, RETRIEVAL: retrieval.bleu},
-            plain.bleu_signature,
-        )
+        explanation.bleu = {BASE: plain.bleu, RETRIEVAL: retrieval.bleu}
+        explanation.bleu_signature = plain.bleu_signature
     return explanation
 
 

@@ -258,15 +258,8 @@ class Explainer:
     most_neighbours: int
 
     def sentence(
-        self,
-        breakdown: Breakdown,
-        row: int,
-        number: int,
-        source: str,
-        reference: str | None,
-        plain: str,
-        translation: str,
-    ) -> SentenceExplanation:
+        self, breakdown: Breakdown, row: int, number: int, source: str, reference: str | None, plain: str, translation: str
+    ) -> SentenceExplanation:  # fmt: skip
         """Explain the sentence at a place in a batch, whose translation was broken down; see `SentenceExplanation`."""
         rows = (breakdown.text.sentences == row).nonzero()[:, 0].tolist()
         written = breakdown.text.targets[rows].cpu()

@@ -151,12 +151,8 @@ class Need:
 
 
 def needs(
-    section: TokenSection | PhraseSection,
-    size: int,
-    queries: int,
-    speeds: dict[str, Limits],
-    others: tuple[str, ...] = (),
-) -> list[Need]:
+    section: TokenSection | PhraseSection, size: int, queries: int, speeds: dict[str, Limits], others: tuple[str, ...] = ()
+) -> list[Need]:  # fmt: skip
     """Plan each way to search a part of a datastore, if it had `size` entries.
 
     Args:

@@ -87,9 +87,7 @@ class Tuned:
     decoded: float  # how often the subset was decoded, all systems together
     sentences: int  # that were decoded
     linear: bool  # whether there were too few tokens for a hidden layer
-    texts: dict[
-        str, TextWorth
-    ]  # what settings and the best are worth, by text; empty of text that nothing was asked of
+    texts: dict[str, TextWorth]  # what settings and the best are worth, by text
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:

@@ -107,7 +107,6 @@ class Learner:
 
     @cached_property
     def _phrases(self) -> PhraseFinder | None:
-        """What finds the phrases of target sentences, as those of the datastore were found."""
         memory = self.ensemble.memory(PhraseMemory.name)
         if memory is None:
             if self.system.task.without_phrases:

@@ -155,15 +155,11 @@ def configure_system(words: list[str], data: Path | None = None) -> Any:
 def preprocessing_of(cfg: Any) -> Preprocessing:
     """Describe the preprocessing of a complete configuration."""
     options: dict[str, Any] = {}
+    languages = "source_lang", "target_lang"
     for kind in ("tokenizer", "bpe"):
-        given = cfg[kind]
-        if given is not None:
-            named = {
-                name: value
-                for name, value in given.items()
-                if value and name not in ("_name", "source_lang", "target_lang")
-            }
-            options |= {kind: given["_name"], **named}
+        if (given := cfg[kind]) is not None:
+            named = {name: value for name, value in given.items() if value and name not in languages}
+            options |= {kind: named.pop("_name"), **named}
     model = os.pathsep.join(str(Path(one).resolve()) for one in split_paths(cfg.common_eval.path))
     task = cfg.task
     return Preprocessing(Path(split_paths(task.data)[0]), task.source_lang, task.target_lang, options, model)

@@ -58,12 +58,10 @@ class Translation:
         both = zip(best["tokens"].tolist(), best["positional_scores"].tolist())
         scored = [(token, score) for token, score in both if token not in tags]
         symbols = tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos())
-        scores, alternatives = (
-            tuple(score for _, score in scored),
-            (cls.of(source, [other], system) for other in others),
-        )
+        scores = tuple(score for _, score in scored)
+        alternatives = tuple(cls.of(source, [other], system) for other in others)
         text = system.to_text(dictionary, best["tokens"])
-        return cls(source, text, float(best["score"]), symbols, scores, tuple(alternatives))
+        return cls(source, text, float(best["score"]), symbols, scores, alternatives)
 
     @classmethod
     def of_nothing(cls, source: str, length: int, most: int) -> Translation:
