@@ -120,6 +120,7 @@ class Learner:
             return None
         datastore: PhraseDatastore = retriever.datastore
         segmentation = Segmentation(**datastore.section.segmentation)
+        finder = PhraseFinder(retriever.encoder, segmentation)  # which refuses a lexicon that is missing
         lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
         if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
             raise DatastoreError(
@@ -127,7 +128,7 @@ class Learner:
                 f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
                 "phrases again"
             )
-        return PhraseFinder(retriever.encoder, segmentation)
+        return finder
 
     def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
         assert source is not None and target is not None
