@@ -16,40 +16,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fairseq_ccpr.errors import install_report
-from fairseq_ccpr.version import __version__
+from fairseq_ccpr.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fairseq_ccpr.plug_in import *  # noqa: F403
-
-__all__ = [  # noqa: F405
-    "Columns",
-    "Decision",
-    "LanguageTags",
-    "LearningRetriever",
-    "Memory",
-    "MemoryBatch",
-    "ModelView",
-    "Neighbours",
-    "PhraseDatastore",
-    "PhraseSettings",
-    "RetrievalTask",
-    "Retriever",
-    "Step",
-    "TokenDatastore",
-    "TokenMemory",
-    "TokenRetrievalSettings",
-    "TokenRetriever",
-    "Translation",
-    "TranslationRetrievalConfig",
-    "TranslationRetrievalTask",
-    "Translator",
-    "Trust",
-    "TrustStep",
-    "Vote",
-    "__version__",
-    "models",
-    "training",
-]
 
 _PLUG_IN = f"{__name__}.plug_in"
 _LIGHT = ("__main__", "cli", "errors", "extras", "plug_in", "settings", "version")  # that need nothing registered
@@ -62,22 +32,19 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Import what configures logging, warns, and announces which packages it lacks, and leave all as it was."""
-    root, of_fairseq, handler = logging.getLogger(), logging.getLogger("fairseq"), logging.NullHandler()
-    level = of_fairseq.level
-    root.addHandler(
-        handler
-    )  # logging.basicConfig does nothing where there is one; a module of fairseq sets DEBUG with it
-    of_fairseq.setLevel(logging.WARNING)
+    root, fairseq, handler = logging.getLogger(), logging.getLogger("fairseq"), logging.NullHandler()
+    level = fairseq.level
+    root.addHandler(handler)  # or a module of fairseq would set DEBUG by logging.basicConfig
+    fairseq.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        of_fairseq.setLevel(level)
+        fairseq.setLevel(level)
         root.removeHandler(handler)
 
 
 def _load() -> ModuleType:
-    """Return the module of everything that is public, which registers all with fairseq when it is imported."""
     with _quietly():
         return import_module(_PLUG_IN)
 
@@ -89,34 +56,34 @@ class _Registration:
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a specification that loads the module by `create_module`, as long as nothing is registered."""
         package, _, module = name.partition(".")
         needed = name == "fairseq" or (package == __name__ and module.partition(".")[0] not in _LIGHT)
         loader: Any = self  # by duck typing, as importlib.abc is slow to import
         return ModuleSpec(name, loader) if needed and _PLUG_IN not in sys.modules else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module as it is imported otherwise."""
         _load()
         module = import_module(spec.name)
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module, which was executed, its own specification back."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name in _LIGHT or (name.startswith("_") and name != "__all__"):  # or looking for one would load all
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(_load(), name)
-    return value
+    public = {one: value for one, value in vars(_load()).items() if not one.startswith("_")}
+    globals().update(public, __all__=["__version__", *public])
+    if name not in globals():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})
 
 
 if "fairseq" in sys.modules:

@@ -67,9 +67,9 @@ def explain_usage(message: str, known: Iterable[str]) -> str:
     if choice := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL):
         option, word, listed = choice.groups()
         choices = [one.strip(" '") for one in listed.split(",")]
-        near = did_you_mean(word, choices)
-        own = " (a task of your own needs --user-dir)" if option == "--task" else ""
-        return f"{option} {word}: there is no such choice{own}" + (near or f"; give one of {', '.join(choices)}")
+        near = did_you_mean(word, choices) or f"; give one of {', '.join(choices)}"
+        hint = " (a task of your own needs --user-dir)" if option == "--task" else ""
+        return f"{option} {word}: there is no such choice{hint}{near}"
     kind, _, rest = message.partition("unrecognized arguments: ")
     if kind or not rest:
         return message
@@ -85,8 +85,8 @@ def describe(error: BaseException) -> str | None:
     if isinstance(error, CcprError):
         return str(error)
     if isinstance(error, pickle.UnpicklingError):
-        wanted = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it asks for `{wanted.group(1)}`" if wanted else "it is not a file of weights"
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it asks for `{code.group(1)}`" if code else "it is not a file of weights"
         return (
             f"the checkpoint was refused and nothing in it was run: {what}, and only tensors and plain settings are "
             "read from checkpoints; if you trust its maker, re-save it with its weights and settings alone"

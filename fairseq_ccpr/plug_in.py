@@ -1,11 +1,11 @@
 """What this package gives: public names for programs, and for fairseq tasks, models and criterions, which it registers."""
 
-# ruff: noqa: F401 - the names are those of fairseq_ccpr/__init__.py; written twice, strict type checkers take them as public
+# Every name here without an underscore is one of `fairseq_ccpr`; strict type checkers want it written twice.
 
-import os
-from argparse import Namespace
+import os as _os
+from argparse import Namespace as _Namespace
 
-import torch
+import torch as _torch
 
 from fairseq_ccpr import models as models
 from fairseq_ccpr import training as training
@@ -31,20 +31,20 @@ from fairseq_ccpr.decoding.token_retriever import TokenRetriever as TokenRetriev
 from fairseq_ccpr.decoding.trust import Decision as Decision
 from fairseq_ccpr.decoding.trust import Trust as Trust
 from fairseq_ccpr.decoding.trust import TrustStep as TrustStep
-from fairseq_ccpr.errors import ConfigurationError
-from fairseq_ccpr.inference.resources import refuse_retrieval_by_hub
+from fairseq_ccpr.errors import ConfigurationError as _ConfigurationError
+from fairseq_ccpr.inference.resources import refuse_retrieval_by_hub as _refuse_retrieval_by_hub
 from fairseq_ccpr.inference.system import Translation as Translation
-from fairseq_ccpr.lab import xpr
+from fairseq_ccpr.lab import xpr as _xpr  # noqa: F401
 from fairseq_ccpr.translator import Translator as Translator
 
 # torch refuses its switch that __init__.py sets together with this, its opposite. That one allows what this package rules
 # out, but is not dropped silently: other code in the process may rely on it.
-if os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
-    raise ConfigurationError(
+if _os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true"):
+    raise _ConfigurationError(
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set in the environment, which lets checkpoints run code: unset it, as "
         "fairseq-ccpr reads nothing but tensors and plain settings from them"
     )
 # fairseq keeps its settings in checkpoints as a Namespace. Naming that one class lets torch load them with
 # weights_only on, so that nothing in a checkpoint can run.
-torch.serialization.add_safe_globals([Namespace])
-refuse_retrieval_by_hub()
+_torch.serialization.add_safe_globals([_Namespace])
+_refuse_retrieval_by_hub()

@@ -29,20 +29,10 @@ C = TypeVar("C", bound=type)
 
 
 def option(
-    default: Any = MISSING,
-    help: str = "",
-    *,
-    within: str = "",
-    needs: str = "",
-    choices: tuple[str, ...] = (),
-    sign: str = "",
-    unsigned: str = "",
-    automatic: bool = False,
-    metavar: str | None = None,
-    flags: tuple[str, ...] = (),
-    nargs: str | None = None,
-    positional: bool = False,
-) -> Any:
+    default: Any = MISSING, help: str = "", *, within: str = "", needs: str = "", choices: tuple[str, ...] = (),
+    sign: str = "", unsigned: str = "", automatic: bool = False, metavar: str | None = None, flags: tuple[str, ...] = (),
+    nargs: str | None = None, positional: bool = False,
+) -> Any:  # fmt: skip
     """Return a dataclass field that is an option.
 
     Args:
@@ -59,22 +49,15 @@ def option(
         metavar, nargs: as in argparse.
         positional: an argument without a name.
     """
-    metadata = {
-        "help": help, "within": within, "needs": needs, "choices": choices, "sign": sign, "unsigned": unsigned,
-        "automatic": automatic, "metavar": metavar, "flags": flags, "nargs": nargs,
-        "positional": positional,
-    }  # fmt: skip
+    metadata = locals().copy()
+    del metadata["default"]
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def check(settings: Any) -> None:
-    """See that all values are in their ranges.
-
-    Raises:
-        ConfigurationError: names the option, what was given, and what is needed.
-    """
+    """See that all values are in their ranges."""
     for one in _options_of(type(settings)):
         given, metadata = getattr(settings, one.name), one.metadata
         several = isinstance(given, (list, tuple))
@@ -106,7 +89,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type, *, without: tupl
             given["default"] = None if metadata["automatic"] else False
             parser.add_argument(*names, action=action, **given)
             continue
-        if one.default is MISSING and one.default_factory is MISSING and not metadata["automatic"]:
+        if one.default is one.default_factory is MISSING and not metadata["automatic"]:
             given["required"] = True
         if metadata["choices"]:
             given["choices"] = metadata["choices"]
@@ -129,11 +112,8 @@ def with_options(*kinds: type) -> Callable[[C], C]:
                     default = False
                     if one.metadata["automatic"]:
                         annotations[f"no_{name}"] = bool
-                        setattr(
-                            config,
-                            f"no_{name}",
-                            field(default=False, metadata={"help": f"the opposite of --{_dashed(name)}"}),
-                        )
+                        opposite = {"help": f"the opposite of --{_dashed(name)}"}
+                        setattr(config, f"no_{name}", field(default=False, metadata=opposite))
                 elif one.metadata["choices"]:
                     hint = ChoiceEnum(list(one.metadata["choices"]))
                 if default is None:
@@ -151,13 +131,8 @@ def read_options(kind: type[S], options: Any, automatic: Mapping[str, Any] | Non
     """Return the settings that a parser, or fairseq, has read.
 
     Args:
-        kind: a dataclass.
-        options: a namespace or configuration that has its options.
         automatic: values of the automatic fields whose option was left out, where they are not the field's default.
         others: values of the fields that are no options.
-
-    Raises:
-        ConfigurationError: an option and its opposite.
     """
     values = {}
     for one in _options_of(kind):
@@ -206,12 +181,8 @@ def as_words(options: Mapping[str, Any]) -> list[str]:
     >>> as_words({"beam": 5, "knn_k": 8, "bf16": True, "quiet": False})
     ['--beam', '5', '--knn-k', '8', '--bf16']
     """
-    words = []
-    for name, value in options.items():
-        if value is None or value is False:
-            continue
-        words += [f"--{_dashed(name)}", *([] if value is True else [str(value)])]
-    return words
+    given = {f"--{_dashed(name)}": value for name, value in options.items() if value is not None and value is not False}
+    return [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]
 
 
 def automatic_values(settings: Any) -> dict[str, Any]:
@@ -221,9 +192,9 @@ def automatic_values(settings: Any) -> dict[str, Any]:
 
 def signed(settings: Any) -> dict[str, object]:
     """Tell what a signature says of settings: every value that is not marked `unsigned`, by its short name."""
-    values = {one: getattr(settings, one.name) for one in _options_of(type(settings)) if not one.metadata["unsigned"]}
-    names = {one: one.metadata["sign"] or one.name.rstrip("_") for one in values}
-    return {names[one]: {True: "yes", False: "no"}.get(v, v) if isinstance(v, bool) else v for one, v in values.items()}
+    signing = [one for one in _options_of(type(settings)) if not one.metadata["unsigned"]]
+    values = {one.metadata["sign"] or one.name.rstrip("_"): getattr(settings, one.name) for one in signing}
+    return {name: ("no", "yes")[value] if isinstance(value, bool) else value for name, value in values.items()}
 
 
 def signature(parts: Mapping[str, object]) -> str:
@@ -265,20 +236,17 @@ def _default(one: Field[Any]) -> Any:
 
 
 def _help(one: Field[Any]) -> str:
-    """Return the help text; an automatic option's default is named there, since parsers have None."""
     text: str = one.metadata["help"]
     shown = one.metadata["automatic"] and one.default is not None and one.default is not False
     return f"{text} (default: {one.default}, or as tuned)" if shown else text
 
 
 def _bare(hint: Any) -> Any:
-    """Return the type without None."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
     return kinds[0] if get_origin(hint) is not list and len(kinds) == 1 and type(None) in get_args(hint) else hint
 
 
 def _item(hint: Any) -> Any:
-    """Tell what one word of the command line becomes."""
     return get_args(hint)[0] if get_origin(hint) is list else hint
 
 

@@ -35,7 +35,6 @@ class phase(ContextDecorator):
     """Mark a function, or a block, as a phase.
 
     Args:
-        name: of the phase.
         whole: no phase inside this one is told apart from it.
     """
 
@@ -55,9 +54,6 @@ class PhaseTimer:
     """Times phases while it is entered, in this thread alone; it waits for the device at the border of each.
 
     Waiting makes the whole take longer.
-
-    Args:
-        device: that the phases use.
 
     Attributes:
         seconds: of each phase, without the phases inside it.
@@ -97,7 +93,6 @@ class PhaseTimer:
         self._running.pop()
 
     def _spend(self) -> None:
-        """Count the time since the last border for the phase that is running."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
@@ -116,11 +111,8 @@ def progress_bar(
     """Return a bar over items, or one that advances by `update`.
 
     Args:
-        what: is being done.
-        unit: what is counted.
         total: units until the end; large numbers are shown as 12.3k.
         done: how many of them an earlier run has done; they are not in the rate.
-        quiet: without a bar.
         delay: seconds before it is shown.
     """
     scaled, hidden = total is not None or items is None, quiet or None  # None: hidden where there is no terminal

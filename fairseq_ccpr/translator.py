@@ -25,11 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose(device: str | torch.device | None) -> torch.device | None:
-    """Read the name of a device.
-
-    Raises:
-        ConfigurationError: there is none of that name.
-    """
+    """Read the name of a device."""
     if device is None:
         return None
     try:
@@ -75,16 +71,9 @@ class Translator(System):
     """
 
     def __init__(
-        self,
-        path: str | Path | None = None,
-        *,
-        datastore: str | Path | None = None,
-        data: str | Path | None = None,
-        beam: int = 5,
-        device: str | torch.device | None = None,
-        precision: str = FP32,
-        **options: Any,
-    ) -> None:
+        self, path: str | Path | None = None, *, datastore: str | Path | None = None, data: str | Path | None = None,
+        beam: int = 5, device: str | torch.device | None = None, precision: str = FP32, **options: Any,
+    ) -> None:  # fmt: skip
         if precision not in PRECISIONS:
             raise ConfigurationError(f"precision is {precision}: choose one of {', '.join(PRECISIONS)}")
         named = {"path": path, "datastore": datastore, "beam": beam, "no_progress_bar": True, **options}

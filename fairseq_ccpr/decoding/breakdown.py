@@ -39,14 +39,7 @@ class Breakdown:
 def break_down(
     ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor], dictionary: Any
 ) -> Breakdown:
-    """Force-decode translations.
-
-    Args:
-        ensemble: what decoded them.
-        sample: a batch of fairseq.
-        hypotheses: the tokens of each sentence's translation.
-        dictionary: the target dictionary.
-    """
+    """Force-decode translations."""
     pad, eos = dictionary.pad(), dictionary.eos() if ensemble.end is None else ensemble.end
     target = collate_tokens(hypotheses, pad)
     previous = collate_tokens(hypotheses, pad, eos, move_eos_to_beginning=True)
@@ -80,13 +73,6 @@ class RetrievalLog:
     token memory's, null where no neighbour names it), `phrases` (the phrase memory's, null likewise) and `mixed`; the weights
     of the memories, `lambda` and `phrase_lambda`; and the `neighbours`, nearest first, each with its `entry` in the
     datastore, its `token` and its `score` (similarity, or minus the squared distance).
-
-    Args:
-        path: a file that is overwritten.
-        dictionary: the target dictionary.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
     """
 
     def __init__(self, path: Path, dictionary: Any) -> None:
@@ -98,33 +84,23 @@ class RetrievalLog:
             raise ConfigurationError(f"--knn-log {path} cannot be written ({error.strerror})") from None
 
     def write(self, ensemble: RetrievalEnsemble, sample: dict[str, Any], hypotheses: list[Tensor]) -> None:
-        """Log a batch.
-
-        Args:
-            ensemble: what decoded it.
-            sample: a batch of fairseq.
-            hypotheses: the tokens of each sentence's translation.
-        """
+        """Log a batch."""
         breakdown = break_down(ensemble, sample, hypotheses, self.dictionary)
         # fairseq-interactive gives its sentences no numbers.
         numbers = sample["id"].tolist() if "id" in sample else range(self.sentences, self.sentences + len(hypotheses))
         self.sentences += len(hypotheses)
         text, votes = breakdown.text, dict(zip(breakdown.memories, breakdown.votes))
         columns = {"position": text.positions, "token": text.targets, "model": text.log_probs, "mixed": breakdown.mixed}
+        nothing = torch.full_like(text.log_probs, float("-inf"))
+        silent = Vote(text.targets.unsqueeze(1), nothing.unsqueeze(1), torch.zeros_like(nothing))
         for name in {**LOGGED, **dict.fromkeys(votes)}:
-            said, weight = LOGGED.get(name, (name, f"{name}_lambda"))
-            vote = votes.get(name)
-            columns[weight] = vote.weight if vote is not None else torch.zeros_like(text.log_probs)
-            columns[said] = (
-                vote.log_prob(text.targets) if vote is not None else torch.full_like(text.log_probs, float("-inf"))
-            )
+            log_prob, weight = LOGGED.get(name, (name, f"{name}_lambda"))
+            vote = votes.get(name, silent)
+            columns |= {weight: vote.weight, log_prob: vote.log_prob(text.targets)}
         neighbours = self._neighbours(breakdown)
         for row, values in enumerate(zip(*(column.tolist() for column in columns.values()))):
             line = {name: None if value == float("-inf") else value for name, value in zip(columns, values)}
-            line |= {
-                "token": self.dictionary.symbols[line["token"]],
-                "neighbours": neighbours[row] if neighbours else [],
-            }
+            line["token"], line["neighbours"] = self.dictionary.symbols[line["token"]], neighbours[row]
             sentence = {"sentence": numbers[int(text.sentences[row])]}
             self.stream.write(json.dumps(sentence | line, ensure_ascii=False) + "\n")
         self.stream.flush()
@@ -132,13 +108,9 @@ class RetrievalLog:
     def _neighbours(self, breakdown: Breakdown) -> list[list[dict[str, Any]]]:
         record = breakdown.text.records.get(TokenMemory.name)
         if record is None:
-            return []
-        found = record.neighbours
+            return [[] for _ in breakdown.mixed]
+        symbols, rows = self.dictionary.symbols, zip(*(part.tolist() for part in record.neighbours))
         return [
-            [
-                {"entry": entry, "token": self.dictionary.symbols[value], "score": score}
-                for entry, value, score in zip(*row)
-                if entry >= 0
-            ]
-            for row in zip(found.ids.tolist(), found.values.tolist(), found.scores.tolist())
+            [{"entry": i, "token": symbols[value], "score": score} for i, score, value in zip(*row) if i >= 0]
+            for row in rows
         ]

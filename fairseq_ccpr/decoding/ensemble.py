@@ -33,23 +33,10 @@ class RunwiseBeamSearch(BeamSearch):
     """
 
     def step(
-        self,
-        step: int,
-        lprobs: Tensor,
-        scores: Tensor | None,
-        prev_output_tokens: Tensor | None = None,
-        original_batch_idxs: Tensor | None = None,
-        candidate_multiple: int = 2,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the best continuations of each sentence.
-
-        Args:
-            lprobs: fp32 [B, beam, V].
-            scores: fp32 [B, beam, step], of the hypotheses after each token.
-
-        Returns:
-            Scores, tokens and hypotheses, fp32 and int64 twice [B, min(candidate_multiple * beam, beam * V - 1)].
-        """
+        self, step: int, lprobs: Tensor, scores: Tensor | None, prev_output_tokens: Tensor | None = None,
+        original_batch_idxs: Tensor | None = None, candidate_multiple: int = 2,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Select the best continuations of [B, beam, V], whose hypotheses have `scores` [B, beam, step] after each token."""
         sentences, beam, words = lprobs.shape
         count = candidate_multiple * beam
         if step == 0 or lprobs.numel() < SMALL or beam * (words // RUN) < count:
@@ -59,11 +46,11 @@ class RunwiseBeamSearch(BeamSearch):
             return selected
         assert scores is not None
         so_far = scores[:, :, step - 1]
-        at = _best_runs(lprobs, so_far, count)
-        likely = lprobs.view(sentences, -1).gather(1, at) + so_far.gather(1, at // words)
+        places = _best_runs(lprobs, so_far, count)
+        likely = lprobs.view(sentences, -1).gather(1, places) + so_far.gather(1, places // words)
         best, chosen = likely.topk(count, dim=1)
-        at = at.gather(1, chosen)
-        return best, at % words, at // words
+        places = places.gather(1, chosen)
+        return best, places % words, places // words
 
 
 def _best_runs(lprobs: Tensor, so_far: Tensor, count: int) -> Tensor:
@@ -84,11 +71,7 @@ class EncodedBatch(list[Any]):
     """fairseq's encoder outputs, one a model, with what the memories know of the batch.
 
     It travels where fairseq passes encoder outputs, from step to step of one beam search: so generators and threads
-    that share an ensemble share no mutable state.
-
-    Args:
-        batches: of the memories.
-        hypotheses: how many there are in the beams; None before there are any.
+    that share an ensemble share no mutable state. `hypotheses` counts those in the beams, None before there are any.
     """
 
     def __init__(self, outputs: list[Any], batches: list[MemoryBatch], hypotheses: int | None = None) -> None:
@@ -104,19 +87,12 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     Args:
         models: fairseq models; their mean is p_NMT.
         memories: in the order in which they act; see `Memory.acts_on`.
-        pad: id of the padding token.
         settings: Lambda_max, see `limit_weights`.
-        trust: decides over the weights, where some was trained.
     """
 
     def __init__(
-        self,
-        models: list[Any],
-        memories: Sequence[Memory],
-        pad: int,
-        settings: MixtureSettings,
-        trust: Trust | None = None,
-    ) -> None:
+        self, models: list[Any], memories: Sequence[Memory], pad: int, settings: MixtureSettings, trust: Trust | None = None
+    ) -> None:  # fmt: skip
         super().__init__(models)
         self.memories, self.pad, self.settings, self.trust = tuple(memories), pad, settings, trust
         self.voting = tuple(memory for memory in memories if memory.acts_on == "vote")
@@ -226,9 +202,6 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
     def force_decode(self, sample: dict[str, Any], temperature: float | None = None) -> ForcedText:
         """Collect what models and memories say of every token of given targets, as in beam search after the same prefix.
 
-        Args:
-            temperature: of the models' distributions; None: that of beam search.
-
         Raises:
             ConfigurationError: a memory works in beam search alone.
         """
@@ -244,7 +217,10 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
                 after[:, place] = batch.rescore(Step(previous[:, : place + 1], Distribution(after[:, place])))
         text = GivenText(previous, real[:, self.forced :], after, Distribution(log_probs[real]))
         records = {m.name: batch.force(text) for m, batch in zip(self.memories, batches) if m.acts_on != "model"}
-        return ForcedText.collect(text, target[real], records, Whole(real, log_probs, attention))
+        (sentences, positions), targets = text.real.nonzero().unbind(dim=1), target[real]
+        said = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
+        whole = Whole(real, log_probs, attention)
+        return ForcedText(targets, sentences, positions, said, text.model.likeliest, records, whole)
 
     def real_tokens(self, targets: Tensor) -> Tensor:
         """Mark the tokens of targets [B, T] that memories may influence, bool [B, T]: neither padding nor forced tags."""
@@ -253,7 +229,6 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
         return real
 
     def _acting(self, batches: Sequence[MemoryBatch], place: str) -> list[MemoryBatch]:
-        """Return the batches of memories that act on one thing, see `Memory.acts_on`."""
         return [batch for memory, batch in zip(self.memories, batches) if memory.acts_on == place]
 
     def _force_models(self, sample: dict[str, Any], temperature: float | None) -> tuple[Tensor, Tensor | None]:
@@ -273,10 +248,8 @@ class RetrievalEnsemble(EnsembleModelWithAlignment):
 
     def signature(self) -> str:
         """Return everything that decides what memories do to a translation, in one line."""
-        parts = {
-            place: [m.signature() for m in self.memories if m.acts_on == place]
-            for place in ("model", "vote", "mixture")
-        }
+        places, memories = ("model", "vote", "mixture"), self.memories
+        parts = {place: [one.signature() for one in memories if one.acts_on == place] for place in places}
         if any(memory.bounded for memory in self.voting):
             parts["vote"] += [f"{name}:{value}" for name, value in signed(self.settings).items()]
         trust = [self.trust.signature()] if self.trust is not None else []

@@ -6,7 +6,7 @@ tokens, C tokens that a memory names, V target vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -82,30 +82,18 @@ class ForcedText:
     records: Mapping[str, Any]  # what each memory saw, a `Record`, by its name
     whole: Whole | None = None  # where it is scored
 
-    @classmethod
-    def collect(cls, text: GivenText, targets: Tensor, records: Mapping[str, Any], whole: Whole) -> ForcedText:
-        """Collect what was said at N targets, int64 [N]."""
-        sentences, positions = text.real.nonzero().unbind(dim=1)
-        log_probs = text.model.log_probs.gather(1, targets.unsqueeze(1)).squeeze(1)
-        return cls(targets, sentences, positions, log_probs, text.model.likeliest, records, whole)
-
     def kept(self, first: int) -> ForcedText:
-        """Return what tuning keeps of it, on the CPU.
-
-        Args:
-            first: the number of its first sentence.
-        """
-        likeliest = ModelEvidence(*(part.cpu() for part in self.likeliest))
+        """Return what tuning keeps of it, on the CPU, its sentences numbered from `first`."""
         records = {name: record.cpu() for name, record in self.records.items()}
-        sentences = self.sentences.cpu() + first
-        return ForcedText(
-            self.targets.cpu(), sentences, self.positions.cpu(), self.log_probs.cpu(), likeliest, records
-        )  # fmt: skip
+        kept = self._changed(lambda part: part.cpu(), records)
+        kept.sentences = kept.sentences + first  # not in place: on a CPU it is the same tensor
+        return kept
 
     def select(self, rows: Tensor) -> ForcedText:
         """Select some of the tokens, by number or by bool."""
-        likeliest = ModelEvidence(*(part[rows] for part in self.likeliest))
         records = {name: record.select(rows) for name, record in self.records.items()}
-        return ForcedText(
-            self.targets[rows], self.sentences[rows], self.positions[rows], self.log_probs[rows], likeliest, records
-        )
+        return self._changed(lambda part: part[rows], records)
+
+    def _changed(self, change: Callable[[Tensor], Tensor], records: Mapping[str, Any]) -> ForcedText:
+        tokens = change(self.targets), change(self.sentences), change(self.positions), change(self.log_probs)
+        return ForcedText(*tokens, ModelEvidence(*map(change, self.likeliest)), records)

@@ -26,7 +26,7 @@ from fairseq_ccpr.decoding.mixture import interpolate_
 from fairseq_ccpr.decoding.options import PhraseSettings
 from fairseq_ccpr.decoding.phrase_candidates import Candidates, PhraseCandidates, SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseBatch, PhraseMemory
-from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, NO_TOKEN, WRITTEN, Consent, PhraseVotes, Proposals
+from fairseq_ccpr.decoding.phrase_votes import MAX_SUBWORDS, WRITTEN, Consent, PhraseVotes, Proposals
 from fairseq_ccpr.errors import ConfigurationError
 from fairseq_ccpr.models.key_layer import EncodedSources
 from fairseq_ccpr.settings import signature
@@ -35,6 +35,10 @@ from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
 
 logger = logging.getLogger(__name__)
+
+# What is taken from log p, in nats, so that terms are written, and as they are.
+END_COST = 5.0  # of the end of the sentence, for each term that is open: none of its translations was written
+GROWTH_COST = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
 
 
 class GlossaryVotes(PhraseVotes):
@@ -48,9 +52,8 @@ class GlossaryVotes(PhraseVotes):
 
     def __init__(self) -> None:
         super().__init__()
-        states = [self.MAY_BEGIN, *[self.BEGUN] * (WRITTEN - 1)]
-        for weights, at in ((self.state, 0), (self.consent, 1)):
-            weights.data[:WRITTEN] = torch.tensor([state[at] for state in states])
+        states = torch.tensor([self.MAY_BEGIN, *[self.BEGUN] * (WRITTEN - 1)])
+        self.state.data[:WRITTEN], self.consent.data[:WRITTEN] = states.unbind(dim=1)
         for weights in (self.similarity, self.covered, self.model):
             nn.init.zeros_(weights)
 
@@ -64,39 +67,8 @@ class GlossaryVotes(PhraseVotes):
         return super().forward(proposals, consent, prior.masked_fill(proposals.covered > 0, float("-inf")))
 
 
-class GlossaryCosts:
-    """What is taken from log p, in nats, so that terms are written, and as they are.
-
-    Args:
-        end_token: id of what ends target sentences.
-        growing: fp32 [V], 1 for tokens that grow the word before them.
-    """
-
-    END = 5.0  # of the end of the sentence, for each term that is open: none of its translations was written
-    GROWTH = 3.0  # of a token that grows the word with which a term has just ended, "ark" to "arked"
-
-    def __init__(self, end_token: int, growing: Tensor) -> None:
-        self.end_token, self.growing = end_token, growing
-
-    def take(self, log_probs: Tensor, open_terms: Tensor, ended: Tensor) -> None:
-        """Take the costs from log p, fp32 [H, V], in place.
-
-        Args:
-            open_terms: fp32 [H], how many there are.
-            ended: fp32 [H], 1 where the last token ended a term.
-        """
-        log_probs.addr_(ended, self.growing, alpha=-self.GROWTH)
-        log_probs[:, self.end_token] -= self.END * open_terms
-
-
 class GlossaryCandidates(PhraseCandidates):
-    """The terms of a glossary in source sentences, as the decoder would generate their translations.
-
-    Args:
-        glossary: terms.
-        make_subwords: called at the first sentence.
-        source_dictionary: of the translation model.
-    """
+    """The terms of a glossary in source sentences, as the decoder would generate their translations."""
 
     def __init__(
         self, glossary: Glossary, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any
@@ -122,25 +94,15 @@ class GlossaryCandidates(PhraseCandidates):
         return lambda: [SentencePhrases(self._terms_of(text), list, number) for number, text in enumerate(texts)]
 
     def _terms_of(self, text: str) -> Candidates:
-        found = [
-            (query, ids)
-            for query, (_, _, variants) in enumerate(self.glossary.find(text))
-            for ids in map(self._ids_of, variants)
-            if ids
-        ]
-        lengths = np.array([len(ids) for _, ids in found], np.int64)
-        tokens = np.full((len(found), int(lengths.max(initial=1))), NO_TOKEN, np.int32)
-        for row, (_, ids) in enumerate(found):
-            tokens[row, : len(ids)] = ids
+        variants = [(query, one) for query, (_, _, each) in enumerate(self.glossary.find(text)) for one in each]
+        found = [(query, ids) for query, one in variants if (ids := self._ids_of(one))]
         queries = np.array([query for query, _ in found], np.int64)
         ranks, scores = np.zeros(len(found), np.int64), np.ones(len(found), np.float32)
-        return Candidates(tokens, lengths, lengths, queries, ranks, scores)
+        return Candidates.of([(ids, []) for _, ids in found], queries, ranks, scores)
 
     def _ids_of(self, term: str) -> list[int]:
-        """Return the subwords of a translation; none, after a warning, where the decoder cannot write it."""
         if term not in self._ids:
-            pieces = self.subwords.split(term)
-            ids = self.subwords.slice(pieces, 0, len(term)) or []
+            ids = self.subwords.slice(self.subwords.split(term), 0, len(term)) or []
             if not 0 < len(ids) <= MAX_SUBWORDS:
                 logger.warning(
                     "%s: '%s' is ignored: the model cannot write it, since its subwords are not in the dictionary, or more "
@@ -156,10 +118,6 @@ class GlossaryMemory(Memory):
     """A glossary alongside the decoder; it needs neither datastore nor encoder.
 
     It acts on the mixture of all else: its terms are meant to be written whatever is retrieved.
-
-    Args:
-        phrases: its terms, followed as phrases are.
-        end_token: id of what ends target sentences.
     """
 
     name = "glossary"
@@ -170,20 +128,15 @@ class GlossaryMemory(Memory):
 
     @classmethod
     def build(cls, candidates: GlossaryCandidates, end_token: int, device: torch.device) -> GlossaryMemory:
-        """Build the memory of a glossary's terms.
-
-        Args:
-            end_token: id of what ends target sentences.
-            device: of the translation model.
-        """
+        """Build the memory of a glossary's terms."""
         votes = GlossaryVotes().requires_grad_(False).to(device)
         return cls(PhraseMemory(candidates, PhraseSettings(), votes, device), end_token)
 
     @cached_property
-    def costs(self) -> GlossaryCosts:
-        """The costs, for which the model's subwords must be known: fairseq-generate makes them after the ensemble."""
+    def growing(self) -> Tensor:
+        """1 for tokens that grow the word before them, fp32 [V]; fairseq-generate knows the subwords after the ensemble."""
         growing = self.phrases.candidates.subwords.growing()
-        return GlossaryCosts(self.end_token, torch.tensor(growing, dtype=torch.float32, device=self.phrases.device))
+        return torch.tensor(growing, dtype=torch.float32, device=self.phrases.device)
 
     def begin(self, sources: Tensor) -> GlossaryBatch:
         """Find the terms of a batch, int64 [B, S]."""
@@ -192,7 +145,7 @@ class GlossaryMemory(Memory):
     def signature(self) -> str:
         """Name the glossary and how it counts."""
         assert isinstance(self.phrases.candidates, GlossaryCandidates)
-        counting = {"votes": self.phrases.votes.digest(), "end": GlossaryCosts.END, "growth": GlossaryCosts.GROWTH}
+        counting = {"votes": self.phrases.votes.digest(), "end": END_COST, "growth": GROWTH_COST}
         return signature({"glossary": short(of_file(self.phrases.candidates.glossary.path)), **counting})
 
 
@@ -214,7 +167,8 @@ class GlossaryBatch(MemoryBatch):
         """Mix what is to be written into log p, fp32 [H, V], in place, and take the costs."""
         mixed, state = interpolate_(step.model.log_probs, [self.phrases.vote(step)]), self.phrases.state
         open_terms = self.terms.index_select(0, state.rows) - state.covered.sum(dim=1)
-        self.memory.costs.take(mixed, open_terms, state.ended().float())
+        mixed.addr_(state.ended().float(), self.memory.growing, alpha=-GROWTH_COST)
+        mixed[:, self.memory.end_token] -= END_COST * open_terms
         return mixed
 
     def reorder(self, order: Tensor) -> Self:
@@ -224,11 +178,7 @@ class GlossaryBatch(MemoryBatch):
         return other
 
     def force(self, text: GivenText) -> Record:
-        """Refuse.
-
-        Raises:
-            ConfigurationError: always.
-        """
+        """Refuse."""
         raise ConfigurationError(
             "--glossary works in beam search alone, which is neither scored nor explained: leave it out"
         )

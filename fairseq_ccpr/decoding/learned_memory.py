@@ -43,7 +43,6 @@ class LearnedPhrases:
     """An immutable snapshot of what was learned; entries are numbered after the datastore's own.
 
     Args:
-        datastore: the datastore that they were learned alongside.
         index: over keys fp16 [n, o].
         spans: int32 [n, 3]: the place of the pair in `pairs`, and start and end in its target, in characters.
         hashes: uint64 [n], of the strings; see `hash_strings`.
@@ -69,15 +68,15 @@ class LearnedPhrases:
         """Search an index over the datastore's own keys and what was learned as one."""
         return JoinedIndex(index, self.index) if self.index.size else index
 
-    def own(self, entries: np.ndarray) -> np.ndarray:
+    def stored(self, entries: np.ndarray) -> np.ndarray:
         """Tell which of entries are the datastore's own, [R] -> bool [R]."""
         return entries < self.datastore.section.size
 
     def string_hashes(self, entries: np.ndarray) -> np.ndarray:
         """Hash the strings of entries, the datastore's own or learned, int64 [R] -> uint64 [R]."""
-        own, hashes = self.own(entries), np.empty(len(entries), np.uint64)
-        hashes[own] = self.datastore.string_hashes(entries[own])
-        hashes[~own] = self.hashes[entries[~own] - self.datastore.section.size]
+        stored, hashes = self.stored(entries), np.empty(len(entries), np.uint64)
+        hashes[stored] = self.datastore.string_hashes(entries[stored])
+        hashes[~stored] = self.hashes[entries[~stored] - self.datastore.section.size]
         return hashes
 
     def sentence(self, number: int) -> str:
@@ -132,7 +131,7 @@ class LearnedEntries:
 
     @property
     def entries(self) -> LearnedEntries:
-        """Themselves, where a memory would tell what counts now."""
+        """Themselves, as a snapshot of them."""
         return self
 
     @property
@@ -147,10 +146,8 @@ class LearnedEntries:
 
     def moved_pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry of the datastore itself was learned from, if it was."""
-        for pair in self.moved:
-            if pair.first_entry is not None and pair.first_entry <= entry < pair.first_entry + pair.tokens:
-                return pair
-        return None
+        spans = ((pair, pair.first_entry) for pair in self.moved if pair.first_entry is not None)
+        return next((pair for pair, first in spans if first <= entry < first + pair.tokens), None)
 
     def __str__(self) -> str:
         pairs = (*self.moved, *self.pairs)
@@ -161,14 +158,6 @@ class LearnedMemory:
     """The pairs learned alongside a token datastore: decoding searches them, while a program adds and removes some.
 
     Threads may share it; what was learned or forgotten counts for whoever asks for `entries` after that.
-
-    Args:
-        datastore: an opened token datastore.
-        device: the model's.
-        phrases: the phrase part in the same folder, where it learns.
-
-    Raises:
-        DatastoreError: the journal belongs to something else, or is damaged from its beginning on.
     """
 
     def __init__(self, datastore: TokenDatastore, device: torch.device, phrases: PhraseDatastore | None = None) -> None:
@@ -179,14 +168,9 @@ class LearnedMemory:
         self._lock = threading.Lock()
         self._retriever: LearningRetriever | None = None
         self._lists_help = device.type == "cpu" and can_grow()
-        self._entries: LearnedEntries
+        self.entries: LearnedEntries  # what counts
         self._clear()
         self._update()
-
-    @property
-    def entries(self) -> LearnedEntries:
-        """What counts now."""
-        return self._entries
 
     def lock(self) -> None:
         """Take the right to write before there is anything to write; see `LearnedStore.lock`. What others wrote counts."""
@@ -220,7 +204,6 @@ class LearnedMemory:
             self._update()
 
     def _clear(self) -> None:
-        """Start over with an empty segment."""
         dimension = self.store.datastore.section.dimension
         self._rows: dict[int, tuple[int, int]] = {}  # of each pair, by its id: the first, and the one after its last
         self._keys = GrowingRows(torch.empty(0, dimension, dtype=torch.float16, device=self.device))
@@ -231,7 +214,6 @@ class LearnedMemory:
         self._gone: list[tuple[int, int]] = []  # the rows after those that are gone, as of `_rows`
 
     def _update(self) -> None:
-        """Bring the segment up to date with the journal: remove what was forgotten, append what is new."""
         kept = self.store.entries
         if lost := [number for number in self._rows if number not in kept]:
             self._drop(lost)
@@ -245,14 +227,12 @@ class LearnedMemory:
             self._norms.append(half_norms(self._keys.rows[first:]))
         if self._lists_help and self._keys.size - self._listed > (EXACT_ROWS if self._lists is None else LAST_ROWS):
             self._grow()
-        self._entries = self._snapshot()
+        self.entries = self._snapshot()
 
     def _snapshot(self) -> LearnedEntries:
         last = _numbers(self._gone) - self._listed
-        index = Segment(
-            self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed,
-            torch.from_numpy(last).to(self.device) if len(last) else None,
-        )  # fmt: skip
+        without = torch.from_numpy(last).to(self.device) if len(last) else None
+        index = Segment(self._keys.rows, self._norms.rows, self._metric, self._lists, self._listed, without)
         pairs = self.store.pairs.values()
         moved = tuple(pair for pair in pairs if pair.first_entry is not None)
         in_segment = tuple(pair for pair in pairs if pair.first_entry is None)
@@ -274,7 +254,6 @@ class LearnedMemory:
         self._gone += [one for one in dropped if one[0] >= self._listed]
 
     def _grow(self) -> None:
-        """Put all rows into lists."""
         again = self._lists is None or self._lists.outgrown
         rows = _numbers(one for one in self._rows.values() if again or one[0] >= self._listed)
         keys = self._keys.rows[torch.from_numpy(rows)]
@@ -286,13 +265,7 @@ class LearnedMemory:
 
 
 class PhraseSegment:
-    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore.
-
-    Args:
-        store: the journal's pairs.
-        datastore: the phrase part that they were learned alongside.
-        device: the model's.
-    """
+    """The phrases of a journal's pairs, in a small exact segment alongside the index of a phrase datastore."""
 
     def __init__(self, store: LearnedStore, datastore: PhraseDatastore, device: torch.device) -> None:
         self.store, self.datastore, self.device = store, datastore, device
@@ -312,34 +285,22 @@ class PhraseSegment:
         if self._ids != ids[: len(self._ids)]:  # some were forgotten, and the places of those that stay are others
             self._clear()
         if new := ids[len(self._ids) :]:
-            self._append(new)
-        moved = {
-            pair.sentence: pair
-            for pair in store.pairs.values()
-            if pair.sentence is not None and pair.sentence != OWN_SENTENCE
-        }
+            found, targets = [store.phrases[number] for number in new], [store.pairs[number].target for number in new]
+            places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
+            spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
+            self._hashes.append(hash_strings(spans, LinesInMemory(targets)))
+            self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
+            self._spans.append(spans + np.array([len(self._ids), 0, 0], np.int32))
+            self._ids += new
+        moved = {pair.sentence: pair for pair in store.pairs.values() if pair.sentence not in (None, OWN_SENTENCE)}
         return LearnedPhrases(
             self.datastore, ExactIndex(self._keys.rows, "ip"), np.concatenate(self._spans), np.concatenate(self._hashes),
             tuple(store.pairs[number] for number in self._ids), moved, entries_of(self.datastore, store.gone_sentences),
         )  # fmt: skip
 
-    def _append(self, new: list[int]) -> None:
-        """Append the phrases of pairs, by their ids."""
-        found, first = [self.store.phrases[number] for number in new], len(self._ids)
-        places = np.repeat(np.arange(len(new), dtype=np.int32), [len(one.spans) for one in found])
-        spans = np.column_stack([places, np.concatenate([one.spans for one in found])])
-        self._hashes.append(hash_strings(spans, LinesInMemory([self.store.pairs[number].target for number in new])))
-        self._keys.append(torch.from_numpy(np.concatenate([one.keys for one in found])))
-        self._spans.append(spans + np.array([first, 0, 0], np.int32))
-        self._ids += new
-
 
 class GrowingRows:
-    """Rows on a device that more are appended to. What `rows` returned before stays as it is.
-
-    Args:
-        empty: [0, ...] of their type, on their device.
-    """
+    """Rows on a device, as of `empty` [0, ...], that more are appended to. What `rows` returned before stays as it is."""
 
     def __init__(self, empty: Tensor) -> None:
         self._room, self.size = empty, 0
@@ -361,12 +322,7 @@ class GrowingRows:
 
 
 def why_not_learned(directory: Path, phrases: PhraseDatastore) -> str:
-    """Say why phrases are not learned together with the tokens of a datastore; nothing where they are.
-
-    Args:
-        directory: of the token part.
-        phrases: the phrase part that decoding uses.
-    """
+    """Say why phrases are not learned together with the tokens of a datastore; nothing where they are."""
     section = phrases.section
     if directory.resolve() != phrases.directory.resolve():
         return f"they are in {phrases.directory}, and what is learned is kept with the tokens, in {directory}"
@@ -385,5 +341,4 @@ def entries_of(datastore: PhraseDatastore, sentences: list[int]) -> np.ndarray:
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Return the numbers in ranges, each from its first to before its last, int64, ascending."""
     return np.sort(np.concatenate([np.empty(0, np.int64), *(np.arange(*one) for one in ranges)]))

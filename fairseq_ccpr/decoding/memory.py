@@ -60,18 +60,14 @@ class MemoryBatch:
         for position in range(text.previous.size(1)):
             model = Distribution(text.log_probs[:, position])
             vote = self.vote(Step(text.previous[:, : position + 1], model, trusted=True))
-            features = (
-                vote.evidence.features(model.likeliest) if vote.evidence is not None else vote.weight[:, None][:, :0]
-            )
+            none = vote.weight.new_empty(len(vote.weight), 0)
+            features = vote.evidence.features(model.likeliest) if vote.evidence is not None else none
             steps.append((vote.values, vote.log_probs, vote.weight, features))
         most = max(values.size(1) for values, *_ in steps)
-        columns = zip(
-            *(
-                (pad(v, (0, most - v.size(1))), pad(p, (0, most - p.size(1)), value=float("-inf")), *others)
-                for v, p, *others in steps
-            )
-        )
-        return VoteRecord(*(torch.stack(column, dim=1)[text.real] for column in columns))
+        for i, (values, log_probs, *others) in enumerate(steps):
+            missing = 0, most - values.size(1)
+            steps[i] = pad(values, missing), pad(log_probs, missing, value=float("-inf")), *others
+        return VoteRecord(*(torch.stack(column, dim=1)[text.real] for column in zip(*steps)))
 
 
 class Memory(ABC):

@@ -75,9 +75,7 @@ class Vote(NamedTuple):
     """What a memory says of the next token of H hypotheses: a sparse distribution over C tokens each, and its weight."""
 
     values: Tensor  # int64 [H, C], tokens
-    log_probs: (
-        Tensor  # fp32 [H, C], log p_r of each, duplicates merged: equal tokens all have the token's whole probability
-    )
+    log_probs: Tensor  # fp32 [H, C], log p_r, duplicates merged: equal tokens all have the token's whole probability
     weight: Tensor  # fp32 [H], the interpolation weight, in [0, 1]
     evidence: Evidence | None = None  # what trust looks at, where `Step.trusted`
 
@@ -92,13 +90,9 @@ class Vote(NamedTuple):
 
 @dataclass
 class Distribution:
-    """The model's distribution at N tokens. All that look at a step share it, so its likeliest token is found once.
+    """The model's distribution at N tokens. All that look at a step share it, so its likeliest token is found once."""
 
-    Args:
-        log_probs: fp32 [N, V], log p_NMT.
-    """
-
-    log_probs: Tensor
+    log_probs: Tensor  # fp32 [N, V], log p_NMT
 
     @cached_property
     def likeliest(self) -> ModelEvidence:
@@ -112,14 +106,10 @@ class Distribution:
 
 @dataclass
 class DistributionView:
-    """A `ModelView` of a whole distribution.
-
-    Args:
-        values: int64 [N, k], the neighbours' tokens.
-    """
+    """A `ModelView` of a whole distribution."""
 
     distribution: Distribution
-    values: Tensor
+    values: Tensor  # int64 [N, k], the neighbours' tokens
 
     @cached_property
     def neighbours(self) -> Tensor:
@@ -138,13 +128,10 @@ class DistributionView:
 
 
 def likeliest(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Find what `log_probs.max(dim=1)` finds, fp32 [N] and int64 [N]: of equal ones the first.
+    """Find what `log_probs.max(dim=1)` finds in [N, V], fp32 [N] and int64 [N]: of equal ones the first.
 
     On a CPU torch tracks the place of a maximum number by number, which takes five times as long as the maxima of runs; only
     one run of each row is then looked through for its place.
-
-    Args:
-        log_probs: fp32 [N, V].
     """
     rows, words = log_probs.shape
     if log_probs.is_cuda or words < 2 * RUN or not rows:
@@ -169,7 +156,6 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
     Args:
         scores: fp32 [H, k]; -inf marks a missing neighbour, which gets no weight.
         values: int64 [H, k], tokens; anything where the neighbour is missing.
-        temperature: T > 0, in the units of the scores.
 
     Returns:
         fp32 [H, k]; -inf throughout where all neighbours of a row are missing.
@@ -182,22 +168,12 @@ def neighbour_log_probabilities(scores: Tensor, values: Tensor, temperature: flo
 
 
 def neighbour_shares(scores: Tensor, temperature: float) -> Tensor:
-    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing.
-
-    Args:
-        scores: fp32 [H, k]; -inf marks a missing neighbour.
-        temperature: T > 0, in the units of the scores.
-    """
+    """Compute the weight of each neighbour in p_r, fp32 [H, k]; 0 throughout where all neighbours of a row are missing."""
     return torch.softmax(_logits(scores, temperature), dim=1).nan_to_num(0.0)
 
 
 def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
-    """Give each of k neighbours the weight of all that share its value, fp32 [H, k].
-
-    Args:
-        weights: fp32 [H, k].
-        values: int64 [H, k].
-    """
+    """Give each of k neighbours the weight of all that share its value, fp32 [H, k]."""
     if values.size(1) <= FEW:  # each is compared with each: few operations, which is what counts for so few numbers
         return ((values.unsqueeze(2) == values.unsqueeze(1)) * weights.unsqueeze(1)).sum(dim=2)
     # Equal values become neighbours, and each run of them is added up.
@@ -208,25 +184,13 @@ def merge_equal(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def target_log_probabilities(scores: Tensor, matches: Tensor, temperature: float) -> Tensor:
-    """Compute log p_r of one given token a row: all a tuner needs of the distribution above.
-
-    Args:
-        scores: fp32 [N, k]; -inf marks a missing neighbour.
-        matches: bool [N, k], whether there is a neighbour and its value is that token.
-        temperature: T > 0.
-
-    Returns:
-        fp32 [N]; -inf where no neighbour matches.
-    """
+    """Compute log p_r of one given token a row, fp32 [N], which those neighbours name that are `matches`, bool [N, k]."""
     log_weights = torch.log_softmax(_logits(scores, temperature), dim=1)
     return log_weights.masked_fill(~matches, float("-inf")).logsumexp(dim=1)
 
 
 def _logits(scores: Tensor, temperature: float) -> Tensor:
-    """Scores / T [H, k] less the highest of each row; not numbers where all are -inf.
-
-    Only differences count, and before the division they lose nothing.
-    """
+    # Only differences count, and before the division they lose nothing. Not numbers where all are -inf.
     return (scores - scores.amax(dim=1, keepdim=True)) / temperature
 
 
@@ -248,14 +212,9 @@ def retrieval_confidence(scores: Tensor, least: float = 0.0) -> Tensor:
 
 
 def limit_weights(weights: Sequence[Tensor], bounded: Sequence[bool], most: float) -> list[Tensor]:
-    """Scale all interpolation weights down alike where they sum to more than `most`, or than those that are not bounded.
+    """Scale weights, fp32 [H] of each memory, down alike where they sum to more than `most`, or than the unbounded ones.
 
     So phrases never crowd out the model, and where they have no weight the tokens' is what it is without phrases.
-
-    Args:
-        weights: fp32 [H] in [0, 1] of each memory.
-        bounded: of each memory, whether it is.
-        most: Lambda_max, in [0, 1).
     """
     if not any(bounded):
         return list(weights)
@@ -270,12 +229,7 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
 
     With one memory, equation 2 of the CLKNN paper.
 
-    Args:
-        log_probs: fp32 [H, V], log p_NMT; overwritten by log p.
-        votes: of the memories; none leaves all as it was, weights of 0 leave their row as it was, to the bit.
-
-    Returns:
-        `log_probs`.
+    No vote leaves log p_NMT [H, V] as it was, and weights of 0 leave their row as it was, to the bit.
     """
     if not votes:
         return log_probs
@@ -288,15 +242,7 @@ def interpolate_(log_probs: Tensor, votes: Sequence[Vote]) -> Tensor:
 
 
 def interpolate_references(log_probs: Tensor, votes: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Mix the probabilities of one given token a row: all a tuner needs of the mixture.
-
-    Args:
-        log_probs: fp32 [N], log p_NMT of the token.
-        votes: of each memory log p_r of the token and the weight, fp32 [N] each.
-
-    Returns:
-        log p, fp32 [N].
-    """
+    """Mix log p_NMT [N] of one given token a row with log p_r and the weight of each memory: all a tuner needs."""
     total = reduce(torch.add, (weight for _, weight in votes)).clamp_max(ALMOST_ALL)
     terms = [torch.log1p(-total) + log_probs, *(weight.log() + retrieved for retrieved, weight in votes)]
     return torch.stack(terms).logsumexp(dim=0)

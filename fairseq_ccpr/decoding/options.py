@@ -4,7 +4,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Optional
 
@@ -28,11 +28,7 @@ SHARE = "a weight between 0 and 1"
 
 @dataclass(frozen=True)
 class TokenRetrievalSettings:
-    """The `--knn-*` options.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--knn-*` options."""
 
     PREFIX: ClassVar[str] = "knn"
 
@@ -91,11 +87,7 @@ class TokenRetrievalSettings:
 
 @dataclass(frozen=True)
 class PhraseSearchSettings:
-    """The `--phrase-*` options that decide which phrases are retrieved.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--phrase-*` options that decide which phrases are retrieved."""
 
     PREFIX: ClassVar[str] = "phrase"
 
@@ -136,11 +128,7 @@ class PhraseSearchSettings:
 
 @dataclass(frozen=True)
 class PhraseSettings(PhraseSearchSettings):
-    """The `--phrase-*` options: which phrases are retrieved, and how they count.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--phrase-*` options: which phrases are retrieved, and how they count."""
 
     lambda_: float = option(
         1.0, "interpolation weight of the phrase datastore, 0 to 1; it scales the weight that the votes give",
@@ -160,11 +148,7 @@ class PhraseSettings(PhraseSearchSettings):
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The `--store-*` options, for keys that a server holds.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--store-*` options, for keys that a server holds."""
 
     PREFIX: ClassVar[str] = "store"
 
@@ -183,11 +167,7 @@ class StoreSettings:
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """The `--retrieval-*` options.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """The `--retrieval-*` options."""
 
     PREFIX: ClassVar[str] = "retrieval"
 
@@ -208,35 +188,20 @@ RETRIEVAL = (TokenRetrievalSettings, PhraseSettings, StoreSettings, MixtureSetti
 class RetrievalConfig(FairseqDataclass):
     """Retrieval options, in addition to those of a fairseq task."""
 
-    datastore: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases or both; TOKENS:PHRASES if "
-            "they are in two folders"
-        },
+    datastore: Optional[str] = option(
+        None, "the datastore, a folder made by fairseq-ccpr build, with tokens, phrases or both; TOKENS:PHRASES if they are "
+        "in two folders",
+    )  # fmt: skip
+    untuned: bool = option(False, "use the defaults of retrieval for options not given, instead of the tuned settings")
+    trust: Optional[str] = option(
+        None, "learned trust, a file that fairseq-ccpr tune wrote, instead of the datastore's; none: use no trust"
     )
-    untuned: bool = field(
-        default=False,
-        metadata={"help": "use the defaults of retrieval for options not given, instead of the tuned settings"},
+    glossary: Optional[str] = option(
+        None,
+        "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs no datastore",
     )
-    trust: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "learned trust, a file that fairseq-ccpr tune wrote, instead of the datastore's; none: use no trust"
-        },
-    )
-    glossary: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "glossary, a TSV of source terms and their translations, which beam search then prefers; it needs no "
-            "datastore"
-        },
-    )
-    knn_log: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours"
-        },
+    knn_log: Optional[str] = option(
+        None, "file for one line of JSON per token of each best hypothesis: weights, probabilities, neighbours"
     )
 
 
@@ -263,13 +228,7 @@ def automatic_token_settings(datastore: TokenDatastore, confidence: bool | None 
 
 
 def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = None) -> PhraseSettings:
-    """Read the `--phrase-*` options; those left out are as tuned.
-
-    A query head becomes an absolute path, since tuning keeps it with the datastore, and the word for none becomes None.
-
-    Raises:
-        ConfigurationError: a value out of its range.
-    """
+    """Read the `--phrase-*` options; those left out are as tuned. Tuning keeps the absolute path of a query head."""
     settings = read_options(PhraseSettings, cfg, tuned)
     queries = None if settings.queries in (None, NO_HEAD) else str(Path(settings.queries).resolve())
     return replace(settings, queries=queries)
@@ -278,11 +237,7 @@ def phrase_settings(cfg: RetrievalConfig, tuned: Mapping[str, object] | None = N
 def token_settings(
     cfg: RetrievalConfig, datastore: TokenDatastore, tuned: Mapping[str, object] | None = None
 ) -> TokenRetrievalSettings:
-    """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys.
-
-    Raises:
-        ConfigurationError: a value out of its range, or lambda* over keys that are not of length 1.
-    """
+    """Read the `--knn-*` options; those left out are as tuned, or else what suits a datastore's keys."""
     known = tuned or {}
     suits = {"confidence": known.get("confidence", automatic_token_settings(datastore)["confidence"])}
     confidence = read_options(TokenRetrievalSettings, cfg, suits).confidence

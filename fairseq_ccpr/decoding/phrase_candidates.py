@@ -31,9 +31,8 @@ from fairseq_ccpr.text.phrase_cuts import Cuts, SplitSentences, as_rows, cut_phr
 SENTENCES = 1 << 16  # whose subwords are kept where they are not written, about half a kB each
 VARIANTS = 1 << 16  # of phrases, that are kept
 
-CutEntries = Callable[
-    [np.ndarray], tuple[np.ndarray, Cuts]
-]  # from entries [R]: subwords, and where the phrases are in them
+# From entries [R]: subwords, and where the phrases are in them.
+CutEntries = Callable[[np.ndarray], tuple[np.ndarray, Cuts]]
 
 
 @dataclass(frozen=True)
@@ -57,19 +56,13 @@ class PhraseCandidates:
     source phrase the most similar stands for all.
 
     Args:
-        retriever: phrases of source text.
         make_subwords: called at the first sentence.
-        source_dictionary: of the translation model.
         reach: subwords that are kept of what follows a phrase in its sentence.
     """
 
     def __init__(
-        self,
-        retriever: PhraseRetriever,
-        make_subwords: Callable[[], DecoderSubwords],
-        source_dictionary: Any,
-        reach: int,
-    ) -> None:
+        self, retriever: PhraseRetriever, make_subwords: Callable[[], DecoderSubwords], source_dictionary: Any, reach: int
+    ) -> None:  # fmt: skip
         self.retriever, self.make_subwords = retriever, make_subwords
         self.source_dictionary, self.reach = source_dictionary, reach
         self.checked = False  # whether a first batch was seen to have phrases, or was warned of
@@ -102,16 +95,7 @@ class PhraseCandidates:
     def start(
         self, src_tokens: Tensor, learned: LearnedPhrases | None = None, encoded: EncodedSources | None = None
     ) -> Callable[[], list[SentencePhrases]]:
-        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits.
-
-        Args:
-            learned: phrases learned alongside the datastore, which are searched together with it.
-            encoded: see `PhraseFinder.find`.
-
-        Raises:
-            ConfigurationError: the sentences cannot be recovered from their subwords, or those of the datastore cannot be
-                made of the dictionary's.
-        """
+        """Start retrieval for sentences, int64 [B, S] with fairseq's padding on the left; returns a function that waits."""
         texts = [self.subwords.recover(self.source_dictionary, row) for row in src_tokens.cpu()]
         answer = self.retriever.start(texts, learned, encoded)
 
@@ -142,14 +126,13 @@ class PhraseCandidates:
         signs = np.array([after_sign(texts[number], start) for number, start, _ in retrieved.spans.tolist()], bool)
         phrases = self.retriever.datastore if learned is None else learned
         return self.with_variants(
-            candidates, signs, lambda query, rank: phrases.phrase(int(retrieved.entries[query, rank]))[1:]
+            candidates, signs, lambda q, rank: phrases.phrase(int(retrieved.entries[q, rank]))[1:]
         )
 
     def _tokenise(
         self, entries: np.ndarray, learned: LearnedPhrases | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Look up the phrases of entries, int64 [R], the datastore's own or learned; see `lay_out`."""
-        if learned is None or (stored := learned.own(entries)).all():
+        if learned is None or (stored := learned.stored(entries)).all():
             return lay_out(np.ones((1, len(entries)), bool), [self._cut_stored(entries)], self.reach)
         # A cache that lives as long as its snapshot: forgetting renumbers the entries.
         known = self._learned
@@ -167,11 +150,11 @@ class PhraseCandidates:
             signs: bool [Q], whether each source phrase stands after a sign.
             place: from query and rank to a sentence, and where the phrase starts and ends in it, in characters.
         """
-        own_signs = self.subwords.borders.going_on[candidates.tokens[:, 0]]
+        signed = self.subwords.borders.going_on[candidates.tokens[:, 0]]
         rows, written = [], []
-        for row in (own_signs | signs[candidates.queries]).nonzero()[0].tolist():
+        for row in (signed | signs[candidates.queries]).nonzero()[0].tolist():
             sentence = place(int(candidates.queries[row]), int(candidates.ranks[row]))
-            ids, following = self._write_variant(*sentence, bool(own_signs[row]))
+            ids, following = self._write_variant(*sentence, bool(signed[row]))
             if 0 < len(ids) <= MAX_SUBWORDS and ids != candidates.tokens[row, : candidates.lengths[row]].tolist():
                 rows.append(row)
                 written.append((ids, following[: MAX_SUBWORDS - len(ids)]))
@@ -193,7 +176,6 @@ class PhraseCandidates:
 
     @cached_property
     def _letters(self) -> np.ndarray:
-        """Of each token, bool [V]: whether it has a letter or digit."""
         return np.array([any(map(str.isalnum, symbol)) for symbol in self.subwords.dictionary.symbols])
 
 
@@ -201,9 +183,10 @@ class RememberedCandidates(PhraseCandidates):
     """The same candidates, but retrieval runs only once per batch: settings tried in turn share a search."""
 
     def __init__(self, candidates: PhraseCandidates) -> None:
-        given = candidates
-        super().__init__(given.retriever, lambda: given.subwords, given.source_dictionary, given.reach)
-        self._given = given
+        super().__init__(
+            candidates.retriever, lambda: candidates.subwords, candidates.source_dictionary, candidates.reach
+        )
+        self._given = candidates
         self._known: dict[tuple[tuple[int, ...], bytes], list[SentencePhrases]] = {}
 
     def start(
@@ -232,14 +215,10 @@ def split_entries(phrases: PhraseDatastore | LearnedPhrases, subwords: DecoderSu
 def lay_out(
     rows: np.ndarray, sources: Sequence[tuple[np.ndarray, Cuts]], reach: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Collect R phrases out of the subwords of S sources; one of more than MAX_SUBWORDS has no token ids.
+    """Collect tokens, lengths and extents of R phrases, as `Candidates` has them, out of the subwords of S sources.
 
     Args:
         rows: bool [S, R], which phrases are of each source, where they are in their order.
-        reach: subwords that are given of what follows a phrase in its sentence.
-
-    Returns:
-        Tokens, int32 [R, L], NO_TOKEN after the last, and lengths and extents, int64 [R]; see `Candidates`.
     """
     first, lengths, following = np.zeros((3, rows.shape[1]), np.int64)
     for mask, (_, cuts) in zip(rows, sources):

@@ -56,10 +56,6 @@ class PhraseMemory(Memory):
     """A phrase datastore alongside the decoder.
 
     Args:
-        candidates: phrases of source sentences.
-        settings: how they are retrieved, and the most that they may weigh.
-        votes: how much each counts.
-        device: of the translation model.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
     """
 
@@ -80,18 +76,25 @@ class PhraseMemory(Memory):
 
     @property
     def _learned(self) -> LearnedPhrases | None:
-        """The phrases of what was learned up to now; None where nothing was."""
         phrases = self.learned.entries.phrases if self.learned is not None else None
         return phrases if phrases is not None and (phrases.pairs or phrases.moved or len(phrases.gone)) else None
 
     def reads(self, model: Any) -> bool:
         """Tell whether a query head reads the states of a model's encoder."""
-        reader = self.candidates.reads
-        return reader is not None and reader.is_of(model)
+        return (reader := self.candidates.reads) is not None and reader.is_of(model)
 
+    @phase(FINDING, whole=True)
     def begin(self, sources: Tensor) -> PhraseBatch:
-        """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one."""
-        return PhraseBatch(self, Retrieval(self.candidates, sources, self._learned))
+        """Begin a batch of sentences, int64 [B, S]. What is learned meanwhile counts for the next one.
+
+        Remote indexes search while the sources are encoded. A local one works when it is waited for, while a GPU encodes; a
+        query head waits for the encoder, whose states it reads.
+        """
+        # Copied before a GPU has anything else to do, which a copy would wait for.
+        batch = PhraseBatch(self, sources.cpu(), self._learned)
+        if self.candidates.remote and self.candidates.reads is None:
+            batch.answer = batch.start(None)
+        return batch
 
     def remembering(self) -> PhraseMemory:
         """Return the memory as it is now, which never retrieves twice for the same batch."""
@@ -111,45 +114,14 @@ class PhraseMemory(Memory):
         return self.candidates.retriever.signature(counting, self._learned)
 
 
-class Retrieval:
-    """What is being retrieved for a batch: remote indexes search while the sources are encoded.
-
-    A local index works when it is waited for, while a GPU encodes; a query head waits for the encoder, whose states it reads.
-    """
-
-    @phase(FINDING, whole=True)
-    def __init__(self, candidates: PhraseCandidates, sources: Tensor, learned: LearnedPhrases | None) -> None:
-        self.candidates, self.learned = candidates, learned
-        self.sources = sources.cpu()  # before a GPU has anything else to do, which a copy would wait for
-        self._answer = self._start(None) if candidates.remote and candidates.reads is None else None
-
-    def _start(self, encoded: EncodedSources | None) -> Callable[[], list[SentencePhrases]]:
-        return self.candidates.start(self.sources, self.learned, encoded)
-
-    @phase(FINDING, whole=True)
-    def wait(self, models: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[SentencePhrases], PhraseTable]:
-        """Return the phrases of the sentences, as their encoder outputs have it, and their table on the CPU."""
-        encoded, reader = None, self.candidates.reads
-        read = next((out for model, out in zip(models, outputs) if reader is not None and reader.is_of(model)), None)
-        if reader is not None and read is not None:
-            encoded = EncodedSources(self.sources, reader.join(read), self.candidates.source_dictionary.pad())
-        with _without_collections():
-            phrases = (self._answer or self._start(encoded))()
-            table = self.candidates.table(phrases)
-        _warn_of_nothing(self.candidates, phrases)
-        return phrases, table
-
-
 @dataclass
 class PhraseBatch(MemoryBatch):
-    """The phrases of a batch of sentences, and how far its hypotheses are in them.
-
-    Args:
-        retrieval: that `encoded` waits for.
-    """
+    """The phrases of a batch of sentences, and how far its hypotheses are in them."""
 
     memory: PhraseMemory
-    retrieval: Retrieval
+    sources: Tensor  # int64 [B, S], on the CPU
+    learned: LearnedPhrases | None = None
+    answer: Callable[[], list[SentencePhrases]] | None = None  # of a search that was started
     phrases: list[SentencePhrases] = field(init=False)
     table: PhraseTable = field(init=False)
     state: PhraseState = field(init=False)
@@ -158,8 +130,26 @@ class PhraseBatch(MemoryBatch):
 
     def encoded(self, models: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Wait for the phrases: one empty hypothesis a sentence."""
-        phrases, table = self.retrieval.wait(models, outputs)
+        candidates = self.memory.candidates
+        encoded, reader = None, candidates.reads
+        read = next((out for model, out in zip(models, outputs) if reader is not None and reader.is_of(model)), None)
+        with phase(FINDING, whole=True):
+            if reader is not None and read is not None:
+                encoded = EncodedSources(self.sources, reader.join(read), candidates.source_dictionary.pad())
+            with _without_collections():
+                phrases = (self.answer or self.start(encoded))()
+                table = candidates.table(phrases)
+        if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
+            logger.warning(
+                "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
+                "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
+            )  # fmt: skip
+        candidates.checked = True
         self.lay_out(phrases, table.to(self.memory.device))
+
+    def start(self, encoded: EncodedSources | None) -> Callable[[], list[SentencePhrases]]:
+        """Start retrieval; returns a function that waits."""
+        return self.memory.candidates.start(self.sources, self.learned, encoded)
 
     def lay_out(self, phrases: list[SentencePhrases], table: PhraseTable) -> None:
         """Begin with these phrases, a table on the memory's device: one empty hypothesis a sentence."""
@@ -170,10 +160,7 @@ class PhraseBatch(MemoryBatch):
 
     @phase(PHRASES, whole=True)
     def reorder(self, order: Tensor) -> Self:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was.
-
-        Hypotheses change places within their sentence only, unless sentences have ended.
-        """
+        """Follow the beam; hypotheses change places within their sentence only, unless sentences have ended."""
         other = copy.copy(self)
         other.state = self.state.reorder(order, len(order) == len(self.state.rows))
         return other
@@ -188,15 +175,8 @@ class PhraseBatch(MemoryBatch):
         votes = self.memory.votes(proposals, Consent.of(view), prior)
         return self.merged(proposals, votes, self.state.rows, view, step.trusted)
 
-    def merged(
-        self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool
-    ) -> Vote:  # fmt: skip
-        """Merge the votes of phrases at N tokens, fp32 [N, A], to one of the memory.
-
-        Args:
-            sentences: int64 [N], which one of the batch each is of.
-            model: what it says of the proposals' tokens.
-        """
+    def merged(self, proposals: Proposals, votes: Tensor, sentences: Tensor, model: ModelView, trusted: bool) -> Vote:
+        """Merge the votes of phrases at N tokens of sentences of the batch, fp32 [N, A] and int64 [N], to one vote."""
         values, log_probs, mass, going = proposals.continuation(votes, self.table.most_distinct)
         evidence = None
         if trusted:
@@ -217,6 +197,12 @@ class PhraseBatch(MemoryBatch):
         looked_up = LookedUp(view.neighbours, view.best, view.favourite)
         return PhraseRecord(self, proposals, text.real.nonzero()[:, 0], looked_up)
 
+    def votes(self, record: PhraseRecord) -> Tensor:
+        """Compute what each phrase gives to the token it proposed, fp32 [N, A]."""
+        prior = self.prior.index_select(0, record.sentences)
+        votes: Tensor = self.memory.votes(record.proposals, Consent.of(record.model), prior)
+        return votes
+
     def weighed_by(self, memory: PhraseMemory) -> PhraseBatch:
         """Return the same phrases as another memory weighs them, on its device."""
         other, same = copy.copy(self), memory.device == self.table.lengths.device
@@ -236,16 +222,11 @@ class PhraseRecord(NamedTuple):
     def vote(self, memory: PhraseMemory, trusted: bool) -> Vote:
         """Vote as the decoder does with this memory."""
         batch = self.batch.weighed_by(memory)
-        return batch.merged(self.proposals, self._votes(batch), self.sentences, self.model, trusted)
+        return batch.merged(self.proposals, batch.votes(self), self.sentences, self.model, trusted)
 
     def votes(self, memory: PhraseMemory) -> Tensor:
         """Compute what each candidate phrase gives to the token it proposes, fp32 [N, A]."""
-        return self._votes(self.batch.weighed_by(memory))
-
-    def _votes(self, batch: PhraseBatch) -> Tensor:
-        prior = batch.prior.index_select(0, self.sentences)
-        votes: Tensor = batch.memory.votes(self.proposals, Consent.of(self.model), prior)
-        return votes
+        return self.batch.weighed_by(memory).votes(self)
 
     def select(self, rows: Tensor) -> PhraseRecord:
         """Select some of the tokens."""
@@ -253,8 +234,7 @@ class PhraseRecord(NamedTuple):
 
     def cpu(self) -> PhraseRecord:
         """Move to the CPU."""
-        cpu = torch.device("cpu")
-        batch = self.batch.weighed_by(self.batch.memory.on(cpu))
+        batch = self.batch.weighed_by(self.batch.memory.on(torch.device("cpu")))
         return self._replace(batch=batch)._apply(lambda part: part.cpu())
 
     def _apply(self, change: Callable[[Tensor], Tensor]) -> PhraseRecord:
@@ -262,22 +242,9 @@ class PhraseRecord(NamedTuple):
         return PhraseRecord(self.batch, proposals, change(self.sentences), model)
 
 
-def _warn_of_nothing(candidates: PhraseCandidates, phrases: list[SentencePhrases]) -> None:
-    """Warn once, about the first batch, that nothing was retrieved."""
-    if not candidates.checked and not any(len(sentence.candidates.lengths) for sentence in phrases):
-        logger.warning(
-            "no phrase was retrieved for the first %d sentences: they are translated without the phrase datastore; lower "
-            "--phrase-min-similarity, or see with fairseq-ccpr retrieve what is found", len(phrases),
-        )  # fmt: skip
-    candidates.checked = True
-
-
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable the cyclic garbage collector: allocation bursts trigger it, and there is nothing to free.
-
-    A full collection walks all that is loaded, models and libraries too.
-    """
+    # Allocation bursts trigger the cyclic garbage collector, which has nothing to free, and walks all that is loaded.
     enabled = gc.isenabled()
     gc.disable()
     try:

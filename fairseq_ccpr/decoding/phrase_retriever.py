@@ -77,11 +77,7 @@ class RemoteAnswers:
         self._not_before = 0.0  # seconds of the clock
 
     def ask(self, question: Callable[[], Any], sentences: int = 0) -> Callable[[], Any]:
-        """Ask; returns a function that waits for the answer: None where none comes and the sentences may go without.
-
-        Raises:
-            UnreachableError: in the function, where they may not.
-        """
+        """Ask; returns a function that waits for the answer: None where none comes and the sentences may go without."""
         answer = self._thread.submit(question).result if time.monotonic() >= self._not_before else question
 
         def wait() -> Any:
@@ -110,13 +106,7 @@ class PhraseRetriever:
     """Segment sentences, search for each phrase, keep the best entry of each string.
 
     Args:
-        datastore: an opened phrase datastore.
-        encoder: the phrase encoder it was built with.
-        segmentation: which spans of a sentence are queried.
-        k: strings kept for a query phrase.
         min_similarity: score below which an entry is left out.
-        device: where encoder and, where it can, index work.
-        waiting: how long a remote index may take, and what is done when it does not answer.
         queries: segments and encodes source sentences instead of the phrase encoder.
 
     Attributes:
@@ -125,24 +115,12 @@ class PhraseRetriever:
         phrases: number queried so far.
         retrieved: number of strings found for them so far.
         remote: asks the index where it is in another process.
-
-    Raises:
-        DatastoreError: the datastore was built with another encoder.
-        UnreachableError: the remote index does not answer, and its phrases may not be skipped.
-        ConfigurationError: k below 1, or the query head imitates another encoder.
     """
 
     def __init__(
-        self,
-        datastore: PhraseDatastore,
-        encoder: SpanEncoder,
-        segmentation: Segmentation,
-        k: int,
-        min_similarity: float,
-        device: torch.device,
-        waiting: StoreSettings | None = None,
-        queries: QueryHead | None = None,
-    ) -> None:
+        self, datastore: PhraseDatastore, encoder: SpanEncoder, segmentation: Segmentation, k: int, min_similarity: float,
+        device: torch.device, waiting: StoreSettings | None = None, queries: QueryHead | None = None,
+    ) -> None:  # fmt: skip
         if k < 1:
             raise ConfigurationError(f"--phrase-k is {k}: at least 1 phrase is needed")
         fingerprint = encoder.fingerprint()
@@ -163,11 +141,7 @@ class PhraseRetriever:
             self.remote.ask(self.index.check)()
 
     def retrieve(self, sentences: list[str], learned: LearnedPhrases | None = None) -> list[list[QueryPhrase]]:
-        """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too.
-
-        Args:
-            learned: phrases learned alongside the datastore, which are searched together with it.
-        """
+        """Retrieve for each phrase of each sentence, in order; phrases for which nothing was found are in it too."""
         return self.read(sentences, self.start(sentences, learned)(), learned)
 
     def start(
@@ -176,10 +150,6 @@ class PhraseRetriever:
         """Start retrieval; returns a function that waits for the result.
 
         An index in another process searches in the meantime; one of this process searches when the result is wanted.
-
-        Args:
-            learned: see `retrieve`.
-            encoded: see `PhraseFinder.find`.
         """
         found = self.finder.find(sentences, encoded)
         self.too_long += found.too_long
@@ -224,14 +194,7 @@ class PhraseRetriever:
         return results
 
     def check_found(self, text: object) -> None:
-        """At the end of a text, refuse to have found nothing in it, or nothing for it.
-
-        Args:
-            text: its name.
-
-        Raises:
-            ConfigurationError: says what was asked for, and what to do.
-        """
+        """At the end of a text, refuse to have found nothing in it, or nothing for it."""
         if self.remote.skipped:
             return  # nothing is known
         if not self.phrases:
@@ -248,7 +211,6 @@ class PhraseRetriever:
         Args:
             settings: what counts besides datastore, encoder and segmentation, by name; k and min_similarity of this retriever
                 if not given.
-            learned: see `retrieve`.
         """
         section = self.datastore.section
         return signature(
@@ -265,11 +227,7 @@ class PhraseRetriever:
 
 
 def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
-    """Find the checkpoint of the phrase encoder: the one given, or the one that the datastore was built with.
-
-    Raises:
-        ConfigurationError: no checkpoint is given, and the datastore's is no longer where it was.
-    """
+    """Find the checkpoint of the phrase encoder: the one given, or the one that the datastore was built with."""
     path = Path(given or datastore.section.encoder)
     if given is None and not path.is_file():
         raise ConfigurationError(
@@ -282,12 +240,7 @@ def find_encoder(datastore: PhraseDatastore, given: str | None) -> Path:
 def load_encoders(
     datastore: PhraseDatastore, settings: PhraseSettings, models: Sequence[Any]
 ) -> tuple[SpanEncoder, QueryHead | None]:
-    """Load the phrase encoder, and the query head that settings name for one of the translation models.
-
-    Raises:
-        CheckpointError: one of them is missing, or is something else.
-        ConfigurationError: see `find_encoder`.
-    """
+    """Load the phrase encoder, and the query head that settings name for one of the translation models."""
     path, bf16 = find_encoder(datastore, settings.encoder), settings.bf16
     with torch.random.fork_rng(devices=[]):  # sampling must draw the same as without phrases
         encoder = load_phrase_encoder(path, bf16=bf16)

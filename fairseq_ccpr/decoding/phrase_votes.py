@@ -102,12 +102,7 @@ class PhraseTable:
 
     @classmethod
     def of(cls, batch: Sequence[Candidates], letters: np.ndarray, borders: WordBorders) -> PhraseTable:
-        """Make a table of the phrases of each sentence, on the CPU.
-
-        Args:
-            letters: bool [V], which tokens have a letter or digit.
-            borders: of the target dictionary.
-        """
+        """Make a table of the phrases of each sentence, on the CPU; `letters` [V] are tokens with a letter or digit."""
         counts = np.array([len(one.lengths) for one in batch])
         lengths, extents, queries, _, scores = map(np.concatenate, zip(*(one[1:] for one in batch)))
         tokens = np.concatenate([one.tokens[one.tokens != NO_TOKEN] for one in batch])
@@ -194,11 +189,7 @@ class Proposals(NamedTuple):
     covered: Tensor  # fp32, 1 where a phrase of the same source phrase was written in full
 
     def continuation(self, votes: Tensor, most_distinct: int) -> Continuation:
-        """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z.
-
-        Args:
-            most_distinct: D of the table.
-        """
+        """Merge votes, fp32 [H, A], see `PhraseVotes`: Z = sum of all; p_phr(v) = sum of those for v / Z."""
         sums = votes.new_zeros(len(votes), 1 + most_distinct).scatter_add(1, self.slots, votes)
         mass = votes.sum(dim=1)
         tiny = torch.finfo(mass.dtype).tiny
@@ -211,7 +202,6 @@ class PhraseState:
     """How far each hypothesis is in each phrase.
 
     Args:
-        table: phrases of the sentences.
         rows: int64 [H], the sentence of each hypothesis.
 
     Attributes:
@@ -226,9 +216,7 @@ class PhraseState:
         self._origins = torch.arange(len(rows), device=rows.device)  # the row of `_matched` of each hypothesis
         # Hypotheses, phrases, and which of their subwords the last token is, of the prefixes that match: int64 [M].
         self._found = rows[:0], rows[:0], rows[:0]
-        self._openings: list[
-            Tensor
-        ] = []  # what `merged` computes once for `rows`, after the prior scores that it was of
+        self._openings: list[Tensor] = []  # the prior scores, and what `merged` computes of them once for `rows`
         self.covered = rows.new_zeros(len(rows), table.most_queries)
         self.unfinished = rows.new_zeros(len(rows), dtype=torch.bool)
 
@@ -238,11 +226,7 @@ class PhraseState:
         return self._matched.index_select(0, self._origins)
 
     def reorder(self, order: Tensor, same_sentences: bool = False) -> PhraseState:
-        """Follow the beam: hypothesis i continues what hypothesis order[i] was.
-
-        Args:
-            same_sentences: whether each hypothesis i remains one of its sentence, so that `rows` can be the same tensor.
-        """
+        """Follow the beam; with `same_sentences` each hypothesis remains one of its sentence, and `rows` the same tensor."""
         other = copy.copy(self)
         if not same_sentences:
             other.rows, other._openings = self.rows.index_select(0, order), []
@@ -264,9 +248,8 @@ class PhraseState:
         before = self._matched.view(-1).index_select(0, self._origins.index_select(0, hypotheses) * phrases + lanes)
         matches = ((before << 1) | 1) & (valid << subword).masked_fill(barred, 0)
         if sync_is_free(tokens.device):  # few match
-            hypotheses, lanes, subword, ends, matches = torch.stack([hypotheses, lanes, subword, ends, matches])[
-                :, matches != 0
-            ]
+            parts = torch.stack([hypotheses, lanes, subword, ends, matches])
+            hypotheses, lanes, subword, ends, matches = parts[:, matches != 0]
         self._matched = self._matched.new_zeros(len(tokens), phrases)
         self._matched.view(-1).scatter_add_(0, hypotheses * phrases + lanes, matches)
         self._origins = torch.arange(len(tokens), device=tokens.device)
@@ -277,11 +260,9 @@ class PhraseState:
         self.unfinished = table.unfinished.index_select(0, tokens)
 
     def _equal_subwords(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Find the subwords of phrases that equal the token of each hypothesis.
+        """M times a hypothesis, the place of a subword in the table, and 1 where it equals the hypothesis's token, int64 [M].
 
-        Returns:
-            M times a hypothesis, the place of a subword among those of the table, and whether it is equal, 0 or 1: int64 [M]
-            each. All are equal where `sync_is_free`; else there are R of each hypothesis.
+        All are equal where `sync_is_free`; else there are R of each hypothesis.
         """
         table, codes = self.table, self.rows * SENTENCE + tokens
         hypotheses, first = torch.arange(len(codes), device=codes.device), torch.searchsorted(table.codes, codes)
@@ -322,7 +303,7 @@ class PhraseState:
         return values, slots, states
 
     def merged(self, prior: Tensor, covered_factor: Tensor) -> tuple[Proposals, Tensor]:
-        """Collect proposals, fewer than `proposals` where `sync_is_free`, whose votes add up to the same.
+        """Collect proposals and their prior scores, [H, C], fewer where `sync_is_free`, whose votes add up to the same.
 
         Phrases that may begin with the same token v are then one proposal: they have one state, and so the score
 
@@ -334,9 +315,6 @@ class PhraseState:
         Args:
             prior: fp32 [B, A], see `PhraseVotes.prior`.
             covered_factor: fp32 [1], see `PhraseVotes.covered_factor`.
-
-        Returns:
-            C proposals of each hypothesis, and their prior scores, fp32 [H, C], as `PhraseVotes` takes them.
         """
         if not sync_is_free(self.rows.device):
             return self.proposals(), prior.index_select(0, self.rows)
@@ -400,8 +378,7 @@ class Consent(NamedTuple):
 class PhraseVotes(nn.Module):
     """The weights of the formula above.
 
-    They start as learned for the demo's phrase encoder and model, on held-out sentences of an office suite's help with the
-    English text of that help as memory. Training continues from there.
+    They start as trained for the demo's phrase encoder and model, on an office suite's help with its English text as memory.
     """
 
     barred: Tensor
@@ -414,7 +391,6 @@ class PhraseVotes(nn.Module):
         self.consent = _weights(0.6, 0.4, 0.4, 0.4, 0.4, 0.1, 2.0, 0.3, 0.9, 0.2, 0.6, 0.3)  # c
         self.covered = _weights(-1.9)  # d
         self.model = _weights(1.2, 0.8)  # n0, n1
-        assert len(self.state) == len(self.consent) == len(STATES)
         # Offset and consent of a phrase that cannot begin.
         self.register_buffer("barred", torch.tensor([[float("-inf"), 0.0]]), persistent=False)
 
@@ -432,11 +408,7 @@ class PhraseVotes(nn.Module):
         return self.covered.exp()
 
     def forward(self, proposals: Proposals, consent: Consent, prior: Tensor) -> Tensor:
-        """Compute P, fp32 [N, A].
-
-        Args:
-            prior: fp32 [N, A], a row of `prior` for each hypothesis.
-        """
+        """Compute P, fp32 [N, A], with a row of `prior` for each hypothesis."""
         weights = torch.cat([torch.stack([self.state, self.consent], dim=1), self.barred])
         by_state = weights.index_select(0, proposals.states.view(-1))
         offset, consent_weight = by_state.view(*proposals.states.shape, 2).unbind(dim=2)
@@ -460,15 +432,11 @@ def _weights(*values: float) -> nn.Parameter:
 
 
 def _binary_digits(numbers: Tensor) -> Tensor:
-    """Count the binary digits of int64 below 2^MAX_SUBWORDS."""
     return torch.frexp(numbers.double()).exponent.long()
 
 
 def _states() -> Tensor:
-    """Tabulate the state, int64, by kind and matching subwords.
-
-    Kinds are 0: before its first letter, 1: begun, 2: written in full, and CANNOT_BEGIN.
-    """
+    # By kind, of which 0 is before its first letter, 1 begun, 2 written in full, and by matching subwords.
     lengths = torch.arange(MAX_SUBWORDS + 1)
     begun, written = (
         first - 1 + torch.searchsorted(torch.tensor(bounds), lengths.clamp_min(1), right=True)

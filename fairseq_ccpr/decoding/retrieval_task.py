@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from fairseq_ccpr.decoding.phrase_retriever import PhraseRetriever, load_encoder
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.token_memory import TokenMemory, WeightPolicy, confidence_weight, name_of
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever, Retriever, TokenRetriever
-from fairseq_ccpr.decoding.trust import LearnedTrust, Trained, Trust, TrustDescription, load_trust
+from fairseq_ccpr.decoding.trust import LearnedTrust, LoadedTrust, Trained, Trust, load_trust
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.models.key_layer import KeyCapture
 from fairseq_ccpr.paths import literal, split_paths
@@ -53,7 +53,6 @@ from fairseq_ccpr.text.decoder_subwords import DecoderSubwords
 from fairseq_ccpr.text.glossary import Glossary
 
 logger = logging.getLogger(__name__)
-
 
 WEIGHT_ARGUMENTS = 4  # of a `WeightPolicy`
 LANGUAGE_PAIR = "language_pair"  # a fingerprint of datastores whose model knows several
@@ -132,11 +131,8 @@ class RetrievalTask(FairseqTask):
             self.token_settings = token_settings(cfg, self.token_datastore, tuned.get(TokenRetrievalSettings.PREFIX))
         if self.phrase_datastore is not None:
             self.phrase_settings = phrase_settings(cfg, tuned.get(PhraseSettings.PREFIX))
-            if (
-                self.trust is not None
-                and PhraseMemory.name not in self.trust.memories
-                and self.phrase_settings.lambda_ > 0
-            ):
+            phrases_trusted = self.trust is None or PhraseMemory.name in self.trust.memories
+            if not phrases_trusted and self.phrase_settings.lambda_ > 0:
                 raise ConfigurationError(
                     f"--phrase-lambda is {self.phrase_settings.lambda_:g}, but tuning left phrases out and learned trust in "
                     "the tokens alone: give --trust none, or tune again"
@@ -147,14 +143,13 @@ class RetrievalTask(FairseqTask):
         self.splitting: dict[str, str | None] = {name: digest_options(None) for name in ("tokenizer", "bpe")}  # digests
 
     def _read_tuned(self, cfg: RetrievalConfig) -> tuple[dict[str, dict[str, Any]], Trust | None, Trained]:
-        """Read what was tuned: settings by the prefix of their options, trust, and what else was trained."""
         if cfg.trust is not None and cfg.trust != NO_TRUST:
-            trust, trained, described = load_trust(Path(cfg.trust), self.parts, self.trust_class)
-            self._check_weight(cfg.trust, described)
+            trust, trained, described = self._load_trust(Path(cfg.trust))
             return described.settings, trust, trained
         tuned = {} if cfg.untuned else read_tuned(self.parts)
-        unknown = _unknown_settings(tuned)
-        if unknown:
+        kinds = MixtureSettings, TokenRetrievalSettings, PhraseSettings
+        known = {(kind.PREFIX, one.name) for kind in kinds for one in fields(kind)}
+        if unknown := [name for prefix, values in tuned.items() for name in values if (prefix, name) not in known]:
             logger.warning(
                 "the datastore was tuned by another version, with settings unknown to this one (%s): the tuned settings are "
                 "not used; tune again", ", ".join(unknown),
@@ -165,18 +160,17 @@ class RetrievalTask(FairseqTask):
         path = tuned_trust(self.parts) if cfg.trust is None else None
         if path is None:
             return tuned, None, {}
-        trust, trained, described = load_trust(path, self.parts, self.trust_class)
-        self._check_weight(path, described)
+        trust, trained, _ = self._load_trust(path)
         return tuned, trust, trained
 
-    def _check_weight(self, path: str | Path, described: TrustDescription) -> None:
-        """Warn if trust was trained on top of a different token weight than the task's."""
-        here = name_of(self._policy)
-        if described.weight not in ("", here):
+    def _load_trust(self, path: Path) -> LoadedTrust:
+        loaded, policy = load_trust(path, self.parts, self.trust_class), name_of(self._policy)
+        if loaded.described.weight not in ("", policy):
             logger.warning(
                 "%s was trained with the weight %s, and --task has %s: tune again with this --task, or give --trust none",
-                path, described.weight, here,
+                path, loaded.described.weight, policy,
             )  # fmt: skip
+        return loaded
 
     @property
     def parts(self) -> dict[str, TokenDatastore | PhraseDatastore]:
@@ -192,11 +186,7 @@ class RetrievalTask(FairseqTask):
         return task
 
     def load_dataset(self, split: str, *args: Any, **kwargs: Any) -> None:
-        """Load a subset, as fairseq's task does; `alone=False` if those that continue it, such as `test1`, are read as well.
-
-        Raises:
-            ConfigurationError: the data folder has no such subset, or a damaged one.
-        """
+        """Load a subset, as fairseq's task does; `alone=False` if those that continue it, such as `test1`, are read too."""
         if kwargs.pop("alone", not kwargs.get("combine")) and (others := parts_of(self, split)[1:]):
             logger.warning(
                 "%s holds %s beside '%s', and only '%s' is read here: name another with --gen-subset (of tune, --subset)",
@@ -214,7 +204,6 @@ class RetrievalTask(FairseqTask):
                 f"{self.cfg.data} has no subset '{split}'{what_is_there(self, split)}: prepare the data with "
                 f"--{split.rstrip('0123456789')}, or name another subset with --gen-subset (of tune, --subset)"
             ) from None
-
         except (AssertionError, ValueError) as error:
             raise ConfigurationError(
                 f"{self.cfg.data}: the files of '{split}' are damaged or truncated ({str(error).splitlines()[0]}): copy or "
@@ -223,11 +212,7 @@ class RetrievalTask(FairseqTask):
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Any:
-        """Load a dictionary, as fairseq's task does.
-
-        Raises:
-            ConfigurationError: the file is something else.
-        """
+        """Load a dictionary, as fairseq's task does."""
         try:
             return super().load_dictionary(filename)
         except OSError:
@@ -246,10 +231,10 @@ class RetrievalTask(FairseqTask):
 
     def pair_dataset(self, sources: list[Tensor], targets: list[Tensor]) -> Any:
         """Make a dataset of sentence pairs as `encode_line` gives them, with the tags that the model wants on both sides."""
-        dictionary, of_sources = self.target_dictionary, self.inference_dataset(sources)
+        dictionary, encoded = self.target_dictionary, self.inference_dataset(sources)
         tagged = [self.tags.tagged(ids, dictionary) for ids in targets]
         return LanguagePairDataset(
-            of_sources.src, of_sources.src_sizes, self.source_dictionary, tagged, [len(ids) for ids in tagged], dictionary,
+            encoded.src, encoded.src_sizes, self.source_dictionary, tagged, [len(ids) for ids in tagged], dictionary,
             left_pad_source=self.cfg.left_pad_source, left_pad_target=self.cfg.left_pad_target, shuffle=False,
             eos=self.tags.end_of(dictionary),
         )  # fmt: skip
@@ -262,11 +247,7 @@ class RetrievalTask(FairseqTask):
         return generator
 
     def build_generator(self, models: list[Any], args: Any, **kwargs: Any) -> Any:
-        """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one.
-
-        Raises:
-            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
-        """
+        """fairseq's own generator or scorer, with an ensemble that retrieves in place of the plain one."""
         generator = self.build_base_generator(models, args, **kwargs)
         scoring = getattr(args, "score_reference", False)
         ensemble = self.build_ensemble(models)
@@ -295,11 +276,10 @@ class RetrievalTask(FairseqTask):
 
     def inference_step(self, generator: Any, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> Any:
         """Generate for a batch, and log what retrieval did where `--knn-log` wants it."""
+        given = sample
         if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
             # fairseq's diverse search takes a sentence's id for its place in the batch, and fails where they differ.
             given = {name: value for name, value in sample.items() if name != "id"}
-        else:
-            given = sample
         hypotheses = super().inference_step(generator, models, given, **kwargs)
         if self.log is not None and isinstance(getattr(generator, "model", None), RetrievalEnsemble):
             self.log.write(generator.model, sample, [best[0]["tokens"] for best in hypotheses])
@@ -316,12 +296,7 @@ class RetrievalTask(FairseqTask):
         return self.bpe
 
     def build_ensemble(self, models: list[Any]) -> RetrievalEnsemble:
-        """Join the models and the memories of the datastore in one ensemble.
-
-        Raises:
-            ConfigurationError: there is no datastore.
-            DatastoreError: the datastore belongs to none of `models`, or its phrases to another encoder.
-        """
+        """Join the models and the memories of the datastore in one ensemble."""
         memories = self.build_memories(models)
         if not memories:
             raise ConfigurationError(f"--task {self.name} needs --datastore DIR, made by fairseq-ccpr build")
@@ -347,22 +322,20 @@ class RetrievalTask(FairseqTask):
 
     def build_memories(self, models: list[Any]) -> list[Memory]:
         """Build the memories of the options, in the order in which they act; a task of your own may add some."""
-        tokens, phrases = self._token_memory(models), self._phrase_memory(models)
-        if tokens and phrases and self._learning_phrases is not None:
-            phrases = [replace(phrases[0], learned=tokens[0].learned)]
-        return [*tokens, *phrases, *self._glossary_memory(models)]
+        memories: list[Memory] = []
+        learned = None
+        if self.token_datastore is not None:
+            memories.append(tokens := self._token_memory(models, self.token_datastore))
+            learned = tokens.learned if self._learning_phrases is not None else None
+        if self.phrase_datastore is not None and not self.without_phrases:
+            memories.append(replace(self._phrase_memory(models, self.phrase_datastore), learned=learned))
+        if self.glossary is not None:
+            candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
+            end, device = self.tags.end_of(self.target_dictionary), next(models[0].parameters()).device
+            memories.append(GlossaryMemory.build(candidates, end, device))
+        return memories
 
-    def _glossary_memory(self, models: list[Any]) -> list[GlossaryMemory]:
-        if self.glossary is None:
-            return []
-        candidates = GlossaryCandidates(self.glossary, self._decoder_subwords, self.source_dictionary)
-        end, device = self.tags.end_of(self.target_dictionary), next(models[0].parameters()).device
-        return [GlossaryMemory.build(candidates, end, device)]
-
-    def _token_memory(self, models: list[Any]) -> list[TokenMemory]:
-        datastore = self.token_datastore
-        if datastore is None:
-            return []
+    def _token_memory(self, models: list[Any], datastore: TokenDatastore) -> TokenMemory:
         prints = [fingerprint.of_parameters(model.named_parameters()) for model in models]
         expected = datastore.section.fingerprints["model"]
         if expected not in prints:
@@ -384,11 +357,10 @@ class RetrievalTask(FairseqTask):
                 "methods of fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         domain = datastore.open_domain()
-        memory = TokenMemory(
+        return TokenMemory(
             capture, retriever, self.token_settings, self.target_dictionary.unk(), self._policy,
             domain.to(device) if domain is not None else None, learned,
         )  # fmt: skip
-        return [memory]
 
     @property
     def _policy(self) -> WeightPolicy:
@@ -406,16 +378,12 @@ class RetrievalTask(FairseqTask):
 
     @property
     def _learning_phrases(self) -> PhraseDatastore | None:
-        """The phrase part that learns what the token part does."""
         tokens, phrases = self.token_datastore, self.phrase_datastore
         if tokens is None or phrases is None or why_not_learned(tokens.directory, phrases):
             return None
         return phrases
 
-    def _phrase_memory(self, models: list[Any]) -> list[PhraseMemory]:
-        datastore = self.phrase_datastore
-        if datastore is None or self.without_phrases:
-            return []
+    def _phrase_memory(self, models: list[Any], datastore: PhraseDatastore) -> PhraseMemory:
         device, settings = next(models[0].parameters()).device, self.phrase_settings
         encoder, queries = load_encoders(datastore, settings, models)
         segmentation = query_segmentation(datastore, settings.threshold, settings.segmentation)
@@ -426,7 +394,7 @@ class RetrievalTask(FairseqTask):
         candidates = PhraseCandidates(retriever, self._decoder_subwords, self.source_dictionary, settings.reach)
         votes = PhraseVotes()
         votes.load_state_dict(self.trained.get(PhraseMemory.name, votes.state_dict()))
-        return [PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)]
+        return PhraseMemory(candidates, settings, votes.requires_grad_(False).to(device), device)
 
     def _decoder_subwords(self) -> DecoderSubwords:
         """Known at the first sentence: fairseq builds its generator before `--bpe` and `--tokenizer`."""
@@ -435,20 +403,10 @@ class RetrievalTask(FairseqTask):
         return DecoderSubwords(self.tokenizer, self.bpe, self.target_dictionary, self.tags.symbols, model)
 
 
-def _unknown_settings(tuned: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Name the tuned settings that there are no options for."""
-    known = {
-        kind.PREFIX: {one.name for one in fields(kind)}
-        for kind in (MixtureSettings, TokenRetrievalSettings, PhraseSettings)
-    }
-    return [name for prefix, values in tuned.items() for name in values if name not in known.get(prefix, ())]
-
-
 def forget_beam(model: Any) -> None:
     """Make the cross-attention of BART models treat each row of a batch separately, as other models do.
 
-    A generator tells it how wide its beam is, and it then folds as many rows into one: wrong for given targets, which have no
-    beam, and for another generator of the same model with another beam.
+    A generator tells it the width of its beam, by which it folds rows into one: wrong for given targets and for other beams.
     """
     if hasattr(model, "set_beam_size"):
         model.set_beam_size(1)
@@ -460,20 +418,14 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
 
     Args:
         languages: "de-en", where the model knows several: of token parts of different languages this one's is taken.
-
-    Raises:
-        ConfigurationError: two of them have the same part.
-        DatastoreError: a folder is not a datastore, or the tokens are of other languages.
     """
     found: dict[str, str] = {}
-    others: dict[str, str] = {}
+    others: dict[str, str] = {}  # languages of the tokens of folders that are for others
     for folder in split_paths(datastore) if datastore else []:
         manifest = Manifest.read(Path(folder))
-        of_tokens = (
-            manifest.token.fingerprints.get(LANGUAGE_PAIR, languages) if manifest.token is not None else languages
-        )
-        if of_tokens != languages:
-            others[folder] = str(of_tokens)
+        fingerprints = manifest.token.fingerprints if manifest.token is not None else {}
+        if (pair := fingerprints.get(LANGUAGE_PAIR, languages)) != languages:
+            others[folder] = str(pair)
         for part, section in (("token", manifest.token), ("phrase", manifest.phrase)):
             if section is None or (part == "token" and folder in others):
                 continue
@@ -483,9 +435,9 @@ def find_parts(datastore: str | None, languages: str | None = None) -> dict[str,
                 )
             found[part] = folder
     if others and "token" not in found:
-        folder, of_tokens = next(iter(others.items()))
+        folder, pair = next(iter(others.items()))
         raise DatastoreError(
-            f"the tokens of the datastore {folder} are for {of_tokens}, and not for {languages or 'a bilingual model'}: give "
+            f"the tokens of the datastore {folder} are for {pair}, and not for {languages or 'a bilingual model'}: give "
             "-s and -t as it was built, or build one for these languages"
         )
     return found

@@ -40,14 +40,9 @@ TASKS = (BILINGUAL, MULTILINGUAL, BART)
 
 
 def task_words(model: Path) -> list[str]:
-    """Return words of a command line: the task that retrieves with a model, and its options.
-
-    There are none for a bilingual model, and for a file that is missing.
+    """Return words of a command line: the task that retrieves with a model, and its options; none for a bilingual one.
 
     Files that the checkpoint names are looked for at their recorded paths, and next to it.
-
-    Raises:
-        CheckpointError: the file is no checkpoint of fairseq, or would run code.
     """
     if not model.is_file():
         return []  # whoever loads it will say so
@@ -56,17 +51,15 @@ def task_words(model: Path) -> list[str]:
     task = RETRIEVING.get(name, name)
     if task not in OF_TASK:
         return []
-    told = {option: _as_value(trained.get(option)) for option in OF_TASK[task]}
+    options: dict[str, Any] = {}
+    for option in OF_TASK[task]:
+        value = trained.get(option)
+        options[option] = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
     for option in FILES.get(task, ()):
         if given := trained.get(option):
             places = (Path(given), model.parent / Path(given).name)
-            told[option] = next((str(place) for place in places if place.is_file()), None)
-    return as_words({"task": task, **{option: value for option, value in told.items() if value}})
-
-
-def _as_value(value: Any) -> Any:
-    """Return an option's value as it is typed: lists with commas."""
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            options[option] = next((str(place) for place in places if place.is_file()), None)
+    return as_words({"task": task, **{option: value for option, value in options.items() if value}})
 
 
 @register_task(BILINGUAL, dataclass=TranslationRetrievalConfig)
@@ -95,12 +88,12 @@ class MultilingualRetrievalTask(RetrievalTask, TranslationMultiSimpleEpochTask):
     def __init__(self, args: Any, langs: list[str], dicts: dict[str, Any], training: bool) -> None:
         super().__init__(args, langs, dicts, training)
         self.cfg = args
-        of_source, of_target = args.langtoks["main"]
+        source_tag, target_tag = args.langtoks["main"]
         symbols = (get_lang_tok(one, args.lang_tok_style, spec) for one in langs for spec in args.langtoks_specs)
         self.tags = LanguageTags(
             frozenset(symbols),
-            added=int(bool(of_source)),
-            begin=get_lang_tok(args.target_lang, args.lang_tok_style, of_target) if of_target else None,
+            added=int(bool(source_tag)),
+            begin=get_lang_tok(args.target_lang, args.lang_tok_style, target_tag) if target_tag else None,
             languages=f"{args.source_lang}-{args.target_lang}",
         )
         self.open_datastore(args)

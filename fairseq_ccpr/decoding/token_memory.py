@@ -39,23 +39,23 @@ from fairseq_ccpr.timing import MERGE, phase
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TYPICAL_RANK = 8  # whose score is followed along a hypothesis
-OF_STATE = ("state distance", "state cosine", "state norm")
-RUNNING = ("running score", "running distance", "running agreement")
+STATE_FEATURES = ("state distance", "state cosine", "state norm")
+RUNNING_FEATURES = ("running score", "running distance", "running agreement")
 
 TOKEN_FEATURES = (
     *(f"score {rank}" for rank in RANKS), "found",
     *(f"distinct {rank}" for rank in RANKS[1:]),
     "highest p_tok", "entropy of p_tok", "count of favourite",
     "model of favourite", "agreement", "overlap",
-    *OF_STATE, *RUNNING, "position",
+    *STATE_FEATURES, *RUNNING_FEATURES, "position",
 )  # fmt: skip
 
 
 class Course(NamedTuple):
     """How N hypotheses have gone so far, this token included."""
 
-    state: Tensor  # fp32 [N, 3], `OF_STATE`, of this token alone
-    running: Tensor  # fp32 [N, 3], `RUNNING`
+    state: Tensor  # fp32 [N, 3], `STATE_FEATURES`, of this token alone
+    running: Tensor  # fp32 [N, 3], `RUNNING_FEATURES`
     position: Tensor  # fp32 [N], tokens before this one
 
     @classmethod
@@ -103,24 +103,16 @@ class TokenEvidence(NamedTuple):
         agreement = favourite == model.favourite.unsqueeze(1)
         overlap = (probabilities * self.model.exp()).sum(dim=1, keepdim=True)
         state, running, position = self.course
-        return torch.cat(
-            [
-                scores, count / self.scores.size(1), distinct[:, 1:], highest, entropy, same, distrust, agreement, overlap,
-                state, running, torch.log1p(position).unsqueeze(1),
-            ], dim=1,
-        )  # fmt: skip
+        neighbours = scores, count / self.scores.size(1), distinct[:, 1:]
+        columns = *neighbours, highest, entropy, same, distrust, agreement, overlap, state, running
+        return torch.cat([*columns, torch.log1p(position).unsqueeze(1)], dim=1)
 
 
 def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -> Tensor:
     """What of N tokens is followed along their hypotheses, fp32 [N, 4]; tokens without neighbours count for the last alone.
 
-    Columns: those of `RUNNING`, the similarity of a neighbour of typical rank, the distance of the state to the datastore's
-    text, and whether the nearest neighbour names the model's favourite; then whether there are neighbours.
-
-    Args:
-        scores, values: fp32 and int64 [N, k].
-        state: fp32 [N, 3], `OF_STATE`.
-        favourite: int64 [N], the model's likeliest token.
+    Columns: those of `RUNNING_FEATURES`, the similarity of a neighbour of typical rank, the distance of the state to the
+    datastore's text, and whether the nearest neighbour names the model's favourite; then whether there are neighbours.
     """
     near = scores[:, :TYPICAL_RANK]
     least = near.masked_fill(near == float("-inf"), float("inf")).amin(dim=1)
@@ -131,11 +123,7 @@ def observed(scores: Tensor, values: Tensor, state: Tensor, favourite: Tensor) -
 
 
 def along_sentences(seen: Tensor, positions: Tensor) -> Tensor:
-    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token.
-
-    Args:
-        positions: int64 [N], of the tokens of sentence after sentence, from 0.
-    """
+    """Sum what was `observed`, fp32 [N, 4], from the beginning of each sentence to each token, at positions from 0."""
     sums = seen.double().cumsum(dim=0)
     start = torch.arange(len(positions), device=positions.device) - positions
     before = torch.cat([sums.new_zeros(1, sums.size(1)), sums])[start]
@@ -189,11 +177,7 @@ def confidence_weight(scores: Tensor, values: Tensor, model: ModelView, settings
 def token_weight(
     policy: WeightPolicy, neighbours: Neighbours, model: ModelView, settings: TokenRetrievalSettings
 ) -> Tensor:
-    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found.
-
-    Raises:
-        ConfigurationError: the policy returned something else than a weight for each token.
-    """
+    """Compute a policy's weight within its bounds: fp32 [N] in [0, 1), 0 where nothing was found."""
     scores = neighbours.scores
     weight = policy(scores, neighbours.values, model, settings)
     if not isinstance(weight, Tensor) or weight.shape != scores.shape[:1]:
@@ -211,10 +195,7 @@ class TokenMemory(Memory):
 
     Args:
         capture: reads the queries, from the one model the datastore belongs to.
-        retriever: searches.
-        settings: k, lambda, T.
         unknown: the unknown token, which nothing that is retrieved proposes.
-        policy: how much the neighbours weigh.
         domain: what the datastore knows of its own text, on the model's device; None where it was built without.
         learned: what is learned alongside the datastore, live or as a snapshot; None: nothing.
     """
@@ -262,11 +243,7 @@ class TokenMemory(Memory):
         return entries.first if entries is not None and (entries.pairs or entries.moved) else None
 
     def unguarded(self, neighbours: Neighbours, running_distance: Tensor) -> Neighbours:
-        """Return the neighbours; all are missing where the guard gives them no weight.
-
-        Args:
-            running_distance: fp32 [N], see `Course`.
-        """
+        """Return the neighbours; all are missing where the guard gives them no weight."""
         if self.domain is None or not self.settings.guard or self.first_learned is not None:
             return neighbours
         far = (self.domain.familiarity(running_distance) <= 0).unsqueeze(1)
@@ -274,7 +251,7 @@ class TokenMemory(Memory):
         return Neighbours(ids.masked_fill(far, -1), scores.masked_fill(far, float("-inf")), values)
 
     def observe(self, queries: Tensor) -> Tensor:
-        """Compare queries [N, d] with the datastore's own text: `OF_STATE`, fp32 [N, 3]; what is not known is 0."""
+        """Compare queries [N, d] with the datastore's own text: `STATE_FEATURES`, fp32 [N, 3]; what is not known is 0."""
         states = queries.float()
         norms = torch.linalg.vector_norm(states, dim=1).clamp_min(1e-8)
         if self.domain is None:
@@ -282,11 +259,7 @@ class TokenMemory(Memory):
         return torch.stack([self.domain.distance(states), self.domain.cosine(states, norms), norms.log()], dim=1)
 
     def kept(self, neighbours: Neighbours, course: Course | None) -> Tensor | None:
-        """Compute the fraction of each neighbour that the guard keeps, fp32 [N, k], or [N, 1] where all are alike.
-
-        Args:
-            course: of the hypotheses; without one, and without a guard, all is kept, which None says.
-        """
+        """Compute what fraction of each neighbour the guard keeps, fp32 [N, k], or [N, 1] where all are alike; None: all."""
         if self.domain is None or not self.settings.guard or course is None:
             return None
         familiarity = self.domain.familiarity(course.running_distance).unsqueeze(1)
@@ -304,13 +277,8 @@ class TokenMemory(Memory):
         return weight * (neighbour_shares(neighbours.scores, self.settings.temperature) * kept).sum(dim=1)
 
     def vote(
-        self,
-        neighbours: Neighbours,
-        model: ModelView,
-        course: Course | None,
-        trusted: bool,
-        retrieved: Tensor | None = None,
-    ) -> Vote:
+        self, neighbours: Neighbours, model: ModelView, course: Course | None, trusted: bool, retrieved: Tensor | None = None
+    ) -> Vote:  # fmt: skip
         """Weigh neighbours at N tokens against the model.
 
         Args:
@@ -343,11 +311,6 @@ class TokenBatch(MemoryBatch):
     """The token memory during one batch: a search each step, started while the models still compute.
 
     On a GPU the search runs on a second CUDA stream, in parallel with the projection to the vocabulary.
-
-    Args:
-        memory: a snapshot.
-        retriever: what it searches.
-        sentences: B.
     """
 
     memory: TokenMemory
@@ -373,10 +336,9 @@ class TokenBatch(MemoryBatch):
         # All hypotheses of a sentence are alike at the first step: one search serves them.
         copies, self._first = len(queries) // self.sentences if self._first else 1, False
         with self._on_second_stream(queries):
-            neighbours = self.search(queries[::copies], self.memory.settings.k)
-            retrieved = neighbour_log_probabilities(
-                neighbours.scores, neighbours.values, self.memory.settings.temperature
-            )
+            settings = self.memory.settings
+            neighbours = self.search(queries[::copies], settings.k)
+            retrieved = neighbour_log_probabilities(neighbours.scores, neighbours.values, settings.temperature)
             if copies > 1:
                 *parts, retrieved = (one.repeat_interleave(copies, dim=0) for one in (*neighbours, retrieved))
                 neighbours = Neighbours(*parts)
@@ -465,20 +427,19 @@ class TokenRecord:
 
     def select(self, rows: Tensor) -> TokenRecord:
         """Select some of the tokens."""
-        return self._apply([self], lambda parts: parts[0][rows])
+        return self._changed([self], lambda parts: parts[0][rows])
 
     def cpu(self) -> TokenRecord:
         """Move to the CPU."""
-        return self._apply([self], lambda parts: parts[0].cpu())
+        return self._changed([self], lambda parts: parts[0].cpu())
 
     @classmethod
     def joined(cls, records: Sequence[TokenRecord]) -> TokenRecord:
         """Join the records of several texts."""
-        return cls._apply(records, torch.cat)
+        return cls._changed(records, torch.cat)
 
     @classmethod
-    def _apply(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
-        """Change corresponding tensors of records into one."""
+    def _changed(cls, records: Sequence[TokenRecord], change: Callable[[list[Tensor]], Tensor]) -> TokenRecord:
         parts = [[*one.neighbours, *one.model, *one.course] for one in records]
         changed = [change(list(column)) for column in zip(*parts)]
         return cls(Neighbours(*changed[:3]), LookedUp(*changed[3:6]), Course(*changed[6:]))

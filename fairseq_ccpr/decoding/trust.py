@@ -35,7 +35,8 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.storage.files import atomic_file
-from fairseq_ccpr.storage.fingerprint import of_parameters, short
+
+logger = logging.getLogger(__name__)
 
 VERSION = 2  # of the features: trust that was trained on others is refused
 HIDDEN = 32
@@ -107,15 +108,11 @@ class Trust(nn.Module):
 
     def signature(self) -> str:
         """Name all that decides the weights, in one word."""
-        return f"trust:{self.KIND}-{short(of_parameters(self.state_dict().items()))}"
+        return f"trust:{self.KIND}-{fingerprint.short(fingerprint.of_parameters(self.state_dict().items()))}"
 
 
 class LearnedTrust(Trust):
-    """The network described above.
-
-    Args:
-        hidden: units of the hidden layer; 0: a linear function of the features, which fewer tokens suffice for.
-    """
+    """The network described above."""
 
     KIND = "learned"
     mean: Tensor
@@ -151,18 +148,21 @@ class LearnedTrust(Trust):
 
     def log_odds(self, features: Tensor) -> Tensor:
         """Compute a, fp32 [N, M], of features fp32 [N, F]."""
-        z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
-        if self.hidden is not None:
-            z = self.hidden(z).tanh()
-        a: Tensor = self.output(z)
-        return a.clamp(-MOST, MOST)
+        return self._unclamped(self._normalised(features)).clamp(-MOST, MOST)
+
+    def _normalised(self, features: Tensor) -> Tensor:
+        return ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST)
+
+    def _unclamped(self, z: Tensor) -> Tensor:
+        a: Tensor = self.output(self.hidden(z).tanh() if self.hidden is not None else z)
+        return a
 
     @torch.enable_grad()
     def attributions(self, features: Tensor) -> Tensor:
         """Compute how far each feature moves each memory's a at N tokens, fp32 [N, M, F]: feature times gradient."""
-        z = ((features - self.mean) / self.scale).clamp(-FARTHEST, FARTHEST).requires_grad_()
-        a = self.output(self.hidden(z).tanh() if self.hidden is not None else z)
-        gradients = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in a.unbind(dim=1)]
+        z = self._normalised(features).requires_grad_()
+        each = self._unclamped(z).unbind(dim=1)
+        gradients = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in each]
         return (torch.stack(gradients, dim=1) * z.unsqueeze(1)).detach()
 
     def decide(self, inputs: Tensor, weights: Tensor) -> Decision:
@@ -172,15 +172,10 @@ class LearnedTrust(Trust):
 
 def feature_names(memories: Features) -> tuple[str, ...]:
     """Name the features of memories, in the order of `trust_features`."""
-    return (
-        "highest p_NMT",
-        *(name for names in memories.values() for name in names),
-        *(
-            name
-            for one, other in combinations(memories, 2)
-            for name in (f"{one} and {other} agree", f"{one} say favourite of {other}")
-        ),
-    )
+    pairs = [
+        (f"{one} and {other} agree", f"{one} say favourite of {other}") for one, other in combinations(memories, 2)
+    ]
+    return "highest p_NMT", *(name for names in (*memories.values(), *pairs) for name in names)
 
 
 def trust_features(model: ModelEvidence, votes: Sequence[Vote]) -> Tensor:
@@ -208,10 +203,8 @@ def reweigh(weights: Tensor, log_odds: Tensor) -> Tensor:
     return weights * factors / (1 + (weights * (factors - 1)).sum(dim=1, keepdim=True))
 
 
-logger = logging.getLogger(__name__)
-
 DIGEST = 64  # digits of a fingerprint
-OF_MEMORY = "memory."  # begins the names of what belongs to a memory, before the memory's name
+MEMORY = "memory."  # begins the names of what belongs to a memory, before the memory's name
 OLD_VOTES = "votes."  # the same for the phrases, in files of version 0.2
 
 Trained = Mapping[str, Mapping[str, Tensor]]  # by memory
@@ -230,11 +223,6 @@ class TrustDescription:
     texts: dict[str, Any] = field(default_factory=dict)  # what it was worth when it was trained, by text and system
     features: int = VERSION
     weight: str = ""  # the policy of the token memory's weight it was trained with; older files do not say
-
-    @property
-    def parts(self) -> list[str]:
-        """The parts of a datastore that it weighs."""
-        return list(self.keys)
 
 
 class LoadedTrust(NamedTuple):
@@ -267,7 +255,7 @@ def needs_of(parts: Parts) -> dict[str, str]:
 def save_trust(trust: Trust, trained: Trained, described: TrustDescription, path: Path) -> None:
     """Write a safetensors file, under its final name only when it is complete."""
     both = trust.state_dict() | {
-        f"{OF_MEMORY}{memory}.{name}": one for memory, state in trained.items() for name, one in state.items()
+        f"{MEMORY}{memory}.{name}": one for memory, state in trained.items() for name, one in state.items()
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in both.items()}
     text = json.dumps(asdict(described))
@@ -276,15 +264,7 @@ def save_trust(trust: Trust, trained: Trained, described: TrustDescription, path
 
 
 def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> LoadedTrust:
-    """Read trust, and check that it belongs to the parts of a datastore.
-
-    Args:
-        kind: of trust that is expected.
-
-    Raises:
-        ConfigurationError: the file is missing, damaged, of other features or another kind, or of another model, key layer,
-            metric, projection or phrase encoder, or of parts that the datastore does not have.
-    """
+    """Read trust, and check that it belongs to the parts of a datastore."""
     tensors, described = _read(path)
     if described.kind != kind.KIND:
         raise ConfigurationError(
@@ -296,11 +276,11 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
             f"{path} was trained by another version of fairseq-ccpr (features {described.features}, here {VERSION}): tune "
             "again, or give --trust none"
         )
-    if "phrase" not in described.parts and described.settings.get(PhraseSettings.PREFIX, {}).get("lambda_") == 0:
+    if "phrase" not in described.keys and described.settings.get(PhraseSettings.PREFIX, {}).get("lambda_") == 0:
         parts = {name: part for name, part in parts.items() if name != "phrase"}  # tuning left them out
-    if described.parts != list(parts):
+    if list(described.keys) != list(parts):
         raise ConfigurationError(
-            f"{path} is trust in {' and '.join(described.parts)} parts, but --datastore has "
+            f"{path} is trust in {' and '.join(described.keys)} parts, but --datastore has "
             f"{' and '.join(parts) or 'none'}: tune again, or name the datastore it was trained with"
         )
     for name, found in needs_of(parts).items():
@@ -315,26 +295,21 @@ def load_trust(path: Path, parts: Parts, kind: type[Trust] = LearnedTrust) -> Lo
                 "%s was trained with other %s keys than the datastore has: tune again if you can", path, name
             )
     trained: dict[str, dict[str, Tensor]] = {}
-    for name in [name for name in tensors if name.startswith((OF_MEMORY, OLD_VOTES))]:
-        full = name.replace(OLD_VOTES, f"{OF_MEMORY}{PhraseMemory.name}.", 1) if name.startswith(OLD_VOTES) else name
-        memory, one = full.removeprefix(OF_MEMORY).split(".", 1)
+    for name in [name for name in tensors if name.startswith((MEMORY, OLD_VOTES))]:
+        full = name if name.startswith(MEMORY) else f"{MEMORY}{PhraseMemory.name}.{name.removeprefix(OLD_VOTES)}"
+        memory, one = full.removeprefix(MEMORY).split(".", 1)
         trained.setdefault(memory, {})[one] = tensors.pop(name)
-    trust = kind(**_arguments(described.arguments))
+    arguments = dict(described.arguments)
+    if "memories" not in arguments:  # of version 0.2, whose files say whether there are tokens and phrases
+        arguments["memories"] = {
+            one.name: one.features for one in (TokenMemory, PhraseMemory) if arguments.pop(one.name)
+        }
+    trust = kind(**arguments)
     trust.load_state_dict(tensors)
     return LoadedTrust(trust.requires_grad_(False), trained, described)
 
 
-def _arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a network; those of version 0.2 say whether there are tokens and phrases."""
-    if "memories" in arguments:
-        return arguments
-    kinds = [kind for kind in (TokenMemory, PhraseMemory) if arguments[kind.name]]
-    others = {name: value for name, value in arguments.items() if name not in (TokenMemory.name, PhraseMemory.name)}
-    return {"memories": {kind.name: kind.features for kind in kinds}, **others}
-
-
 def _short(value: str | None) -> str:
-    """Return a digest's first digits, and what is no digest as it is."""
     return fingerprint.short(value) if value and len(value) == DIGEST else value or "none"
 
 
@@ -353,7 +328,5 @@ def _read(path: Path) -> tuple[dict[str, Tensor], TrustDescription]:
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    parts = [text]
-    for name, tensor in sorted(tensors.items()):
-        parts += [name, hashlib.sha256(tensor.numpy().tobytes()).hexdigest()]
-    return fingerprint.of_strings(parts)
+    digests = ((name, hashlib.sha256(one.numpy().tobytes()).hexdigest()) for name, one in sorted(tensors.items()))
+    return fingerprint.of_strings([text, *(part for both in digests for part in both)])

@@ -24,17 +24,7 @@ SCORE_NAMES = {"ip": "similarity", "l2": "squared distance"}
 
 
 def explain_subset(system: System, count: int, numbers: list[int] | None, most_neighbours: int) -> Explanation:
-    """Translate sentences of `--gen-subset` with fairseq's plain generator and the retrieving one, and explain the result.
-
-    Args:
-        system: a model with a datastore.
-        count: how many sentences, the first of the subset that the models can take.
-        numbers: of the sentences in the subset, from 0, in place of the first.
-        most_neighbours: that are kept of each token.
-
-    Raises:
-        ConfigurationError: the subset has no such sentence, or the models cannot take it.
-    """
+    """Translate sentences of `--gen-subset` with fairseq's plain generator and the retrieving one, and explain the result."""
     subset, task = system.cfg.dataset.gen_subset, system.task
     task.load_dataset(subset)
     numbers = _choose(system, count, numbers)
@@ -43,7 +33,11 @@ def explain_subset(system: System, count: int, numbers: list[int] | None, most_n
     explanation.subset, explanation.sentences_in_subset = subset, len(task.dataset(subset))
     by_number = {one.number: one for one in explanation.sentences}
     explanation.sentences = [by_number[number] for number in numbers]
-    _score(explanation)
+    if references := [one.reference for one in explanation.sentences if one.reference is not None]:
+        plain = score([one.plain for one in explanation.sentences], references)
+        retrieval = score([one.translation for one in explanation.sentences], references)
+        explanation.bleu = {BASE: plain.bleu, RETRIEVAL: retrieval.bleu}
+        explanation.bleu_signature = plain.bleu_signature
     return explanation
 
 
@@ -51,22 +45,13 @@ def explain_sentences(system: System, sentences: list[str], most_neighbours: int
     """Translate raw sentences in both ways, and explain the result.
 
     Args:
-        system: a model with a datastore.
         sentences: empty ones are left out.
-        most_neighbours: that are kept of each token.
-
-    Raises:
-        ConfigurationError: a sentence is longer than the models take, or there is none.
     """
     return explain_encoded(system, sentences, encode_sentences(system, sentences), most_neighbours)
 
 
 def encode_sentences(system: System, sentences: list[str]) -> dict[int, Tensor]:
-    """Return the tokens of sentences by their numbers; empty ones are left out.
-
-    Raises:
-        ConfigurationError: a sentence is longer than the models take, or there is none.
-    """
+    """Return the tokens of sentences by their numbers; empty ones are left out."""
     system.check_open()
     system.check_encoding()
     tokens = {number: ids for number, one in enumerate(sentences) if len(ids := encode(one, system.task)) > 1}
@@ -110,51 +95,37 @@ def _explain(
     if system.ensemble is None:
         raise ConfigurationError("there is nothing to explain without a datastore: give --datastore DIR")
     task, models, ensemble = system.task, system.models, system.ensemble.now()
-    plain, retrieving = system.generator(retrieve=False), system.generator()
-    retrieving.model = ensemble
+    baseline, retrieving = system.generator(retrieve=False), system.generator()
     # Breaking down does not retrieve phrases for a batch again.
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = retrieving.model = ensemble.replacing(*remembering, trust=ensemble.trust)
     target_text = partial(system.to_text, task.target_dictionary)
     corpus, score_name = None, SCORE_NAMES["ip"]
-    for memory in ensemble.voting:
-        if isinstance(memory, TokenMemory):
-            datastore = memory.retriever.datastore
-            learned = memory.learned.entries if memory.learned is not None else None
-            corpus, score_name = (
-                CorpusText(datastore, target_text, learned),
-                SCORE_NAMES[datastore.section.index.metric],
-            )
+    if (tokens := ensemble.memory(TokenMemory.name)) is not None:
+        datastore = tokens.retriever.datastore
+        corpus = CorpusText(datastore, target_text, tokens.learned.entries if tokens.learned is not None else None)
+        score_name = SCORE_NAMES[datastore.section.index.metric]
     explainer = Explainer(task.target_dictionary, target_text, corpus, Texts(), most_neighbours)
     explained: list[SentenceExplanation] = []
     for sample in samples:
         sample = utils.move_to_cuda(sample, system.device) if system.device.type == "cuda" else sample
         alone, written = (
             [hypotheses[0]["tokens"] for hypotheses in task.inference_step(generator, models, sample)]
-            for generator in (plain, retrieving)
+            for generator in (baseline, retrieving)
         )
         broken_down = break_down(ensemble, sample, written, task.target_dictionary)
         for row, number in enumerate(sample["id"].tolist()):
             source = source_text(sample["net_input"]["src_tokens"][row]) if source_text is not None else ""
-            has_reference = sample["target"] is not None
-            reference = target_text(sample["target"][row], True) if has_reference else None
-            texts = source, reference, target_text(alone[row]), target_text(written[row])
-            explained.append(explainer.sentence(broken_down, row, number, *texts))
-    return Explanation(
-        subset="",
-        source_language=as_bcp47(task.cfg.source_lang),
-        target_language=as_bcp47(task.cfg.target_lang),
-        sentences_in_subset=len(explained),
-        signature=ensemble.signature(),
-        memories=[memory.name for memory in ensemble.voting],
-        score_name=score_name,
-        sentences=explained,
-        texts=list(explainer.texts.numbers),
-    )
+            reference = target_text(sample["target"][row], True) if sample["target"] is not None else None
+            plain, translation = target_text(alone[row]), target_text(written[row])
+            explained.append(explainer.sentence(broken_down, row, number, source, reference, plain, translation))
+    languages = as_bcp47(task.cfg.source_lang), as_bcp47(task.cfg.target_lang)
+    names = [memory.name for memory in ensemble.voting]
+    texts = list(explainer.texts.numbers)
+    return Explanation("", *languages, len(explained), ensemble.signature(), names, score_name, explained, texts)
 
 
 def _choose(system: System, count: int, numbers: list[int] | None) -> list[int]:
-    """Choose the sentences that are explained, each once."""
     task, subset = system.task, system.cfg.dataset.gen_subset
     dataset = task.dataset(subset)
     longest = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in system.models])
@@ -174,21 +145,9 @@ def _choose(system: System, count: int, numbers: list[int] | None) -> list[int]:
 
 
 def _batches(system: System, numbers: list[int]) -> Iterator[dict[str, Any]]:
-    """These sentences of the subset in fairseq's batches."""
     cfg = system.cfg
     dataset = system.task.dataset(cfg.dataset.gen_subset)
     order = dataset.ordered_indices()
     made = dataset.batch_by_size(order[np.isin(order, numbers)], cfg.dataset.max_tokens, cfg.dataset.batch_size)
     for batch in progress_over(made, cfg.dataset.gen_subset, "sentence", len, cfg.common.no_progress_bar):
         yield dataset.collater([dataset[number] for number in batch])
-
-
-def _score(explanation: Explanation) -> None:
-    """BLEU of both systems over the sentences explained, where they have references."""
-    references = [one.reference for one in explanation.sentences if one.reference is not None]
-    if not references:
-        return
-    plain = score([one.plain for one in explanation.sentences], references)
-    retrieval = score([one.translation for one in explanation.sentences], references)
-    explanation.bleu = {BASE: plain.bleu, RETRIEVAL: retrieval.bleu}
-    explanation.bleu_signature = plain.bleu_signature

@@ -24,32 +24,25 @@ from fairseq_ccpr.decoding.breakdown import Breakdown
 from fairseq_ccpr.decoding.learned_memory import LearnedEntries
 from fairseq_ccpr.decoding.phrase_candidates import SentencePhrases
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
+from fairseq_ccpr.decoding.phrase_retriever import RetrievedPhrase
 from fairseq_ccpr.decoding.phrase_votes import WRITTEN
 from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.evaluation.page import STYLE, fill
 from fairseq_ccpr.evaluation.test_set import sentence_chrf
 from fairseq_ccpr.storage.files import write_text
 
-Place = tuple[str, int, int]  # a sentence, and where a token begins and ends in it, in characters
-
-
 SENTENCES = 65536  # remembered as text
-
-
 LONGEST = 4096  # tokens of a sentence that are shown
+MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
+MOST_VOTES = 16  # phrases that proposed a token, likewise
+MOST_FEATURES = 8  # that trust looked at, likewise
+DIGITS = 6  # significant, of a number that is kept
 
 
 def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], str]) -> tuple[int, int]:
     """Return the characters of a sentence that one of its tokens stands for, without the space before it.
 
-    They are what the token adds to the text of those before it, whatever joins subwords and tokens to text. A token that
-    adds nothing, as the end of the sentence does, has an empty place.
-
-    Args:
-        tokens: the sentence.
-        position: of the token.
-        text: of the sentence.
-        to_text: from tokens to text.
+    They are what it adds to the text of the tokens before it: nothing, where it ends the sentence.
     """
     start, end = (_common_prefix(to_text(tokens[:count]), text) for count in (position, position + 1))
     while start < end and text[start].isspace():
@@ -58,17 +51,11 @@ def place(tokens: Tensor, position: int, text: str, to_text: Callable[[Tensor], 
 
 
 def _common_prefix(one: str, two: str) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
+    return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
 
 class CorpusText:
-    """The target sentences that a token datastore was built from, read from its own values.
-
-    Args:
-        datastore: the entries of a sentence follow each other, token by token.
-        to_text: from tokens of the target language to text.
-        learned: the pairs learned alongside it, whose entries are numbered after its own.
-    """
+    """The target sentences that a token datastore was built from, read from its own values."""
 
     def __init__(
         self, datastore: TokenDatastore, to_text: Callable[[Tensor], str], learned: LearnedEntries | None = None
@@ -76,18 +63,17 @@ class CorpusText:
         self.datastore, self.to_text, self.learned = datastore, to_text, learned
         self._text_once = lru_cache(SENTENCES)(lambda first: to_text(self._tokens(first)))
 
-    def place(self, entry: int) -> Place:
-        """Return the sentence that an entry belongs to, of the datastore or learned, and its place there."""
+    def place(self, entry: int) -> tuple[str, int, int]:
+        """Return the sentence that an entry belongs to, of the datastore or learned, and its place there in characters."""
         if (row := entry - self.datastore.section.size) >= 0:
             assert self.learned is not None
             pair, position = self.learned.place(row)
             tokens = self.learned.values[row - position : row - position + pair.tokens].long().cpu()
             text = self.to_text(tokens)
-            return text, *place(tokens, position, text, self.to_text)
-        position = int(self.datastore.provenance[entry, 1])
-        first = entry - position
-        text = self._text_once(first)
-        return text, *place(self._tokens(first), position, text, self.to_text)
+        else:
+            position = int(self.datastore.provenance[entry, 1])
+            tokens, text = self._tokens(entry - position), self._text_once(entry - position)
+        return text, *place(tokens, position, text, self.to_text)
 
     def learned_pair(self, entry: int) -> LearnedPair | None:
         """Return the pair that an entry was learned from; None for one that the datastore was built with."""
@@ -97,18 +83,11 @@ class CorpusText:
         return self.learned.place(row)[0] if row >= 0 else self.learned.moved_pair(entry)
 
     def _tokens(self, first: int) -> Tensor:
-        """Return the sentence whose first entry is given."""
         rows = slice(first, first + LONGEST)
         sentence, position = np.asarray(self.datastore.provenance[rows]).T
         same = (sentence == sentence[0]) & (position == np.arange(len(position)))
         length = len(same) if same.all() else int(same.argmin())
         return torch.from_numpy(np.asarray(self.datastore.values[rows][:length], dtype=np.int64))
-
-
-MOST_LIKELY = 5  # likeliest tokens of a memory that are kept
-MOST_VOTES = 16  # phrases that proposed a token, likewise
-MOST_FEATURES = 8  # that trust looked at, likewise
-DIGITS = 6  # significant, of a number that is kept
 
 
 @dataclass
@@ -230,11 +209,7 @@ class Explanation:
         return f"<Explanation, sentences: {len(self.sentences):,}>"
 
     def save(self, path: Path | str) -> None:
-        """Write the page, one self-contained HTML file, under its final name only when it is complete.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the page, one self-contained HTML file, under its final name only when it is complete."""
         write_text(Path(path), as_page(asdict(self)))
 
 
@@ -274,15 +249,7 @@ def joined(parts: list[Explanation]) -> Explanation:
 
 @dataclass
 class Explainer:
-    """Make plain data of a breakdown.
-
-    Args:
-        dictionary: the target dictionary.
-        to_text: from tokens of the target language to text.
-        corpus: what the token datastore was built from, where there is one.
-        texts: takes the datastore's sentences.
-        most_neighbours: kept of each token.
-    """
+    """Make plain data of a breakdown."""
 
     dictionary: Any
     to_text: Callable[[Tensor], str]
@@ -291,39 +258,21 @@ class Explainer:
     most_neighbours: int
 
     def sentence(
-        self,
-        breakdown: Breakdown,
-        row: int,
-        number: int,
-        source: str,
-        reference: str | None,
-        plain: str,
-        translation: str,
-    ) -> SentenceExplanation:
-        """Explain one sentence.
-
-        Args:
-            breakdown: a batch with the translation's tokens.
-            row: the sentence's place in it.
-            number, source, reference, plain, translation: see `SentenceExplanation`.
-        """
+        self, breakdown: Breakdown, row: int, number: int, source: str, reference: str | None, plain: str, translation: str
+    ) -> SentenceExplanation:  # fmt: skip
+        """Explain the sentence at a place in a batch, whose translation was broken down; see `SentenceExplanation`."""
         rows = (breakdown.text.sentences == row).nonzero()[:, 0].tolist()
         written = breakdown.text.targets[rows].cpu()
         phrases = breakdown.text.records.get(PhraseMemory.name)
         gained = None
         if reference is not None:
             gained = round(sentence_chrf(translation, reference) - sentence_chrf(plain, reference), 1)
+        changed = 0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1)
+        tokens = [self._token(breakdown, one, written, position, translation) for position, one in enumerate(rows)]
+        found = self._phrases(phrases.batch.phrases[row]) if phrases is not None else []
+        replaced = differences(plain, translation)
         return SentenceExplanation(
-            number,
-            source,
-            reference,
-            plain,
-            differences(plain, translation),
-            translation,
-            [self._token(breakdown, one, written, position, translation) for position, one in enumerate(rows)],
-            self._phrases(phrases.batch.phrases[row]) if phrases is not None else [],
-            0.0 if plain == translation else round(100 - sentence_chrf(translation, plain), 1),
-            gained,
+            number, source, reference, plain, replaced, translation, tokens, found, changed, gained
         )
 
     def _token(self, breakdown: Breakdown, row: int, written: Tensor, position: int, text: str) -> TokenExplanation:
@@ -358,11 +307,9 @@ class Explainer:
             return
         moved = breakdown.attributions[row]  # [M, F]
         order = moved.abs().amax(dim=0).argsort(descending=True)[:MOST_FEATURES].tolist()
+        seen, moves = breakdown.features[row].tolist(), moved.T.tolist()
         explained.trust_saw = [
-            SeenFeature(
-                breakdown.names[i], _short(float(breakdown.features[row, i])), [_short(x) for x in moved[:, i].tolist()]
-            )
-            for i in order
+            SeenFeature(breakdown.names[i], _short(seen[i]), [_short(x) for x in moves[i]]) for i in order
         ]
 
     def _add_neighbours(self, explained: TokenExplanation, breakdown: Breakdown, row: int) -> None:
@@ -388,13 +335,11 @@ class Explainer:
         slots = order[votes[order] > 0].tolist()
         candidates = record.batch.phrases[int(breakdown.text.sentences[row])].candidates
         explained.votes_found = len(slots)
-        explained.votes = [
-            PhraseVote(
-                int(candidates.queries[slot]), int(candidates.ranks[slot]), _short(float(votes[slot])),
-                _place(int(record.proposals.states[row, slot])),
-            )
-            for slot in slots[:MOST_VOTES]
-        ]  # fmt: skip
+        for slot in slots[:MOST_VOTES]:
+            state, weight = int(record.proposals.states[row, slot]), _short(float(votes[slot]))
+            position = "follows" if state >= WRITTEN else "continues" if state else "begins"
+            vote = PhraseVote(int(candidates.queries[slot]), int(candidates.ranks[slot]), weight, position)
+            explained.votes.append(vote)
 
     def _most_likely(self, tokens: list[int], probabilities: list[float]) -> list[LikelyToken]:
         """Return the likeliest of tokens that may come several times, each time with the token's whole probability."""
@@ -407,24 +352,18 @@ class Explainer:
 
     def _phrases(self, found: SentencePhrases) -> list[SourcePhrase]:
         usable = {*zip(found.candidates.queries.tolist(), found.candidates.ranks.tolist())}
+
+        def shown(one: RetrievedPhrase, can_be_written: bool) -> ShownPhrase:
+            sentence = self.texts.number(one.sentence)
+            return ShownPhrase(_short(one.score), sentence, one.start, one.end, can_be_written, one.learned)
+
         return [
             SourcePhrase(
-                query.string,
-                _short(query.probability),
-                [
-                    ShownPhrase(
-                        _short(one.score),
-                        self.texts.number(one.sentence),
-                        one.start,
-                        one.end,
-                        (number, rank) in usable,
-                        one.learned,
-                    )
-                    for rank, one in enumerate(query.retrieved)
-                ],
+                query.string, _short(query.probability),
+                [shown(one, (number, rank) in usable) for rank, one in enumerate(query.retrieved)],
             )
             for number, query in enumerate(found.queries)
-        ]
+        ]  # fmt: skip
 
 
 def differences(plain: str, translation: str) -> list[tuple[int, int]]:
@@ -437,10 +376,6 @@ def differences(plain: str, translation: str) -> list[tuple[int, int]]:
     matcher = difflib.SequenceMatcher(None, [word.group() for word in words], translation.split(), autojunk=False)
     changed = [(first, end) for kind, first, end, _, _ in matcher.get_opcodes() if kind in ("replace", "delete")]
     return [(words[first].start(), words[end - 1].end()) for first, end in changed]
-
-
-def _place(state: int) -> str:
-    return "follows" if state >= WRITTEN else "continues" if state else "begins"
 
 
 def _short(number: float) -> float:
@@ -462,11 +397,8 @@ TOKENS = _read("explanation_token.js") + _read("explanation_tokens.js")  # displ
 
 def as_page(explanation: dict[str, Any]) -> str:
     """Return the page of an `Explanation`, given as a dictionary; its script makes elements of the data, and text of text."""
-    parts = {
-        "/* style */": STYLES,
-        "/* script */": TOKENS + _read("explanation.js"),
-        "/* data */": as_json(explanation),
-    }
+    script = TOKENS + _read("explanation.js")
+    parts = {"/* style */": STYLES, "/* script */": script, "/* data */": as_json(explanation)}
     return fill(Path(__file__).with_name("explanation.html"), parts)
 
 

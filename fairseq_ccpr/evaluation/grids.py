@@ -29,12 +29,7 @@ class Worth(NamedTuple):
 
     @classmethod
     def measure(cls, model: Tensor, system: Tensor, weights: Mapping[str, Tensor]) -> Worth:
-        """Measure a system by N reference tokens.
-
-        Args:
-            model, system: fp32 [N], log p_NMT and log p of them.
-            weights: fp32 [N], of each memory.
-        """
+        """Measure a system by log p_NMT and log p of N reference tokens, and each memory's weight there, fp32 [N]."""
         gain = system - model
         means = {name: float(weight.mean()) for name, weight in weights.items()}
         return cls(float(gain.mean()), float((-gain).clamp_min(0).mean()), means)
@@ -92,11 +87,9 @@ def force_decode_text(
     """Force-decode batches of held-out sentences, keeping what model and memories say of the references.
 
     Args:
-        name: of the text.
         samples: fairseq's batches, spread over all lengths; of many, some are left out.
         ensemble: whose token memory has the largest k.
         most: tokens, about, of which memories besides the tokens' are asked about as many as their share of `TOKENS`.
-        quiet: without a progress bar.
     """
     size = sum(int(sample["ntokens"]) for sample in samples)
     samples = spread(samples, size, most)
@@ -153,9 +146,8 @@ class Alongside:
 
     def select(self, rows: Tensor) -> Alongside:
         """Select some of the tokens, by number or by bool."""
-        return replace(
-            self, text=self.text.select(rows), others=[(said[rows], weight[rows]) for said, weight in self.others]
-        )
+        others = [(said[rows], weight[rows]) for said, weight in self.others]
+        return replace(self, text=self.text.select(rows), others=others)
 
     def weights(self, weight: Tensor) -> list[Tensor]:
         """Limit the weights of all memories, that of the one last, fp32 [N] each."""
@@ -192,10 +184,7 @@ class Grids:
                 grids.phrases[replace(memory.settings, lambda_=one)] = float(torch.cat(each).mean())
         return grids
 
-    def _alongside(
-        self, text: HeldOut, ensemble: RetrievalEnsemble
-    ) -> list[tuple[PhraseMemory, list[Alongside]]]:  # fmt: skip
-        """Return the phrase memory of an ensemble, if it has one, and a text as its others see it at their likeliest."""
+    def _alongside(self, text: HeldOut, ensemble: RetrievalEnsemble) -> list[tuple[PhraseMemory, list[Alongside]]]:
         other = with_settings(ensemble, likeliest(self.tokens))
         shared = text.having([memory.name for memory in ensemble.voting]).texts
         phrases = [memory for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
@@ -204,9 +193,8 @@ class Grids:
     def best_settings(self, count: int) -> list[list[Settings]]:
         """Pick settings of tokens and phrases to decode with, the most promising first."""
         tokens: list[list[Settings]] = [[one] for one in candidates(self.tokens, count)] or [[]]
-        phrases: list[list[Settings]] = [
-            [one] for one in sorted(self.phrases, key=lambda s: -self.phrases[s])[:count]
-        ] or [[]]
+        by_likelihood = sorted(self.phrases, key=lambda one: -self.phrases[one])
+        phrases: list[list[Settings]] = [[one] for one in by_likelihood[:count]] or [[]]
         pairs = [(i + j, i, j) for i in range(len(tokens)) for j in range(len(phrases))]
         return [tokens[i] + phrases[j] for _, i, j in sorted(pairs)[:count]]
 
@@ -290,35 +278,26 @@ def _score_tokens(cfg: Any, memory: TokenMemory, text: HeldOut) -> dict[TokenRet
 
 
 def score_grid(
-    memory: TokenMemory,
-    text: HeldOut,
-    neighbours: tuple[int, ...],
-    temperatures: tuple[float, ...],
+    memory: TokenMemory, text: HeldOut, neighbours: tuple[int, ...], temperatures: tuple[float, ...],
     confidences: tuple[bool, ...],
-) -> dict[TokenRetrievalSettings, float]:
+) -> dict[TokenRetrievalSettings, float]:  # fmt: skip
     """Mean log-likelihood of the references at every point of the grid, with lambda fixed and, or, scaled to lambda*.
 
     Args:
         memory: whatever has no grid is as in its settings.
     """
-    grid = {}
+    grid, given = {}, memory.settings
     for k in neighbours:
         nearest = text.found.nearest(k)
         for temperature in temperatures:
             retrieved = nearest.retrieved(text.targets, temperature)
             for confidence, lambda_ in product(confidences, LAMBDAS):
-                one = replace(memory, settings=_point(memory.settings, k, lambda_, temperature, confidence))
+                settings = TokenRetrievalSettings(k, lambda_, temperature, confidence=False, guard=given.guard)
+                if confidence:
+                    settings = replace(given, k=k, lambda_=lambda_, temperature=temperature, confidence=True)
+                one = replace(memory, settings=settings)
                 kept = one.kept(nearest.neighbours, nearest.course)
                 weight = one.weight(nearest.neighbours, nearest.model, kept)
                 mixed = interpolate_references(text.log_probs, [(retrieved, weight)])
                 grid[one.settings] = float(mixed.mean())
     return grid
-
-
-def _point(
-    given: TokenRetrievalSettings, k: int, lambda_: float, temperature: float, confidence: bool
-) -> TokenRetrievalSettings:
-    """Settings of the grid; what is for lambda* alone is as given there, and off elsewhere."""
-    if confidence:
-        return replace(given, k=k, lambda_=lambda_, temperature=temperature, confidence=True)
-    return TokenRetrievalSettings(k, lambda_, temperature, confidence=False, guard=given.guard)

@@ -49,11 +49,7 @@ def describe_run(device: torch.device) -> dict[str, str]:
 
 
 def gigabytes(count: int) -> str:
-    """Write a number of bytes for a table.
-
-    >>> gigabytes(1_500_000_000)
-    '1.50 GB'
-    """
+    """Write a number of bytes for a table, such as 1.50 GB."""
     return f"{count / 1e9:.2f} GB"
 
 
@@ -118,7 +114,6 @@ def measure_limits(device: torch.device) -> Limits:
 
 
 def _fastest(work: Callable[[], object], device: torch.device) -> float:
-    """Time some runs; return the seconds of the fastest."""
     seconds = []
     for _ in range(6):
         synchronise(device)
@@ -156,23 +151,15 @@ class Need:
 
 
 def needs(
-    section: TokenSection | PhraseSection,
-    size: int,
-    queries: int,
-    speeds: dict[str, Limits],
-    others: tuple[str, ...] = (),
-) -> list[Need]:
+    section: TokenSection | PhraseSection, size: int, queries: int, speeds: dict[str, Limits], others: tuple[str, ...] = ()
+) -> list[Need]:  # fmt: skip
     """Plan each way to search a part of a datastore, if it had `size` entries.
 
     Args:
-        section: whose width, metric and text are taken.
         size: N.
         queries: H, hypotheses or phrases that are looked up together.
         speeds: of `host`, `device` and `disk`, as far as known.
         others: more of what `--index` may say, with inverted lists.
-
-    Raises:
-        ConfigurationError: one of `others` is no such index.
     """
     d, metric = section.dimension, section.index.metric
     keys = 2 * size * d
@@ -222,7 +209,6 @@ def measure_speeds(file: Path, given: dict[str, float]) -> dict[str, Limits]:
     """Measure the speeds of this machine that are not given, where there is something to measure.
 
     Args:
-        file: read from disk to learn how fast that is, if it is there and large enough.
         given: bytes per second, by `host`, `device` and `disk`; how fast these multiply is then left out.
     """
     speeds = {place: Limits(bytes_per_second, float("inf")) for place, bytes_per_second in given.items()}
@@ -244,7 +230,6 @@ def describe_room(folder: Path) -> str:
 
 
 def _reading(file: Path) -> float:
-    """Return how many bytes per second a file is read at, none of which is cached at first."""
     with file.open("rb", buffering=0) as stream:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         start, count = time.perf_counter(), 0
@@ -254,14 +239,7 @@ def _reading(file: Path) -> float:
 
 
 def parse_speeds(words: list[str]) -> dict[str, float]:
-    """Parse words such as host=20, in GB/s, into bytes per second.
-
-    Raises:
-        ConfigurationError: a place or a number that is none.
-
-    >>> parse_speeds(["disk=3.5"])
-    {'disk': 3500000000.0}
-    """
+    """Parse words such as host=20, in GB/s, into bytes per second."""
     speeds = {}
     for word in words:
         place, _, number = word.partition("=")
@@ -275,7 +253,6 @@ def parse_speeds(words: list[str]) -> dict[str, float]:
 
 
 def _stored_bytes(section: TokenSection | PhraseSection) -> float:
-    """Return the bytes an entry takes in files, without the index; of a phrase, with its part of the sentences."""
     if isinstance(section, TokenSection):
         return 2 * section.dimension + 4 + 8  # key, value, provenance
     text_bytes = [file["bytes"] for name, file in section.files.items() if "/sentence" in name]

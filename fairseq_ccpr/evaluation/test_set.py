@@ -51,11 +51,7 @@ class Comparison:
 
 
 def compare_decoding(system: System) -> Comparison:
-    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns.
-
-    Args:
-        system: without a datastore, there is nothing but the plain generator.
-    """
+    """Decode a subset with fairseq's plain generator and with the retrieving one, in turns."""
     system.task.load_dataset(system.cfg.dataset.gen_subset)
     generators = {BASE: system.generator(retrieve=False)}
     if system.ensemble is not None:
@@ -74,24 +70,14 @@ class TranslationScores:
 
 
 def score(hypotheses: list[str], references: list[str]) -> TranslationScores:
-    """Score detokenised text by BLEU and chrF, one reference each.
-
-    >>> score(["the cat sat on the mat"], ["the cat sat on the mat"]).bleu
-    100.0
-    """
-    bleu, chrf = BLEU(), CHRF()
-    results = [metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf)]
-    return TranslationScores(
-        round(results[0], 2), round(results[1], 2), bleu.get_signature().format(), chrf.get_signature().format()
-    )
+    """Score detokenised text by BLEU and chrF, one reference each."""
+    metrics = BLEU(), CHRF()
+    results = [round(metric.corpus_score(hypotheses, [references]).score, 2) for metric in metrics]
+    return TranslationScores(*results, *(metric.get_signature().format() for metric in metrics))
 
 
 def sentence_chrf(hypothesis: str, reference: str) -> float:
-    """Score one sentence by chrF.
-
-    >>> sentence_chrf("a cat", "a cat")
-    100.0
-    """
+    """Score one sentence by chrF."""
     return CHRF().sentence_score(hypothesis, [reference]).score
 
 
@@ -142,14 +128,11 @@ def batches(cfg: Any, task: Any, models: list[Any], at_least: int = 1) -> Any:
             f"{cfg.task.data} has '{cfg.dataset.gen_subset}' in {task.cfg.source_lang} alone, and to measure takes the "
             f"{task.cfg.target_lang} side as well: prepare both, or name another subset"
         )
-    most = -(-len(dataset) // at_least)
+    most, longest = -(-len(dataset) // at_least), [m.max_positions() for m in models]
     made = task.get_batch_iterator(
-        dataset=dataset,
-        max_tokens=cfg.dataset.max_tokens,
-        max_sentences=min(cfg.dataset.batch_size or most, most),
-        max_positions=utils.resolve_max_positions(task.max_positions(), *[m.max_positions() for m in models]),
-        ignore_invalid_inputs=True,
-    )
+        dataset=dataset, max_tokens=cfg.dataset.max_tokens, max_sentences=min(cfg.dataset.batch_size or most, most),
+        max_positions=utils.resolve_max_positions(task.max_positions(), *longest), ignore_invalid_inputs=True,
+    )  # fmt: skip
     on_gpu = next(models[0].parameters()).is_cuda
     total, quiet = sum(map(len, made.frozen_batches)), cfg.common.no_progress_bar
     with progress_bar(cfg.dataset.gen_subset, "sentence", total=total, quiet=quiet) as bar:
@@ -166,17 +149,13 @@ def decode(
     They take turns batch by batch, so that other load on the machine affects all of them equally.
 
     Args:
-        cfg: the configuration of a fairseq-generate.
-        generators: by name of the system.
         samples: batches; none: all, after one to warm up.
     """
     decodings = Decodings({name: SystemOutput() for name in generators})
     to_text = inference.detokeniser(cfg, task)
-    given = (
-        batches(cfg, task, models)
-        if samples is None
-        else progress_over(samples, "decoding", "sentence", lambda one: len(one["id"]), cfg.common.no_progress_bar)
-    )
+    given = batches(cfg, task, models)
+    if samples is not None:
+        given = progress_over(samples, "decoding", "sentence", lambda one: len(one["id"]), cfg.common.no_progress_bar)
     for number, sample in enumerate(given):
         ids = sample["id"].tolist()
         for row, i in enumerate(ids):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_ccpr.decoding.ensemble import RetrievalEnsemble, trust_step
-from fairseq_ccpr.decoding.mixture import ALMOST_ALL, Vote, interpolate_references
+from fairseq_ccpr.decoding.mixture import ALMOST_ALL, interpolate_references
 from fairseq_ccpr.decoding.phrase_memory import PhraseMemory
 from fairseq_ccpr.decoding.phrase_votes import PhraseVotes
 from fairseq_ccpr.decoding.trust import Trust
@@ -27,7 +27,6 @@ from fairseq_ccpr.storage.data_bin import check_data_bin, has_subset
 from fairseq_ccpr.timing import progress_bar
 
 SUBSET = "valid"
-
 
 logger = logging.getLogger(__name__)
 
@@ -58,36 +57,22 @@ class OtherText:
         return f"{self.data_bin}:{self.subset}"
 
     def samples(self, system: System) -> list[Any]:
-        """Read its batches.
-
-        Raises:
-            ConfigurationError: no such folder or subset, or other dictionaries than the model's.
-        """
-        task = self._task(system)
+        """Read its batches."""
+        task = self.check(system)
         task.load_dataset(self.subset)
         cfg = copy.deepcopy(system.cfg)
         cfg.dataset.gen_subset = self.subset
         return list(batches(cfg, task, system.models))
 
-    def check(self, system: System) -> None:
-        """Check that it can be read, before any long work begins.
-
-        Raises:
-            ConfigurationError: as `samples`.
-        """
-        self._task(system)
-
-    def _task(self, system: System) -> Any:
+    def check(self, system: System) -> Any:
+        """Return the task over its folder, once it is seen to be readable: before any long work begins."""
         task = system.task.with_data(self.data_bin)
         check_data_bin(self.data_bin, task.cfg.source_lang, task.cfg.target_lang)
-        for language, own in (
-            (task.cfg.source_lang, task.source_dictionary),
-            (task.cfg.target_lang, task.target_dictionary),
-        ):
-            path = self.data_bin / f"dict.{language}.txt"
-            found = task.load_dictionary(str(path))
-            if found.symbols != own.symbols:
-                digests = (fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, own))
+        sides = (task.cfg.source_lang, task.source_dictionary), (task.cfg.target_lang, task.target_dictionary)
+        for language, expected in sides:
+            found = task.load_dictionary(str(self.data_bin / f"dict.{language}.txt"))
+            if found.symbols != expected.symbols:
+                digests = (fingerprint.short(fingerprint.of_strings(one.symbols)) for one in (found, expected))
                 raise ConfigurationError(
                     f"--also {self.data_bin} has another dictionary for {language} than the model ({', '.join(digests)}): "
                     "prepare it with the model's"
@@ -132,9 +117,6 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
 
     The loss of a text is its mean -log p, and what its tokens lose against the system without phrases. All texts count
     alike.
-
-    Args:
-        texts: batches of each.
     """
     votes = copy.deepcopy(memory.votes).requires_grad_(True)
     memory = replace(memory, votes=votes)
@@ -144,34 +126,47 @@ def train_votes(memory: PhraseMemory, texts: Sequence[Sequence[Alongside]], seed
         return votes.requires_grad_(False)
     optimizer = torch.optim.Adam(votes.parameters(), lr=VOTE_RATE)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, VOTE_EVERY, VOTE_DECAY)
-    best, best_loss = copy.deepcopy(votes.state_dict()), float("inf")
-    with torch.enable_grad():
-        for update in progress_bar("votes", "update", range(VOTE_UPDATES + 1)):
-            if update % VOTE_EVERY == 0:
-                with torch.no_grad():
-                    loss = float(torch.stack([_vote_loss(memory, batches) for batches in held_out]).mean())
-                if loss < best_loss:
-                    best, best_loss = copy.deepcopy(votes.state_dict()), loss
-            optimizer.zero_grad()
-            some = [[_sample(batches, generator)] for batches in trained]
-            torch.stack([_vote_loss(memory, batches) for batches in some]).mean().backward()
-            optimizer.step()
-            schedule.step()
-    votes.load_state_dict(best)
+
+    def loss(texts: Sequence[Sequence[Alongside]]) -> Tensor:
+        return torch.stack([_vote_loss(memory, batches) for batches in texts]).mean()
+
+    def draw() -> list[list[Alongside]]:
+        some = []
+        for text in trained:
+            batch = text[int(torch.randint(len(text), (), generator=generator))]
+            some.append([batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))])
+        return some
+
+    bar = progress_bar("votes", "update", range(VOTE_UPDATES + 1))
+    _keep_best(votes, bar, VOTE_EVERY, loss, held_out, draw, optimizer, schedule)
     return votes.requires_grad_(False)
 
 
+def _keep_best(
+    module: nn.Module, updates: Iterable[int], every: int, loss: Callable[[Any], Tensor], held_out: Any,
+    draw: Callable[[], Any], optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.StepLR | None = None,
+) -> None:  # fmt: skip
+    best, best_loss = copy.deepcopy(module.state_dict()), float("inf")
+    with torch.enable_grad():
+        for update in updates:
+            if update % every == 0:
+                with torch.no_grad():
+                    measured = float(loss(held_out))
+                if measured < best_loss:
+                    best, best_loss = copy.deepcopy(module.state_dict()), measured
+            some = draw()
+            optimizer.zero_grad()
+            loss(some).backward()
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+    module.load_state_dict(best)
+
+
 def _split(batches: Sequence[Alongside]) -> tuple[list[Alongside], list[Alongside]]:
-    """Part tokens by sentence, as `TrainingText.split` does: to train on, and held out."""
     held_out = [batch.text.sentences % HELD_OUT == 0 for batch in batches]
     trained = [batch.select(~rows) for batch, rows in zip(batches, held_out) if not rows.all()]
     return trained, [batch.select(rows) for batch, rows in zip(batches, held_out) if rows.any()]
-
-
-def _sample(batches: Sequence[Alongside], generator: torch.Generator) -> Alongside:
-    """Draw a batch, and some of its tokens."""
-    batch = batches[int(torch.randint(len(batches), (), generator=generator))]
-    return batch.select(torch.randint(len(batch.text.targets), (VOTE_TOKENS,), generator=generator))
 
 
 def _vote_loss(memory: PhraseMemory, batches: Sequence[Alongside]) -> Tensor:
@@ -217,7 +212,9 @@ class TrainingText:
             votes = ensemble.limited([one.records[memory.name].vote(memory, True) for memory in ensemble.voting])
             step = trust_step(one.likeliest, votes)
             retrieved = torch.stack([vote.log_prob(one.targets) for vote in votes], dim=1)
-            matches = _matches(votes[0], one.targets) if trust.SPREADS else torch.zeros(len(one.targets), 0).bool()
+            matches = torch.zeros(len(one.targets), 0).bool()
+            if trust.SPREADS:
+                matches = (votes[0].values == one.targets.unsqueeze(1)) & (votes[0].log_probs > float("-inf"))
             collected.append(Rows(trust.inputs(step), step.weights, one.log_probs, retrieved, matches))
         return cls(text.name, foreign, Rows(*(torch.cat(column) for column in zip(*collected))), shared.sentences)
 
@@ -225,10 +222,6 @@ class TrainingText:
         """Part the tokens by sentence: to train on, and held out."""
         held_out = self.sentences % HELD_OUT == 0
         return self.rows.select(~held_out), self.rows.select(held_out)
-
-
-def _matches(vote: Vote, targets: Tensor) -> Tensor:
-    return (vote.values == targets.unsqueeze(1)) & (vote.log_probs > float("-inf"))
 
 
 def log_likelihood(trust: Trust | None, rows: Rows) -> Tensor:
@@ -258,9 +251,6 @@ def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust
     Args:
         trust: where to start; it is changed.
         texts: the first is of the datastore's own domain.
-
-    Raises:
-        ConfigurationError: a text has too few sentences to be parted.
     """
     generator = torch.Generator().manual_seed(seed)
     parts = [text.split() for text in texts]
@@ -272,30 +262,22 @@ def train_trust(trust: Trust, texts: list[TrainingText], seed: int = 1) -> Trust
     trained, held_out = zip(*parts)
     trust.prepare(torch.cat([rows.inputs for rows in trained]))
     optimizer = torch.optim.AdamW(trust.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    best, best_loss = copy.deepcopy(trust.state_dict()), float("inf")
-    with torch.enable_grad():
-        for update in progress_bar(f"trust ({trust.KIND})", "update", range(UPDATES + 1)):
-            if update % EVERY == 0:
-                with torch.no_grad():
-                    loss = float(_trust_loss(trust, texts, list(held_out)))
-                if loss < best_loss:
-                    best, best_loss = copy.deepcopy(trust.state_dict()), loss
-            some = [rows.select(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained]
-            optimizer.zero_grad()
-            _trust_loss(trust, texts, some).backward()
-            optimizer.step()
-    trust.load_state_dict(best)
+
+    def draw() -> list[Rows]:
+        return [rows.select(torch.randint(len(rows.model), (BATCH,), generator=generator)) for rows in trained]
+
+    def loss(parts: Sequence[Rows]) -> Tensor:
+        losses = []
+        for text, rows in zip(texts, parts):
+            likelihood = log_likelihood(trust, rows)
+            losses.append(-likelihood.mean())
+            if text.foreign:
+                losses[-1] = losses[-1] + HARM * (rows.model - likelihood).clamp_min(0).mean()
+        return torch.stack(losses).mean()
+
+    bar = progress_bar(f"trust ({trust.KIND})", "update", range(UPDATES + 1))
+    _keep_best(trust, bar, EVERY, loss, held_out, draw, optimizer)
     return trust
-
-
-def _trust_loss(trust: Trust, texts: list[TrainingText], parts: list[Rows]) -> Tensor:
-    losses = []
-    for text, rows in zip(texts, parts):
-        likelihood = log_likelihood(trust, rows)
-        losses.append(-likelihood.mean())
-        if text.foreign:
-            losses[-1] = losses[-1] + HARM * (rows.model - likelihood).clamp_min(0).mean()
-    return torch.stack(losses).mean()
 
 
 @torch.no_grad()

@@ -35,9 +35,8 @@ from fairseq_ccpr.settings import as_options, automatic_values
 
 def table(texts: dict[str, TextWorth]) -> list[str]:
     """Write the lines of a table: a row for each system on each text."""
-    names = list(
-        dict.fromkeys(name for text in texts.values() for one in text.systems.values() for name in one.weights)
-    )
+    measured = [worth for text in texts.values() for worth in text.systems.values()]
+    names = list(dict.fromkeys(name for worth in measured for name in worth.weights))
     rows = [("nats per token, weights", "", "gain", "harm", *names)]
     for text, (model, systems) in texts.items():
         rows.append((text[-23:], "model alone", f"{model:.3f}", "", *("" for _ in names)))
@@ -53,8 +52,8 @@ FEW, MANY = 8, 32  # neighbours that trust is trained with: the more, the better
 SAMPLED = 3  # one batch in so many is decoded
 BATCHES = 12  # at least, so that those are of all lengths
 # Fields that the grids have: written into FILE even where they are at their default.
-TUNED_OF_TOKENS = ("k", "lambda_", "temperature")
-TUNED_OF_PHRASES = ("lambda_",)
+TUNED_TOKEN_FIELDS = ("k", "lambda_", "temperature")
+TUNED_PHRASE_FIELDS = ("lambda_",)
 SEED = 1  # of what is trained
 LEAST_TOKENS = 5000  # of the held-out text, for a hidden layer
 
@@ -88,9 +87,7 @@ class Tuned:
     decoded: float  # how often the subset was decoded, all systems together
     sentences: int  # that were decoded
     linear: bool  # whether there were too few tokens for a hidden layer
-    texts: dict[
-        str, TextWorth
-    ]  # what settings and the best are worth, by text; empty of text that nothing was asked of
+    texts: dict[str, TextWorth]  # what settings and the best are worth, by text
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -103,8 +100,8 @@ class Tuned:
     @property
     def options(self) -> str:
         """Options of fairseq-generate for them, but for trust."""
-        of_left_out = [as_options(self.left_out, TUNED_OF_PHRASES)] if self.left_out is not None else []
-        return " ".join([options_of(self.best.ensemble), *of_left_out])
+        left_out = [as_options(self.left_out, TUNED_PHRASE_FIELDS)] if self.left_out is not None else []
+        return " ".join([options_of(self.best.ensemble), *left_out])
 
     def description(self, parts: Any) -> TrustDescription:
         """Describe the trust of the best, for the parts of the datastore."""
@@ -113,15 +110,11 @@ class Tuned:
         weighed = {"token": TokenMemory.name, "phrase": PhraseMemory.name}
         parts = {name: part for name, part in parts.items() if weighed[name] in trust.memories}
         keys = {name: part.keys_fingerprint for name, part in parts.items()}
-        texts = {
-            name: {system: worth._asdict() for system, worth in systems.items()}
-            for name, systems in self.best.texts.items()
-        }
-        policies = [memory.policy for memory in self.best.ensemble.voting if isinstance(memory, TokenMemory)]
-        weight = "".join(map(name_of, policies))
-        return TrustDescription(
-            trust.KIND, trust.arguments(), needs_of(parts), keys, self.settings, texts, weight=weight
-        )
+        texts = {text: {name: one._asdict() for name, one in each.items()} for text, each in self.best.texts.items()}
+        tokens = self.best.ensemble.memory(TokenMemory.name)
+        weight = name_of(tokens.policy) if tokens is not None else ""
+        arguments = trust.arguments()
+        return TrustDescription(trust.KIND, arguments, needs_of(parts), keys, self.settings, texts, weight=weight)
 
     def save_trust(self, parts: Any, path: Path) -> None:
         """Write the trust of the best, and what was trained of its memories, for the parts of the datastore."""
@@ -142,13 +135,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
        none is better than the model alone, the interpolation weights become 0.
 
     Args:
-        system: with the subset that is held out as `--gen-subset`.
         also: text of other domains, which must not suffer.
         trusting: whether trust is trained, of the kind that the task has; otherwise settings alone are chosen.
-        count: of candidates, without trust.
-
-    Raises:
-        ConfigurationError: no datastore.
     """
     cfg, task, ensemble = system.cfg, system.task, system.ensemble
     if ensemble is None:
@@ -159,8 +147,8 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
     # One search for phrases serves all settings.
     remembering = [memory.remembering() for memory in ensemble.voting if isinstance(memory, PhraseMemory)]
     ensemble = ensemble.replacing(*remembering)
-    found = [memory.settings for memory in ensemble.voting if isinstance(memory, TokenMemory)]
-    widest = with_settings(ensemble, *(replace(one, k=max(NEIGHBOURS)) for one in found))
+    found = ensemble.memory(TokenMemory.name)
+    widest = with_settings(ensemble, replace(found.settings, k=max(NEIGHBOURS)) if found is not None else None)
     quiet = cfg.common.no_progress_bar
     texts = [force_decode_text(cfg.dataset.gen_subset, samples, widest, quiet=quiet)]
     for one in also:  # many cost as much as one
@@ -175,18 +163,17 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
         if TokenMemory.name not in names:  # phrases alone are often best as their votes have them
             tried.append(with_votes(tried[0].ensemble, texts))
         elif PhraseMemory.name in names:  # which may be likelier together with tokens, and translate worse
-            others = [
-                memory for memory in with_settings(ensemble, *choices[0]).memories if memory.name != PhraseMemory.name
-            ]
+            chosen = with_settings(ensemble, *choices[0]).memories
+            others = [memory for memory in chosen if memory.name != PhraseMemory.name]
             tried.append(with_trust(task.trust_class, ensemble.with_memories(others, None), texts, ensemble))
     sample = samples[::SAMPLED]
     scores, base_seconds = _decode(system, tried, sample)
     winner = max(tried, key=lambda one: scores[one.name].bleu)
     helps = scores[winner.name].bleu > scores[BASE].bleu
     left_out = None
-    if task.phrase_datastore is not None and all(one.name != PhraseMemory.name for one in winner.ensemble.voting):
+    if task.phrase_datastore is not None and winner.ensemble.memory(PhraseMemory.name) is None:
         left_out = replace(task.phrase_settings, lambda_=0.0)
-    tokens, of_sample = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
+    tokens, sampled = (sum(int(one["ntokens"]) for one in some) for some in (samples, sample))
     measured = {}
     for text in texts:
         systems = grids.worths(text, ensemble.on(CPU)) | winner.texts.get(text.name, {})
@@ -194,7 +181,7 @@ def tune(system: System, also: list[OtherText], trusting: bool, count: int) -> T
         measured[text.name] = TextWorth(float(shared.log_probs.mean()), systems)
     return Tuned(
         winner if helps else Candidate(silenced(winner.ensemble)), helps, left_out, scores, grids.tokens, grids.phrases,
-        time.perf_counter() - start, base_seconds * tokens / of_sample, len(scores) * of_sample / tokens,
+        time.perf_counter() - start, base_seconds * tokens / sampled, len(scores) * sampled / tokens,
         sentences=sum(len(one["id"]) for one in sample),
         linear=trusting and is_small(texts[0]), texts=measured,
     )  # fmt: skip
@@ -211,7 +198,6 @@ def trusted_neighbours(parts: Parts) -> tuple[int, ...]:
 
 
 def _decode(system: System, tried: list[Candidate], samples: list[Any]) -> tuple[dict[str, TranslationScores], float]:
-    """Decode batches with candidates and the model alone: scores by name, and the seconds of the latter."""
     generators = {BASE: system.generator(retrieve=False)}
     for candidate in tried:
         generators[candidate.name] = system.generator(retrieve=False)
@@ -229,7 +215,6 @@ def with_trust(
         texts: the first is of the datastore's domain.
         whole: with all memories; what was trained is measured where all of them were asked.
     """
-    device = next(ensemble.models[0].parameters()).device
     if issubclass(kind, LearnedTrust):
         ensemble = _with_trained_votes(ensemble, texts)
     held = ensemble.on(CPU)
@@ -239,28 +224,25 @@ def with_trust(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         train_trust(trust, [TrainingText.weigh(trust, text, place > 0, held) for place, text in enumerate(texts)])
-    measured = _measure(trust, texts, held, whole)
-    trust = trust.requires_grad_(False).to(device)
-    return Candidate(ensemble.with_memories(ensemble.memories, trust), measured, f"trust:{kind.KIND}")
+    return _measured(trust, ensemble, texts, whole, f"trust:{kind.KIND}")
 
 
 def with_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> Candidate:
     """Leave the weights to an ensemble's trained votes: trust is a network of zeros."""
     trust = LearnedTrust({memory.name: memory.features for memory in ensemble.voting}, hidden=0)
-    measured = _measure(trust, texts, ensemble.on(CPU), ensemble)
+    return _measured(trust, ensemble, texts, ensemble, "votes")
+
+
+def _measured(
+    trust: Trust, ensemble: RetrievalEnsemble, texts: list[HeldOut], whole: RetrievalEnsemble, trained: str
+) -> Candidate:
+    held, names = ensemble.on(CPU), [memory.name for memory in whole.voting]
+    worth = {one.name: worths(trust, TrainingText.weigh(trust, one.having(names), False, held)) for one in texts}
     trust = trust.requires_grad_(False).to(next(ensemble.models[0].parameters()).device)
-    return Candidate(ensemble.with_memories(ensemble.memories, trust), measured, "votes")
-
-
-def _measure(
-    trust: Trust, texts: list[HeldOut], ensemble: RetrievalEnsemble, whole: RetrievalEnsemble
-) -> dict[str, dict[str, Worth]]:  # fmt: skip
-    names = [memory.name for memory in whole.voting]
-    return {text.name: worths(trust, TrainingText.weigh(trust, text.having(names), False, ensemble)) for text in texts}
+    return Candidate(ensemble.with_memories(ensemble.memories, trust), worth, trained)
 
 
 def _with_trained_votes(ensemble: RetrievalEnsemble, texts: list[HeldOut]) -> RetrievalEnsemble:
-    """Train how much each phrase counts, alongside the settings of the other memories."""
     held, names = ensemble.on(CPU), [memory.name for memory in ensemble.voting]
     for memory in ensemble.voting:
         if isinstance(memory, PhraseMemory):
@@ -288,7 +270,7 @@ def options_of(ensemble: RetrievalEnsemble) -> str:
         if isinstance(memory, TokenMemory):
             automatic = automatic_token_settings(memory.retriever.datastore, memory.settings.confidence)
             kind = ("confidence",) if automatic["confidence"] else ()  # the grid has both kinds
-            options.append(as_options(memory.settings, (*TUNED_OF_TOKENS, *kind), automatic))
+            options.append(as_options(memory.settings, (*TUNED_TOKEN_FIELDS, *kind), automatic))
         elif isinstance(memory, PhraseMemory):
-            options.append(as_options(memory.settings, TUNED_OF_PHRASES))
+            options.append(as_options(memory.settings, TUNED_PHRASE_FIELDS))
     return " ".join([*options, as_options(ensemble.settings)]).strip()

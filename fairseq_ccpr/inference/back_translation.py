@@ -53,37 +53,22 @@ def load_reverse_model(path: Path, forward: Preprocessing, words: list[str], dev
 
     Its dictionaries and subwords are those that `preprocessing.json` names in its own folder, if that is of its direction;
     otherwise it must share those of `forward`, source and target exchanged.
-
-    Args:
-        path: its checkpoint.
-        forward: how text is made tokens in the other direction.
-        words: options of fairseq-generate.
-        device: of the model.
-
-    Raises:
-        CheckpointError: no checkpoint, or one of other dictionaries.
-        ConfigurationError: its own folder lacks something.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {path}: --reverse-model is that of a fairseq model")
     back = forward.exchanged()
     languages = back.source_lang, back.target_lang
     words = ["--path", str(path), "-s", languages[0], "-t", languages[1], *words]
-    own = read_preprocessing(path.parent)
-    if own is not None and (own.source_lang, own.target_lang) == languages:
+    beside = read_preprocessing(path.parent)
+    if beside is not None and (beside.source_lang, beside.target_lang) == languages:
         return System(configure_system(words), device)
-    of_task = task_words(path)
-    if not of_task:  # a multilingual task adds symbols to those of the files
+    task = task_words(path)
+    if not task:  # a multilingual task adds symbols to those of the files
         _check_shared(path, back)
-    return System(parse_generation([str(back.folder), *of_task, *back.words, *words]), device)
+    return System(parse_generation([str(back.folder), *task, *back.words, *words]), device)
 
 
 def _check_shared(path: Path, back: Preprocessing) -> None:
-    """See that the model at `path` has the dictionaries of `back`, as far as files and sizes tell.
-
-    Raises:
-        CheckpointError: names the difference.
-    """
     files = [back.folder / f"dict.{language}.txt" for language in (back.source_lang, back.target_lang)]
     dictionaries = [Dictionary.load(str(file)).symbols for file in files]
     sizes = tuple(map(len, dictionaries))
@@ -98,14 +83,11 @@ def _check_shared(path: Path, back: Preprocessing) -> None:
             continue
         for number, (one, other) in enumerate(zip_longest(Dictionary.load(str(beside)).symbols, symbols)):
             if one != other:
+                first, second = ("missing" if symbol is None else f"'{symbol}'" for symbol in (one, other))
                 raise CheckpointError(
-                    f"{beside}, next to --reverse-model, and {file} differ: symbol {number:,} is {_quoted(one)} in the "
-                    f"first, and {_quoted(other)} in the second; {SHARED}"
+                    f"{beside}, next to --reverse-model, and {file} differ: symbol {number:,} is {first} in the first, and "
+                    f"{second} in the second; {SHARED}"
                 )
-
-
-def _quoted(symbol: str | None) -> str:
-    return "missing" if symbol is None else f"'{symbol}'"
 
 
 BEAM = 2  # hypotheses of the reverse model: more give no better translations, and take longer
@@ -122,14 +104,6 @@ def back_translate(settings: TokenBuildSettings, forward: Preprocessing, process
     3. Join the parts to a table of pairs, and make a DATA_BIN of it with the subwords of `forward`.
 
     All of it stays in the folder `back-translations` of the output.
-
-    Args:
-        settings: of the build.
-        forward: how text is made tokens for the model that the datastore is for.
-        processes: that build together.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
     if not forward.options:
         raise ConfigurationError(
@@ -166,11 +140,7 @@ def tell_left_out(counts: Mapping[str, int]) -> str:
 
 
 def refuse_begun(output: Path) -> None:
-    """Refuse to build something else in the folder of a datastore of monolingual text.
-
-    Raises:
-        DatastoreError: there are back-translations in it.
-    """
+    """Refuse to build something else in the folder of a datastore of monolingual text."""
     folder = output / BACK_TRANSLATIONS
     if folder.exists() or partial_path(folder).exists():
         raise DatastoreError(
@@ -184,7 +154,10 @@ class BackTranslation:
     def __init__(self, settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> None:
         self.settings, self.forward, self.processes = settings, forward, processes
         assert settings.reverse_model is not None  # `settings.check` has seen to it
-        self.system = _load(settings.reverse_model, settings, forward, processes)
+        words = ["--beam", str(BEAM), "--max-tokens", str(settings.max_tokens)]
+        words += ["--fp16"] if settings.fp16 else []
+        words += ["--user-dir", settings.user_dir] if settings.user_dir else []
+        self.system = load_reverse_model(settings.reverse_model, forward, words, processes.device(settings.cpu))
         self.final = settings.output / BACK_TRANSLATIONS
         self.partial = partial_path(self.final)
         self.fingerprint = fingerprint.of_parameters(self.system.models[0].named_parameters())
@@ -199,15 +172,14 @@ class BackTranslation:
             self.sentences = sum(1 for _ in self._text())  # an unreadable line is reported now
 
     def _fingerprints(self) -> dict[str, str]:
-        """Digest all that decides the pairs."""
-        of_both = [self.forward, self.system.preprocessing]
+        both = [self.forward, self.system.preprocessing]
         languages = self.forward.source_lang, self.forward.target_lang
-        dictionaries = [one.folder / f"dict.{language}.txt" for one in of_both for language in languages]
+        dictionaries = [one.folder / f"dict.{language}.txt" for one in both for language in languages]
         return {
             "text": fingerprint.of_files(self.settings.monolingual),
             REVERSE_MODEL: self.fingerprint,
             "dictionaries": fingerprint.of_files(dictionaries),
-            "subwords": fingerprint.of_strings(digest for one in of_both for digest in sorted(one.subword_digests())),
+            "subwords": fingerprint.of_strings(digest for one in both for digest in sorted(one.subword_digests())),
         }
 
     def _plan(self) -> dict[str, Any]:
@@ -248,7 +220,6 @@ class BackTranslation:
                     write_checked_json(self._part(number), self._translated(lines, bar.update))
 
     def _translated(self, lines: list[str], done: Callable[[int], object]) -> dict[str, Any]:
-        """Translate the lines of a part, all of which are sorted by length together."""
         pairs, left_out = [], Counter[str]()
         for translation in self.system.translate(lines, done, window=len(lines)):
             if fault := _fault(translation):
@@ -268,14 +239,17 @@ class BackTranslation:
         if not self.finished:
             self._write_pairs()
             if not (self.partial / DATA_BIN).exists():
+                forward = self.forward
+                languages = forward.source_lang, forward.target_lang
+                dictionaries = [forward.folder / f"dict.{language}.txt" for language in languages]
                 with scratch_directory(self.partial / DATA_BIN) as folder:
-                    self._binarise(folder)
+                    binarise({TRAIN: self.partial / PAIRS}, languages, forward.words, dictionaries, folder)
+                    replace(forward, folder=folder, model="").save(folder)
                     folder.rename(self.partial / DATA_BIN)
             self.partial.rename(self.final)
         rmtree(self.final / PARTS, ignore_errors=True)
 
     def _write_pairs(self) -> None:
-        """Write the table of pairs, and how many lines gave none."""
         left_out, count = Counter[str](), 0
         with atomic_file(self.partial / PAIRS) as path, path.open("w", encoding="utf-8", newline="\n") as table:
             for number in range(self._count()):
@@ -284,43 +258,21 @@ class BackTranslation:
                 left_out.update(part["left_out"])
                 count += len(part["pairs"])
         if not count:
-            self._discard()
+            rmtree(self.partial)
+            with suppress(OSError):  # not empty
+                self.settings.output.rmdir()
             raise ConfigurationError(
                 f"--monolingual: {', '.join(map(str, self.settings.monolingual))} gives no sentence pair "
                 f"({tell_left_out(left_out) or 'there are no lines'}): give text of one sentence per line"
             )
         write_checked_json(self.partial / LEFT_OUT, dict(left_out))
 
-    def _discard(self) -> None:
-        """Remove what was begun, and the output if nothing else is in it."""
-        rmtree(self.partial)
-        with suppress(OSError):  # not empty
-            self.settings.output.rmdir()
-
-    def _binarise(self, folder: Path) -> None:
-        """Make a DATA_BIN of the pairs, as `fairseq-ccpr prepare` would."""
-        forward = self.forward
-        languages = forward.source_lang, forward.target_lang
-        dictionaries = [forward.folder / f"dict.{language}.txt" for language in languages]
-        binarise({TRAIN: self.partial / PAIRS}, languages, forward.words, dictionaries, folder)
-        replace(forward, folder=folder, model="").save(folder)
-
     def pairs(self) -> PseudoPairs:
         """Describe what was made, which is finished."""
-        left_out = _read_part(self.final / LEFT_OUT)
-        return PseudoPairs(self.final / DATA_BIN, self.fingerprint, left_out)
-
-
-def _load(path: Path, settings: TokenBuildSettings, forward: Preprocessing, processes: Processes) -> System:
-    """Load the reverse model, to be run as the model of the datastore is."""
-    words = ["--beam", str(BEAM), "--max-tokens", str(settings.max_tokens)]
-    words += ["--fp16"] if settings.fp16 else []
-    words += ["--user-dir", settings.user_dir] if settings.user_dir else []
-    return load_reverse_model(path, forward, words, processes.device(settings.cpu))
+        return PseudoPairs(self.final / DATA_BIN, self.fingerprint, _read_part(self.final / LEFT_OUT))
 
 
 def _fault(translation: Translation) -> str:
-    """Tell why a line gives no pair; nothing where it does."""
     if not translation.source.strip():
         return EMPTY
     if translation.fault:
@@ -329,7 +281,6 @@ def _fault(translation: Translation) -> str:
 
 
 def _read_part(path: Path) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote."""
     try:
         return {name: value for name, value in read_checked_json(path).items() if name != CHECKSUM}
     except ValueError as error:

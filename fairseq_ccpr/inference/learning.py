@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from fairseq import utils
@@ -28,7 +27,6 @@ from fairseq_ccpr.decoding.token_memory import TokenMemory
 from fairseq_ccpr.decoding.token_retriever import LearningRetriever
 from fairseq_ccpr.errors import ConfigurationError, DatastoreError
 from fairseq_ccpr.inference.system import System, batches_of, encode, encode_with
-from fairseq_ccpr.models.phrase_encoder import SpanEncoder
 from fairseq_ccpr.models.phrase_finder import PhraseFinder, Segmentation
 from fairseq_ccpr.storage import fingerprint
 from fairseq_ccpr.text.sentencepiece import for_target
@@ -39,11 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Learner:
-    """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder.
-
-    Raises:
-        ConfigurationError: there is no token datastore, or its retriever cannot search what is learned.
-    """
+    """Learns pairs alongside the token datastore of a system, and phrases, if the phrase part is in the same folder."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -59,35 +53,39 @@ class Learner:
                 "fairseq_ccpr.LearningRetriever, project and with_learned"
             )
         self.retriever, self.capture = retriever, tokens.capture
-        self._of_target = (_target_tokenizer(system), for_target(system.task.bpe))
+        tokenizer, cfg = system.task.tokenizer, copy.deepcopy(system.cfg.tokenizer)
+        if cfg is not None and hasattr(cfg, "source_lang"):  # fairseq's tokenizer is for the source language
+            cfg.source_lang = system.task.cfg.target_lang
+            tokenizer = encoders.build_tokenizer(cfg)
+        self._target_steps = tokenizer, for_target(system.task.bpe)
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> list[int | str]:
         """Learn source and target sentences together; those that can be learned count as soon as this returns.
 
         Returns:
             For each pair its id, or instead a few words that say why it cannot be learned.
-
-        Raises:
-            DatastoreError: another process writes, or the journal cannot be written; nothing was learned then.
         """
         self.system.check_open()
         made = self._with_keys([(tidy(source), tidy(target)) for source, target in pairs])
-        new = self._with_phrases([one for one in made if isinstance(one, NewPair)])
+        new = [one for one in made if isinstance(one, NewPair)]
+        if new and self._phrases is not None:
+            targets = [pair.target for pair in new]
+            found = without_repeats(self._phrases.find(targets), targets)
+            keys, numbers = found.vectors.half().cpu().numpy(), found.spans[:, 0]
+            each = [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(new))]
+            new = [replace(pair, phrases=phrases) for pair, phrases in zip(new, each)]
         ids = iter(self.memory.learn(new) if new else [])
         return [next(ids) if isinstance(one, NewPair) else one for one in made]
 
     @torch.no_grad()
     def _with_keys(self, pairs: list[tuple[str, str]]) -> list[NewPair | str]:
-        """Force-decode pairs in batches of similar lengths; in place of those that cannot be learned, say why."""
         system, task = self.system, self.system.task
         faults = [text_fault(*pair) for pair in pairs]
         sources = [encode(source, task) if not fault else None for (source, _), fault in zip(pairs, faults)]
-        targets = [
-            encode_with(target, self._of_target, task.target_dictionary) if not fault else None
-            for (_, target), fault in zip(pairs, faults)
-        ]
+        steps, dictionary = self._target_steps, task.target_dictionary
+        targets = [encode_with(y, steps, dictionary) if not fault else None for (_, y), fault in zip(pairs, faults)]
         made: list[NewPair | str] = [
-            fault or self._token_fault(*tokens) for fault, *tokens in zip(faults, sources, targets)
+            fault or self._token_fault(*both) for fault, *both in zip(faults, sources, targets)
         ]
         fits = [place for place, fault in enumerate(made) if not fault]
         if not fits:
@@ -107,15 +105,8 @@ class Learner:
                     made[place] = "the model computes numbers that a key cannot hold"
         return made
 
-    def _with_phrases(self, pairs: list[NewPair]) -> list[NewPair]:
-        """Find the phrases of the targets, where the datastore has a phrase part that learns."""
-        if self._phrases is None or not pairs:
-            return pairs
-        found = self._phrases.phrases_of([pair.target for pair in pairs])
-        return [replace(pair, phrases=phrases) for pair, phrases in zip(pairs, found)]
-
     @cached_property
-    def _phrases(self) -> PhraseLearner | None:
+    def _phrases(self) -> PhraseFinder | None:
         memory = self.ensemble.memory(PhraseMemory.name)
         if memory is None:
             if self.system.task.without_phrases:
@@ -127,19 +118,27 @@ class Learner:
         if why_not := why_not_learned(self.memory.store.datastore.directory, retriever.datastore):
             logger.warning("the phrases of what is learned do not count: %s", why_not)
             return None
-        return PhraseLearner(retriever.datastore, retriever.encoder)
+        datastore: PhraseDatastore = retriever.datastore
+        segmentation = Segmentation(**datastore.section.segmentation)
+        finder = PhraseFinder(retriever.encoder, segmentation)  # which refuses a lexicon that is missing
+        lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
+        if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
+            raise DatastoreError(
+                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were built "
+                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
+                "phrases again"
+            )
+        return finder
 
     def _token_fault(self, source: Tensor | None, target: Tensor | None) -> str:
-        """Say why the model cannot decode a pair; nothing where it can."""
         assert source is not None and target is not None
         task, models = self.system.task, self.system.models
         limits = utils.resolve_max_positions(task.max_positions(), *[model.max_positions() for model in models])
-        dictionaries = task.source_dictionary, task.target_dictionary
-        tags = task.tags.added, len(task.tags.tagged(target, task.target_dictionary)) - len(target)
-        for side, tokens, limit, added, dictionary in zip(
-            ("source", "target"), (source, target), limits, tags, dictionaries
+        added = len(task.tags.tagged(target, task.target_dictionary)) - len(target)
+        for side, tokens, most, dictionary in (
+            ("source", source, limits[0] - task.tags.added, task.source_dictionary),
+            ("target", target, limits[1] - added, task.target_dictionary),
         ):
-            most = limit - added
             if len(tokens) > most:
                 return f"its {side} is longer than the {most:,} tokens that the model takes"
             unknown = int((tokens == dictionary.unk()).sum())
@@ -148,44 +147,8 @@ class Learner:
         return ""
 
 
-class PhraseLearner:
-    """Segments and encodes target sentences as the text of a phrase datastore was.
-
-    Args:
-        datastore: the phrases that others are learned alongside.
-        encoder: its own, where it works.
-
-    Raises:
-        ConfigurationError: the file that lists the phrases no longer exists.
-        DatastoreError: that file has changed.
-    """
-
-    def __init__(self, datastore: PhraseDatastore, encoder: SpanEncoder) -> None:
-        segmentation = Segmentation(**datastore.section.segmentation)
-        self.finder = PhraseFinder(encoder, segmentation)
-        lexicon, expected = segmentation.lexicon, datastore.section.fingerprints.get("lexicon")
-        if lexicon is not None and (found := fingerprint.of_file(lexicon)) != expected:
-            raise DatastoreError(
-                f"{lexicon}, which names the phrases of {datastore.directory}, has changed since they were built "
-                f"({fingerprint.short(found)}, then {fingerprint.short(str(expected))}): bring that file back, or build the "
-                "phrases again"
-            )
-
-    def phrases_of(self, sentences: Sequence[str]) -> list[PairPhrases]:
-        """Find the phrases of each sentence; one that is longer than the encoder takes has none."""
-        texts = list(sentences)
-        found = without_repeats(self.finder.find(texts), texts)
-        keys = found.vectors.half().cpu().numpy()
-        numbers = found.spans[:, 0]
-        return [PairPhrases(found.spans[numbers == n, 1:], keys[numbers == n]) for n in range(len(texts))]
-
-
 def learned_memory(system: System) -> LearnedMemory:
-    """Return the memory of pairs learned alongside the token datastore of a system.
-
-    Raises:
-        ConfigurationError: there is no token datastore, or the system was closed.
-    """
+    """Return the memory of pairs learned alongside the token datastore of a system."""
     system.check_open()
     tokens, phrases = system.find_memory(TokenMemory.name), system.find_memory(PhraseMemory.name)
     if tokens is None and phrases is not None:
@@ -217,12 +180,3 @@ def text_fault(source: str, target: str) -> str:
         if any(character in "\ufffe\uffff" or unicodedata.category(character) in ("Cc", "Cs") for character in text):
             return f"its {side} has control characters, or is no Unicode"
     return ""
-
-
-def _target_tokenizer(system: System) -> Any:
-    """Return fairseq's tokenizer for the target language, whose own one is for the source language."""
-    cfg = copy.deepcopy(system.cfg.tokenizer)
-    if cfg is None or not hasattr(cfg, "source_lang"):
-        return system.task.tokenizer
-    cfg.source_lang = system.task.cfg.target_lang
-    return encoders.build_tokenizer(cfg)

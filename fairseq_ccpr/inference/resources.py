@@ -35,16 +35,14 @@ MAX_TOKENS = 12000  # of a batch, as in fairseq-generate
 
 
 def parse_generation(words: list[str]) -> Any:
-    """Return the configuration of `fairseq-generate WORDS`, with retrieval as the default task.
-
-    Args:
-        words: the folder with the dictionaries first, then options.
-
-    Raises:
-        ConfigurationError: an option that does not exist, that has no effect here, or whose value is none of its own.
-    """
+    """Return the configuration of `fairseq-generate WORDS`, with retrieval as the default task."""
     parser = options.get_generation_parser(default_task=BILINGUAL)
-    _refuse_in_one_sentence(parser)
+
+    def refuse(message: str) -> NoReturn:
+        known = [name for action in parser._actions for name in action.option_strings]
+        raise ConfigurationError(explain_usage(message, known))
+
+    parser.error = refuse
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Hydra, about how fairseq uses it
         cfg = configuration(options.parse_args_and_arch(parser, input_args=words))
@@ -54,18 +52,11 @@ def parse_generation(words: list[str]) -> Any:
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use {retrieving}")
     if cfg.generation.beam < 1:
         raise ConfigurationError(f"--beam is {cfg.generation.beam}: at least 1 is needed")
-    of_generate_alone = {
-        "--lm-path": cfg.generation.lm_path,
-        "--replace-unk": cfg.generation.replace_unk,
-        "--prefix-size": cfg.generation.prefix_size,
-        "--score-reference": cfg.generation.score_reference,
-        "--constraints": cfg.generation.constraints,
-        "--print-alignment": cfg.generation.print_alignment,
-        "--knn-log": getattr(cfg.task, "knn_log", None),
-    }
-    for name, value in of_generate_alone.items():
+    alone = "lm_path", "replace_unk", "prefix_size", "score_reference", "constraints", "print_alignment"
+    given = {name: cfg.generation[name] for name in alone} | {"knn_log": getattr(cfg.task, "knn_log", None)}
+    for name, value in given.items():
         if value:
-            raise ConfigurationError(f"{name} is for fairseq-generate alone: leave it out here")
+            raise ConfigurationError(f"--{name.replace('_', '-')} is for fairseq-generate alone: leave it out here")
     if cfg.dataset.max_tokens is None and cfg.dataset.batch_size is None:
         cfg.dataset.max_tokens = MAX_TOKENS
     return cfg
@@ -103,16 +94,6 @@ def words_by_name(named: Mapping[str, Any]) -> list[str]:
     return as_words(given)
 
 
-def _refuse_in_one_sentence(parser: argparse.ArgumentParser) -> None:
-    """Make a parser raise what it would print and exit for, with what may have been meant."""
-
-    def refuse(message: str) -> NoReturn:
-        known = [name for action in parser._actions for name in action.option_strings]
-        raise ConfigurationError(explain_usage(message, known))
-
-    parser.error = refuse  # type: ignore[method-assign]
-
-
 UNKNOWN = "unknown"  # stands for a language that is not known yet, which fairseq's tokenizers want to have
 OF_RETRIEVAL = ("--knn-", "--no-knn-", "--phrase-", "--no-phrase-", "--store-", "--retrieval-")
 SENTENCEPIECE = ("spm.model", "sentencepiece.model", "sentencepiece.bpe.model")
@@ -120,30 +101,22 @@ CODES = ("bpecodes", "bpe.codes", "bpe-codes", "codes", "code")
 
 
 def configure(words: list[str], data: Path | None = None) -> Any:
-    """Return the configuration of fairseq-generate for these options; anything left out is filled in as found.
-
-    Args:
-        words: options of fairseq-generate.
-        data: the folder that fairseq-preprocess wrote, if one is given.
-
-    Raises:
-        ConfigurationError: something was not found, or was found twice with different content.
-    """
+    """Return the configuration of fairseq-generate for these options; anything left out is filled in as found."""
     words = [*_task_of(words), *implied_bpe(words)]
     given = parse_generation([str(data or "."), "-s", UNKNOWN, "-t", UNKNOWN, *words])
     datastores = [Path(folder) for folder in split_paths(given.task.datastore)] if given.task.datastore else []
     for folder in datastores:
         Manifest.read(folder)  # or say that it is none
     source, target = (None if one == UNKNOWN else one for one in (given.task.source_lang, given.task.target_lang))
-    kept = _of_pair([one for one in map(remembered, datastores) if one], source, target)
+    kept = [one for one in map(remembered, datastores) if one]
+    # Of several datastores of a multilingual model, the one for the language pair, if any.
+    kept = [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
     known = [found for found in (read_preprocessing(data) if data else None, *kept) if found]
     path = given.common_eval.path or _model_of(known, datastores)
     models = [Path(one) for one in split_paths(path)]
     for model in models:
         if not model.is_file():
-            raise ConfigurationError(
-                f"--path: there is no checkpoint {model}" + (f" (of {path})" if models[1:] else "")
-            )
+            raise ConfigurationError(f"--path: there is no checkpoint {model}{f' (of {path})' if models[1:] else ''}")
     known += [beside for model in models if (beside := read_preprocessing(model.parent))]
     source, target = _languages(source, target, known, data, models[0])
     folder = data or _dictionaries([one.folder for one in known] + [models[0].parent], source, target, models[0])
@@ -156,13 +129,7 @@ def configure(words: list[str], data: Path | None = None) -> Any:
     return cfg
 
 
-def _of_pair(kept: list[Preprocessing], source: str | None, target: str | None) -> list[Preprocessing]:
-    """From the records of several datastores of a multilingual model, return the one for a language pair, if any."""
-    return [one for one in kept if (one.source_lang, one.target_lang) == (source, target)] or kept
-
-
 def _task_of(words: list[str]) -> list[str]:
-    """Return the task that retrieves with the model of a command line, with the task options in its checkpoint."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--path", "--datastore"):
         parser.add_argument(name, nargs="?", default="")
@@ -175,11 +142,7 @@ def _task_of(words: list[str]) -> list[str]:
 
 
 def configure_system(words: list[str], data: Path | None = None) -> Any:
-    """Return the same for one system: options of retrieval are refused where there is no datastore.
-
-    Raises:
-        ConfigurationError: such an option, or what `configure` refuses.
-    """
+    """Return the same for one system: options of retrieval are refused where there is no datastore."""
     cfg = configure(words, data)
     wasted = sorted(word.partition("=")[0] for word in words if word.startswith(OF_RETRIEVAL))
     if wasted and not cfg.task.datastore:
@@ -192,11 +155,11 @@ def configure_system(words: list[str], data: Path | None = None) -> Any:
 def preprocessing_of(cfg: Any) -> Preprocessing:
     """Describe the preprocessing of a complete configuration."""
     options: dict[str, Any] = {}
+    languages = "source_lang", "target_lang"
     for kind in ("tokenizer", "bpe"):
-        given = cfg[kind]
-        if given is not None:
-            own = {name: value for name, value in given.items() if name not in ("_name", "source_lang", "target_lang")}
-            options |= {kind: given["_name"], **{name: value for name, value in own.items() if value}}
+        if (given := cfg[kind]) is not None:
+            named = {name: value for name, value in given.items() if value and name not in languages}
+            options |= {kind: named.pop("_name"), **named}
     model = os.pathsep.join(str(Path(one).resolve()) for one in split_paths(cfg.common_eval.path))
     task = cfg.task
     return Preprocessing(Path(split_paths(task.data)[0]), task.source_lang, task.target_lang, options, model)
@@ -205,18 +168,10 @@ def preprocessing_of(cfg: Any) -> Preprocessing:
 def find_beside(
     model: Path, source: str, target: str, given: Mapping[str, Any] = MappingProxyType({})
 ) -> Preprocessing | None:
-    """Return the dictionaries and subwords next to a checkpoint; None without the dictionaries.
-
-    Args:
-        given: options of tokenizer and BPE that are known.
-
-    Raises:
-        ConfigurationError: the subwords are there, but not known well enough, or twice, or of other languages.
-    """
-    remembered_there = read_preprocessing(model.parent)
-    if remembered_there is not None:
-        _languages(source, target, [remembered_there], None, model)
-        return replace(remembered_there, options={**remembered_there.options, **given})
+    """Return the dictionaries and subwords next to a checkpoint; None without the dictionaries."""
+    if (beside := read_preprocessing(model.parent)) is not None:
+        _languages(source, target, [beside], None, model)
+        return replace(beside, options={**beside.options, **given})
     if not _has_dictionaries(model.parent, source, target):
         return None
     files = _subword_files(model.parent)
@@ -230,9 +185,6 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
     """Describe the tokenisation of text for a datastore built from a data folder with a model.
 
     Subwords that are not known stay out: they are not needed to build.
-
-    Raises:
-        ConfigurationError: the languages are not known, or others than those of the data folder.
     """
     check_data_bin(data)
     known = read_preprocessing(data)
@@ -247,7 +199,6 @@ def preprocessing_for_build(data: Path, model: Path, source: str | None, target:
 
 
 def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
-    """Return the checkpoint that a datastore was built with."""
     path = next((one.model for one in known if one.model), None)
     if path is None and datastores:
         raise ConfigurationError(
@@ -266,7 +217,6 @@ def _model_of(known: list[Preprocessing], datastores: list[Path]) -> str:
 def _languages(
     source: str | None, target: str | None, known: list[Preprocessing], data: Path | None, model: Path
 ) -> tuple[str, str]:
-    """Return source and target language: those given, or remembered, or of the data's files, or the checkpoint's own."""
     for one in known:
         source, target = source or one.source_lang, target or one.target_lang
         if (source, target) != (one.source_lang, one.target_lang):
@@ -275,18 +225,17 @@ def _languages(
                 "and -t, or give the data and the datastore of these languages"
             )
     if data is not None and data.is_dir() and not (source and target):
-        of_files = data_utils.infer_language_pair(str(data))
-        source, target = source or of_files[0], target or of_files[1]
+        found = data_utils.infer_language_pair(str(data))
+        source, target = source or found[0], target or found[1]
     if not source or not target:
-        told = read_task(model)
-        source, target = source or told.get("source_lang"), target or told.get("target_lang")
+        trained = read_task(model)
+        source, target = source or trained.get("source_lang"), target or trained.get("target_lang")
     if not source or not target:
         raise ConfigurationError(f"{model} does not say which languages it translates: give -s and -t")
     return source, target
 
 
 def _dictionaries(folders: list[Path], source: str, target: str, model: Path) -> Path:
-    """Return the first folder that has the dictionaries."""
     found = [folder for folder in folders if _has_dictionaries(folder, source, target)]
     digests = {of_files(folder / f"dict.{language}.txt" for language in (source, target)): folder for folder in found}
     if len(digests) > 1:
@@ -307,21 +256,20 @@ def _has_dictionaries(folder: Path, *languages: str) -> bool:
 
 
 def _subwords(known: list[Preprocessing], folders: list[Path], given: Any) -> list[str]:
-    """Return the options of tokenizer and BPE: what is remembered, or lies in the folders, which must agree."""
-    told = [one for one in known if one.options]
-    for one, other in pairwise(told):
+    described = [one for one in known if one.options]
+    for one, other in pairwise(described):
         if one.subword_digests() != other.subword_digests():
             raise _two_models(one.folder, other.folder)
     files = list({of_file(file): file for folder in reversed(folders) for file in _subword_files(folder)}.values())
-    if not told:
+    if not described:
         if len(files) > 1:
             raise _two_models(*files[:2])
         return as_words(_options_of(files[0], given.tokenizer and given.tokenizer["_name"])) if files else []
-    digests = told[0].subword_digests()
+    digests = described[0].subword_digests()
     for file in files:
         if of_file(file) not in digests:
-            raise _two_models(told[0].folder, file)
-    return told[0].words
+            raise _two_models(described[0].folder, file)
+    return described[0].words
 
 
 def _subword_files(folder: Path) -> list[Path]:
@@ -329,7 +277,6 @@ def _subword_files(folder: Path) -> list[Path]:
 
 
 def _options_of(file: Path, tokenizer: str | None) -> dict[str, str]:
-    """Return fairseq's options for a subword model, told by its name and its first line."""
     if file.name in SENTENCEPIECE:
         return {"bpe": "sentencepiece", "sentencepiece_model": str(file)}
     if tokenizer is None:
@@ -338,8 +285,7 @@ def _options_of(file: Path, tokenizer: str | None) -> dict[str, str]:
             "or --tokenizer space if it was not"
         )
     with file.open(encoding="utf-8") as stream:
-        first = stream.readline()
-    kind = "subword_nmt" if first.startswith("#version") else "fastbpe"
+        kind = "subword_nmt" if stream.readline().startswith("#version") else "fastbpe"
     return {"bpe": kind, "bpe_codes": str(file)}
 
 
@@ -358,9 +304,9 @@ def refuse_retrieval_by_hub() -> None:
     def checked(
         filenames: Any, arg_overrides: Mapping[str, Any] | None = None, task: Any = None, *others: Any, **named: Any
     ) -> Any:
-        wanted = arg_overrides or {}
-        kind = TASK_REGISTRY.get(wanted.get("task"))
-        if task is None and (wanted.get("datastore") or (kind and issubclass(kind, RetrievalTask))):
+        given = arg_overrides or {}
+        kind = TASK_REGISTRY.get(given.get("task"))
+        if task is None and (given.get("datastore") or (kind and issubclass(kind, RetrievalTask))):
             raise ConfigurationError(
                 "fairseq's from_pretrained does not retrieve: use fairseq_ccpr.Translator(path, datastore=...)"
             )

@@ -55,17 +55,13 @@ class Translation:
         dictionary = system.task.target_dictionary
         best, *others = hypotheses
         tags = system.task.tags.ids(dictionary)
-        scored = [
-            pair for pair in zip(best["tokens"].tolist(), best["positional_scores"].tolist()) if pair[0] not in tags
-        ]
-        return cls(
-            source,
-            system.to_text(dictionary, best["tokens"]),
-            float(best["score"]),
-            tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos()),
-            tuple(score for _, score in scored),
-            tuple(cls.of(source, [other], system) for other in others),
-        )
+        both = zip(best["tokens"].tolist(), best["positional_scores"].tolist())
+        scored = [(token, score) for token, score in both if token not in tags]
+        symbols = tuple(dictionary.symbols[i] for i, _ in scored if i != dictionary.eos())
+        scores = tuple(score for _, score in scored)
+        alternatives = tuple(cls.of(source, [other], system) for other in others)
+        text = system.to_text(dictionary, best["tokens"])
+        return cls(source, text, float(best["score"]), symbols, scores, alternatives)
 
     @classmethod
     def of_nothing(cls, source: str, length: int, most: int) -> Translation:
@@ -101,8 +97,6 @@ def batches_of(
 
     Args:
         tokens: of each sentence; a batch has their numbers as `id`.
-        cfg: says how large batches are (`--max-tokens`, `--batch-size`).
-        targets: tokens of their translations, where they are given.
     """
     dataset = task.inference_dataset(tokens) if targets is None else task.pair_dataset(tokens, targets)
     order = dataset.ordered_indices()
@@ -125,16 +119,11 @@ class System:
     Threads may share one: each has a generator of its own, and what a batch retrieves stays with the batch.
 
     Args:
-        cfg: of fairseq-generate, as `resources.configure` completes it.
-        device: of the models; the GPU where there is one.
         precision: of the models, fp32, fp16 or bf16.
 
     Attributes:
         ensemble: the models with the memories of the datastore; None without a datastore and a glossary.
         closed: whether it does no more work.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
 
     closed = False
@@ -184,12 +173,9 @@ class System:
         return self.ensemble.signature() if self.ensemble is not None else None
 
     def translate(
-        self,
-        sentences: Iterable[str],
-        done: Callable[[int], object] = lambda count: None,
-        window: int = WINDOW,
+        self, sentences: Iterable[str], done: Callable[[int], object] = lambda count: None, window: int = WINDOW,
         nbest: int | None = None,
-    ) -> Iterator[Translation]:
+    ) -> Iterator[Translation]:  # fmt: skip
         """Translate sentences in batches of similar lengths; their translations come in the order of the sentences.
 
         Args:
@@ -213,10 +199,7 @@ class System:
         self._warn_of_unknown(tokens)
         most = length_limit(self.task, self.models)
         fits = [i for i, ids in enumerate(tokens) if 1 < len(ids) <= most]
-        translations = [
-            Translation.of_nothing(sentence, len(ids), most) if not 1 < len(ids) <= most else None
-            for sentence, ids in zip(sentences, tokens)
-        ]
+        translations = [Translation.of_nothing(one, len(ids), most) for one, ids in zip(sentences, tokens)]
         done(len(sentences) - len(fits))
         for sample in batches_of([tokens[i] for i in fits], self.cfg, self.task) if fits else ():
             places = [fits[i] for i in sample["id"].tolist()]
@@ -225,29 +208,20 @@ class System:
             for place, found in zip(places, hypotheses):
                 translations[place] = Translation.of(sentences[place], found[:nbest], self)
             done(len(places))
-        return [one for one in translations if one is not None]
+        return translations
 
     def check_open(self) -> None:
-        """Check that it was not closed.
-
-        Raises:
-            ConfigurationError: it was.
-        """
+        """Check that it was not closed."""
         if self.closed:
             raise ConfigurationError(f"{self!r} was closed, and does no more work: load another")
 
     def check_encoding(self) -> None:
-        """Check that raw text can be split into the model's subwords.
-
-        Raises:
-            ConfigurationError: `--remove-bpe` alone is given, which only joins them.
-        """
+        """Check that raw text can be split into the model's subwords."""
         if not self._encodes:  # it looks at the whole dictionary, which a program that translates one sentence feels
             check_subwords(self.task.source_dictionary, self.task.bpe)
             self._encodes = True
 
     def _warn_of_unknown(self, tokens: list[Tensor]) -> None:
-        """Warn once if much of the text is not in the source dictionary."""
         pieces = sum(map(len, tokens))
         unknown = sum(int((ids == self.task.source_dictionary.unk()).sum()) for ids in tokens)
         if unknown > MAX_UNKNOWN * pieces and not self._warned:
@@ -258,19 +232,13 @@ class System:
             )  # fmt: skip
 
     def _generator(self) -> Any:
-        """Return this thread's generator."""
         if not hasattr(self._of_thread, "generator"):
             self._of_thread.generator = self.generator()
         return self._of_thread.generator
 
 
 def load(cfg: Any, device: torch.device | None = None, precision: str = FP32) -> tuple[RetrievalTask, list[Any]]:
-    """Load task and models, as fairseq-generate does.
-
-    Raises:
-        ConfigurationError: another task.
-        CheckpointError: `--path` is no model of these dictionaries.
-    """
+    """Load task and models, as fairseq-generate does."""
     task = tasks.setup_task(cfg.task)
     if not isinstance(task, RetrievalTask):
         raise ConfigurationError(f"--task {cfg.task._name} does not retrieve: use translation_retrieval")

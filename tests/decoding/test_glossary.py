@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fairseq_ccpr import Translator
-from fairseq_ccpr.decoding.glossary_memory import GlossaryBatch, GlossaryCosts, GlossaryMemory, GlossaryVotes
+from fairseq_ccpr.decoding.glossary_memory import END_COST, GROWTH_COST, GlossaryBatch, GlossaryMemory, GlossaryVotes
 from fairseq_ccpr.decoding.memory import Step
 from fairseq_ccpr.decoding.mixture import Distribution
 from fairseq_ccpr.decoding.options import PhraseSettings
@@ -114,7 +114,7 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
     phrases = PhraseMemory(None, PhraseSettings(), votes, torch.device("cpu"))  # type: ignore[arg-type]
     memory = GlossaryMemory(phrases, end_token=2)
     growing = torch.tensor([0.0] * 6 + [1.0] * (words - 6))
-    memory.__dict__["costs"] = GlossaryCosts(2, growing)
+    memory.__dict__["growing"] = growing
     batch = GlossaryBatch(memory, PhraseBatch(phrases, None))  # type: ignore[arg-type]
     batch.phrases.lay_out([], table)
     batch.phrases.state, batch.terms = PhraseState(table, rows), torch.full((sentences,), 3.0)
@@ -139,8 +139,8 @@ def test_a_step_is_a_plain_computation_of_votes_and_costs(rng: np.random.Generat
             wanted = p / total
             for token, weight in weights:
                 wanted[token] += weight / total
-            wanted = wanted.log() - GlossaryCosts.GROWTH * growing * any(ends)
-            wanted[2] -= GlossaryCosts.END * (3 - len(covered))
+            wanted = wanted.log() - GROWTH_COST * growing * any(ends)
+            wanted[2] -= END_COST * (3 - len(covered))
             torch.testing.assert_close(found[row], wanted, rtol=1e-4, atol=1e-4)
             ended_ones, covered_ones = ended_ones + any(ends), covered_ones + len(covered)
     assert ended_ones > 20 and covered_ones > 20

@@ -180,7 +180,7 @@ def test_token_ids_of_both_are_those_of_one(divided: Divided, folder: Path) -> N
     one, two, both = (split_entries(part, words) for part in (own, learned, whole))
     for size in (0, 1, 300):
         entries = np.random.randint(whole.section.size, size=size)
-        mine = learned.own(entries)
+        mine = learned.stored(entries)
         sources = [one(entries[mine]), two(entries[~mine] - own.section.size)]
         found = lay_out(np.stack([mine, ~mine]), sources, 3)
         wanted = lay_out(np.ones((1, size), bool), [both(entries)], 3)
