@@ -25,9 +25,6 @@ def locked(folder: Path, work: str) -> Iterator[IO[str]]:
 
     Args:
         work: what another process is then told to be doing there.
-
-    Raises:
-        ConfigurationError: another process, or a command that one left behind, holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+", encoding="utf-8") as lock:

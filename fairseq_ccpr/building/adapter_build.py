@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import options
-from torch import Tensor
 
 from fairseq_ccpr.building.corpus import sample_domain
 from fairseq_ccpr.building.part import ADAPTER, RAW, VALID, Processes, TokenPart, refuse_foreign
@@ -66,11 +65,7 @@ class AdapterTraining:
 
     @classmethod
     def parse(cls, extra: str) -> AdapterTraining:
-        """Read `--adapter-options`, options of fairseq-train, before any work is done.
-
-        Raises:
-            ConfigurationError: fairseq-train does not take them.
-        """
+        """Read `--adapter-options`, options of fairseq-train, before any work is done."""
         printed = io.StringIO()
         try:
             given = shlex.split(extra)
@@ -91,34 +86,21 @@ class AdapterTraining:
         return cls(words, getattr(parsed, "adapter_output_dim", 0) or None)
 
     def fingerprint(self, keys: list[str]) -> str:
-        """Digest everything that the outcome depends on: the keys, the options, and the defaults of those not given.
-
-        Args:
-            keys: fingerprints of the raw keys and of what they were extracted from.
-        """
+        """Digest all that the outcome depends on: fingerprints of the raw keys and of their origin, and all options."""
         configs = (TokenContrastConfig, TokenAdapterConfig, SupervisedContrastiveConfig)
         defaults = [f"{config.__name__}.{f.name}={f.default}" for config in configs for f in fields(config)]
         return fingerprint.of_strings([*keys, *self.words, *defaults, __version__])
 
-    def width(self, dimension: int) -> int:
-        """Return the width of the adapter's vectors for keys of width `dimension`."""
-        return self.output_dim or default_output(dimension)
-
     def run(self, stores: list[Path], save_dir: Path, identity: str, cpu: bool, quiet: bool) -> Path:
-        """Train the adapter of a raw datastore, or resume its training, unless it is finished.
+        """Train on one store, perhaps validating on a second; a run that was killed is resumed, a finished one kept.
 
         Args:
-            stores: datastores of the decoder's own states: one to train on, and perhaps one to validate on.
             save_dir: where fairseq keeps its checkpoints.
             identity: the fingerprint.
             quiet: let fairseq's messages go to a log in `save_dir`, not to stderr.
 
         Returns:
             The checkpoint with the best retrieval accuracy on held-out sentences; the untrained start is one of them.
-
-        Raises:
-            ConfigurationError: fairseq-train fails.
-            DatastoreError: the folder belongs to another training run.
         """
         plan = save_dir / PLAN
         begun = plan.exists() and (save_dir / LAST).exists()
@@ -149,8 +131,7 @@ def _run(command: list[str], save_dir: Path, quiet: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(torchrun)}
     if "TORCHELASTIC_RUN_ID" in os.environ:
         environment.pop("OMP_NUM_THREADS", None)  # torchrun sets it to 1, for many processes at once
-    work = "a process is already training"
-    with locked(save_dir, work) as lock, (save_dir / LOG).open("a", encoding="utf-8") as log:
+    with locked(save_dir, "a process is already training") as lock, (save_dir / LOG).open("a", encoding="utf-8") as log:
         # In our own process group, so that killing the group also kills the training.
         code = run_child(command, lock, log if quiet else sys.stderr, environment, Path.cwd(), own_group=False)
     if code:
@@ -176,13 +157,10 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 
     Returns:
         The token section of the finished datastore, and how many sentences were left out as too long for the model.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
     plan = _Plan(settings, Extraction(settings, processes))
     part = plan.part(show=processes.first and not settings.quiet)
-    unfinished = not part.filled
+    unfinished = part.published is None
     if unfinished:
         refuse_foreign(settings.output)
     raw_folder = settings.raw_datastore or settings.output / RAW
@@ -209,8 +187,6 @@ def build_projected_datastore(settings: TokenBuildSettings, processes: Processes
 
 
 class _Plan:
-    """What to build, decided before any work is done."""
-
     def __init__(self, settings: TokenBuildSettings, extraction: Extraction) -> None:
         self.settings, self.extraction, self.device = settings, extraction, extraction.device
         self.raw_section = extraction.section(RAW_INDEX)
@@ -219,7 +195,7 @@ class _Plan:
         self.valid: Extraction | None = None
         if settings.adapter == TRAINED_ADAPTER:
             self.training = AdapterTraining.parse(settings.adapter_options)
-            self.width = self.training.width(d)
+            self.width = self.training.output_dim or default_output(d)
             self.valid = extraction.of_valid()
             keys = [self.raw_section.key_layer, *self.raw_section.fingerprints.values()]
             keys += [self.valid.corpus.fingerprint] if self.valid else []
@@ -237,7 +213,6 @@ class _Plan:
             )
 
     def _load(self, path: Path) -> TokenAdapter:
-        """Load the adapter of a file, which must suit the model."""
         adapter, raw = TokenAdapter.load(path), self.raw_section
         if (width := adapter.hidden.in_features) != raw.dimension:
             raise ConfigurationError(
@@ -247,15 +222,14 @@ class _Plan:
         current = {"model": raw.fingerprints["model"], "key_layer": raw.key_layer}
         for what, value in current.items():
             if adapter.trained_on.get(what, value) != value:
-                trained = adapter.trained_on[what]
                 raise CheckpointError(
-                    f"the adapter {path} was trained for another {what.replace('_', ' ')}: {_short(trained)} there, "
-                    f"{_short(value)} now; train one for this, with --adapter clknn"
+                    f"the adapter {path} was trained for another {what.replace('_', ' ')}: "
+                    f"{fingerprint.brief(adapter.trained_on[what])} there, {fingerprint.brief(value)} now; train one "
+                    "for this, with --adapter clknn"
                 )
         return adapter
 
     def part(self, show: bool) -> TokenPart:
-        """Open the part at the output, finished or not."""
         s = self.settings
         if (s.output / MANIFEST).exists():
             token = Manifest.read(s.output).token
@@ -276,7 +250,6 @@ class _Plan:
         return TokenPart(s.output, section, self.extraction.symbols, show)
 
     def project(self, raw: TokenDatastore, valid: TokenDatastore | None, part: TokenPart) -> None:
-        """Train the adapter unless it was given, fit PCA, and fill `part` with the projected keys."""
         s = self.settings
         adapter = self.given
         if adapter is None:
@@ -290,7 +263,8 @@ class _Plan:
             for number in todo:
                 rows = slice(blocks[number], blocks[number] + BLOCK_ROWS)
                 with torch.inference_mode():
-                    keys = projection(_rows(raw.keys[rows], self.device)).half().cpu().numpy()
+                    states = torch.from_numpy(raw.keys[rows].astype(np.float32)).to(self.device)
+                    keys = projection(states).half().cpu().numpy()
                 done(len(keys))
                 yield number, rows.start, {KEYS: keys, VALUES: raw.values[rows], PROVENANCE: raw.provenance[rows]}
 
@@ -301,39 +275,26 @@ class _Plan:
         part.fill(sizes, write, "projection")
 
     def _projection(self, part: TokenPart, raw: TokenDatastore, adapter: TokenAdapter) -> KeyProjection:
-        """Fold adapter and PCA into one projection, computed once and kept with the part."""
-        path = part.partial / PROJECTION
+        path, normalize, pca = part.partial / PROJECTION, self.settings.normalize_before_pca, None
         if not path.exists():
-            pca = fit_pca(self._embed_sample(adapter, raw), self.pca_dim) if self.pca_dim else None
-            projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, self.settings.normalize_before_pca)
+            if self.pca_dim:
+                rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
+                with torch.inference_mode():
+                    z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
+                    pca = fit_pca(torch.nn.functional.normalize(z, dim=1) if normalize else z, self.pca_dim)
+            projection = KeyProjection.fold(adapter.hidden, adapter.output, pca, normalize)
             with atomic_file(path) as partial:
                 projection.save(partial)
         return KeyProjection.load(path).to(self.device)
-
-    @torch.inference_mode()
-    def _embed_sample(self, adapter: TokenAdapter, raw: TokenDatastore) -> Tensor:
-        """Embed a sample of the keys, fp32 [n, d_o], of length 1 with `--normalize-before-pca`."""
-        rows = torch.from_numpy(raw.keys[sample_rows(len(raw.keys))])
-        z = torch.cat([adapter(block.to(self.device).float()) for block in rows.split(BLOCK_ROWS)])
-        return torch.nn.functional.normalize(z, dim=1) if self.settings.normalize_before_pca else z
 
 
 def extract(extraction: Extraction, folder: Path, processes: Processes, show: bool) -> TokenDatastore:
     """Write the decoder's own states, unless that was done; the processes share the work."""
     raw = TokenPart(folder, extraction.section(RAW_INDEX), extraction.symbols, show)
     processes.barrier()
-    if not raw.filled:  # any existing index will do
+    if raw.published is None:  # any existing index will do
         extraction.fill(raw)
         if processes.first:
             raw.finish()
         processes.barrier()
     return TokenDatastore(folder)
-
-
-def _rows(keys: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(keys.astype(np.float32)).to(device)
-
-
-def _short(name: str) -> str:
-    """Shorten a fingerprint, but not the name of a layer."""
-    return fingerprint.short(name) if len(name) == 64 else name

@@ -31,15 +31,7 @@ KIND = ["nice", "-n", "10"]  # translation takes priority
 
 
 class LiveCompaction:
-    """One compaction of a memory's datastore.
-
-    Args:
-        memory: in use; nobody else may have the right to write.
-        open_retriever: makes a retriever of the next generation.
-
-    Raises:
-        ConfigurationError: the datastore has phrases as well.
-    """
+    """One compaction of a memory's datastore; nobody else may have the right to write."""
 
     def __init__(self, memory: LearnedMemory, open_retriever: Callable[[TokenDatastore], LearningRetriever]) -> None:
         self.memory, self.open_retriever = memory, open_retriever
@@ -53,14 +45,7 @@ class LiveCompaction:
         self._cancelled, self._ended = threading.Event(), threading.Event()
 
     def run(self) -> bool:
-        """Compact.
-
-        Returns:
-            Whether it was done, and not cancelled.
-
-        Raises:
-            DatastoreError: compaction failed, for example on a full disk; nothing has changed.
-        """
+        """Compact; returns whether it was done, and not cancelled. After a DatastoreError nothing has changed."""
         try:
             with disk_faults_named(self.directory):
                 self.memory.lock()
@@ -97,7 +82,6 @@ class LiveCompaction:
         return reader
 
     def _compact(self, copy: Path) -> bool:
-        """Compact the copy in a separate process; return whether it was not cancelled."""
         words = [*KIND, sys.executable, "-m", "fairseq_ccpr", "compact", str(copy), "--quiet"]
         words += ["--cpu"] if self.memory.device.type == "cpu" else []
         self._process = subprocess.Popen(
@@ -111,7 +95,6 @@ class LiveCompaction:
         return not self._cancelled.is_set()
 
     def _adopt(self, copy: Path, reader: Journal) -> None:
-        """Make the copy's part the datastore's, with what came to its journal meanwhile."""
         manifest = Manifest.read(copy)
         section, before = manifest.token, self.memory.store.datastore.section
         assert section is not None

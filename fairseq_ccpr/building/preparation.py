@@ -1,8 +1,4 @@
-"""Preparing a DATA_BIN from sentence pairs as text: fairseq's tokenizer and BPE, then fairseq-preprocess.
-
-Raises:
-    ConfigurationError: options that fairseq does not take, a file that is no SentencePiece model, a line that is no pair.
-"""
+"""Preparing a DATA_BIN from sentence pairs as text: fairseq's tokenizer and BPE, then fairseq-preprocess."""
 
 from __future__ import annotations
 
@@ -111,16 +107,12 @@ def binarise(
 
     Args:
         subsets: of each a TSV file, or the common beginning of two files' names.
-        languages: source and target.
         subwords: see `splitter`.
         dictionaries: a joint one, or those of source and target.
         output: the DATA_BIN; its folder `text` keeps the subwords.
 
     Returns:
         How many pairs each subset has: those with an empty side are left out, and equal ones all kept; both are told.
-
-    Raises:
-        ConfigurationError: a subset has no pair, or fairseq made another number of sentences of it.
     """
     split_source, split_target = splitter(subwords, languages[0]), splitter(subwords, languages[1], target=True)
     text = output / "text"

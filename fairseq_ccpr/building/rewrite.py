@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from fairseq_ccpr.building.corpus import join_domains, sample_domain
-from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, Section, open_keys
+from fairseq_ccpr.building.part import PHRASES, TOKENS, Part, PartKind, open_keys
 from fairseq_ccpr.datastore.domain import Domain
 from fairseq_ccpr.datastore.learned import (
     LEARNED,
@@ -42,7 +42,7 @@ from fairseq_ccpr.datastore.learned import (
     moved_record,
     remove_superseded,
 )
-from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, Source, TokenSection
+from fairseq_ccpr.datastore.manifest import REVERSE_MODEL, Manifest, PhraseSection, Section, Source, TokenSection
 from fairseq_ccpr.datastore.phrase import (
     OFFSETS,
     SENTENCES,
@@ -76,7 +76,7 @@ LEAVES = -MOST_SENTENCES - 1  # below zero, whatever number is added
 SCRATCH = "compacted"  # the name, less its ending, of the folder that the new parts are written in
 
 Datastore = Union[TokenDatastore, PhraseDatastore]
-AnySection = TypeVar("AnySection", TokenSection, PhraseSection)
+AnySection = TypeVar("AnySection", bound=Section)
 Progress = Callable[[int], object]
 Renumber = Callable[[np.ndarray], np.ndarray]  # from old numbers to new ones, int64 [n]; -1 for sentences that leave
 
@@ -94,13 +94,7 @@ class Rows(NamedTuple):
 
 
 def copy_rows(kind: PartKind, dimension: int, parts: Iterable[Rows], folder: Path, progress: Progress) -> int:
-    """Write the rows of sentences that stay, part after part and each in its order; return how many.
-
-    Args:
-        dimension: d.
-        folder: to write the arrays to.
-        progress: told how many rows were read.
-    """
+    """Write the rows of sentences that stay, part after part and each in its order; return how many."""
     shapes = kind.shapes(0, dimension)
     written = {name: GrowingArray(folder / f"{name}.npy", shape[1:], dtype) for name, (shape, dtype) in shapes.items()}
     for arrays, renumber in parts:
@@ -212,7 +206,6 @@ def _mark_members(texts: list[Text], begins: list[int], first: np.ndarray, colum
 
 
 def _count(sources: list[Source], members: np.ndarray, size: int, folder: Path) -> list[Source]:
-    """Count the entries and sentences of each text, given which of them have each sentence, bool [S, n]."""
     spans = open_array(folder / f"{SPANS}.npy", *PHRASES.shapes(size, 0)[SPANS])
     entries, sentences = np.zeros((2, len(sources)), np.int64)
     for start in range(0, max(size, len(members)), BLOCK_ROWS):
@@ -230,7 +223,7 @@ def _count(sources: list[Source], members: np.ndarray, size: int, folder: Path) 
 
 def sources_of(name: str, store: Datastore) -> list[Source]:
     """List the corpora of a datastore; one that was built from a single one calls it `name`."""
-    section: Section = store.section
+    section = store.section
     if section.sources:
         return list(section.sources)
     whole = Source(
@@ -296,11 +289,7 @@ class MergeSettings:
     datastores: dict[str, Path] = field(default_factory=dict)  # by the name of their corpus
 
     def check(self) -> None:
-        """Check that the options go together.
-
-        Raises:
-            ConfigurationError: names the option.
-        """
+        """Check that the options go together."""
         paths = list(self.datastores.values())
         output = self.output.resolve()
         written = {output, partial_path(output), *output.parents}
@@ -326,9 +315,6 @@ def merge_datastores(settings: MergeSettings) -> Manifest:
     """Write a new datastore from others, which stay unchanged, or from one without some of its corpora.
 
     The output appears when it is complete; after a kill the command starts over.
-
-    Raises:
-        ConfigurationError, DatastoreError: one sentence for the user.
     """
     settings.check()
     directories = settings.datastores
@@ -422,8 +408,7 @@ def _merge_phrases(inputs: list[Input], kept: list[Source], folder: Path, progre
     return write_phrases(inputs[0].store, texts, kept, folder, progress)
 
 
-def _built_with(section: Section) -> dict[str, Any]:
-    """Collect the properties that must be equal in all of them, by name."""
+def _built_with(section: TokenSection | PhraseSection) -> dict[str, Any]:
     same: dict[str, Any] = {
         name.replace("_", " "): digest
         for name, digest in section.fingerprints.items()
@@ -457,7 +442,6 @@ def _in_order(inputs: list[Input]) -> list[Input]:
 
 
 def _check_shards(group: list[Any]) -> None:
-    """Check that the datastores of one corpus are a single one, or all of its shards."""
     by_number: dict[int, Path] = {}
     first = group[0].section.shard
     fractions = {store.section.share for store in group}
@@ -534,9 +518,6 @@ def compact_datastore(settings: CompactSettings) -> Compacted:
     """Move learned pairs into a datastore's own entries, and erase forgotten ones from every file.
 
     It stays unchanged if nothing was learned or forgotten since the last time.
-
-    Raises:
-        ConfigurationError, DatastoreError: one sentence for the user.
     """
     datastore = TokenDatastore(settings.datastore)
     directory = datastore.directory
@@ -595,7 +576,6 @@ def _compact(datastore: TokenDatastore, learned: LearnedStore, settings: Compact
 
 
 def _phrases_changed(learned: LearnedStore) -> bool:
-    """Check whether the phrase part still lacks learned phrases, or still has forgotten ones."""
     return bool(learned.phrases or learned.gone_sentences)
 
 
@@ -607,7 +587,6 @@ def _own_sources(store: Datastore) -> tuple[list[Source], str]:
 
 
 def _joined(kind: PartKind, dimension: int, blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Join the rows of learned pairs, of which there may be none."""
     shapes = kind.shapes(0, dimension)
     return {name: np.concatenate([np.empty(*shapes[name]), *(block[name] for block in blocks)]) for name in shapes}
 

@@ -134,11 +134,7 @@ class TokenBuildSettings:
     pseudo_pairs: Optional[PseudoPairs] = None
 
     def check(self) -> None:
-        """Check that all values are in range and go together.
-
-        Raises:
-            ConfigurationError: names the option.
-        """
+        """Check that all values are in range and go together."""
         check(self)
         check_shard(self.num_shards, self.shard_id, self.index)
         if self.num_shards > 1 and self.adapter != NO_ADAPTER:
@@ -171,7 +167,6 @@ class TokenBuildSettings:
         self._check_monolingual()
 
     def _check_monolingual(self) -> None:
-        """Check that text and reverse model come together, and without options that choose among pairs."""
         if bool(self.monolingual) != (self.reverse_model is not None):
             given, other = (
                 ("--monolingual", "--reverse-model") if self.monolingual else ("--reverse-model", "--monolingual")
@@ -196,11 +191,7 @@ class TokenBuildSettings:
 
 
 def load(settings: TokenBuildSettings, device: torch.device) -> tuple[Any, Any]:
-    """Load the task of DATA_BIN, and the model.
-
-    Raises:
-        ConfigurationError, CheckpointError: a folder or file that is missing, or something else.
-    """
+    """Load the task of DATA_BIN, and the model."""
     task = _load_task(settings, settings.data_bin)
     return task, load_model(settings.path, task, device, settings.fp16)
 
@@ -293,9 +284,6 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
 
     Returns:
         The token section of the finished datastore, and how many sentences were left out as too long for the model.
-
-    Raises:
-        ConfigurationError, CheckpointError, DatastoreError: one sentence for the user.
     """
     extraction = Extraction(settings, processes)
     index = plan_index(
@@ -308,7 +296,7 @@ def build_token_datastore(settings: TokenBuildSettings, processes: Processes) ->
     )
     show = processes.first and not settings.quiet
     part = TokenPart(settings.output, extraction.section(index), extraction.symbols, show)
-    if not part.filled:
+    if part.published is None:  # otherwise only its index may be another
         extraction.fill(part)
     if processes.first:
         part.finish()
@@ -329,9 +317,6 @@ def load_task(
 
     Args:
         task_arguments: words of a command line, see `task_words`; for a bilingual model none are needed.
-
-    Raises:
-        ConfigurationError: the folder or a dictionary is missing.
     """
     check_data_bin(data_bin, *filter(None, (source_lang, target_lang)))
     named = {"source_lang": source_lang, "target_lang": target_lang, "user_dir": user_dir}
@@ -344,11 +329,7 @@ def load_task(
 
 
 def load_model(path: str, task: Any, device: torch.device, fp16: bool) -> Any:
-    """Load the one model of a checkpoint for inference.
-
-    Raises:
-        CheckpointError: several checkpoints, a missing one, no checkpoint of fairseq, or one that would run code.
-    """
+    """Load the one model of a checkpoint for inference."""
     if len(paths := split_paths(path)) > 1:
         raise CheckpointError(
             f"--path names an ensemble of {len(paths)} checkpoints, and a datastore belongs to one model: build it with "
@@ -374,20 +355,15 @@ def force_decode(
 
     Yields:
         The chunk, and its arrays: keys fp16 [n, d], values int32 [n], provenance int32 [n, 2] (sentence, position).
-
-    Raises:
-        DatastoreError: the model computes NaN, or a number that fp16 cannot hold.
     """
     for subset in corpus.subsets:
         work = [(chunk, corpus.batches(chunk, max_tokens)) for chunk in chunks if chunk.subset == subset]
-        stream = _load(corpus.task.dataset(subset), [batch for _, batches in work for batch in batches])
+        dataset, all_batches = corpus.task.dataset(subset), [batch for _, batches in work for batch in batches]
+        # fairseq's own loader over ready batches, one worker thread ahead
+        loader = EpochBatchIterator(dataset, dataset.collater, all_batches, buffer_size=8)
+        stream = iter(loader.next_epoch_itr(shuffle=False))
         for chunk, batches in work:
             yield chunk, _decode_chunk(capture, corpus, chunk, itertools.islice(stream, len(batches)), done)
-
-
-def _load(dataset: Any, batches: list[Any]) -> Iterator[dict[str, Any]]:
-    """fairseq's own loader over ready batches, one worker thread ahead."""
-    return iter(EpochBatchIterator(dataset, dataset.collater, batches, buffer_size=8).next_epoch_itr(shuffle=False))
 
 
 @torch.inference_mode()

@@ -88,7 +88,7 @@ class Domain:
         return torch.nn.functional.normalize(self.mean, dim=0)
 
     def familiarity(self, running_distance: Tensor) -> Tensor:
-        """Measure how similar hypotheses are to the datastore's own text, fp32 [N]: 1 up to `near`, down to 0 from `far` on.
+        """Measure how similar hypotheses are to the datastore's own text: 1 up to `near`, down to 0 from `far` on.
 
         Args:
             running_distance: fp32 [N], the mean of `distance` over the tokens so far.
@@ -111,11 +111,7 @@ class Domain:
 
     @classmethod
     def load(cls, path: Path) -> Domain:
-        """Read what `save` wrote.
-
-        Raises:
-            DatastoreError: the file is damaged, or its tensors do not go together.
-        """
+        """Read what `save` wrote; damage is a DatastoreError."""
         try:
             domain = cls(**load_file(path))
             _check_shapes(domain)
@@ -143,7 +139,7 @@ def _check_shapes(domain: Domain) -> None:
 
 
 def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean [d] and whitening [d, d] of states [M, d], fp64: the inverse Cholesky factor of the shrunk covariance."""
+    """Mean [d] and whitening [d, d] of states [M, d], fp64: the inverse Cholesky factor of the shrunk covariance."""
     exact = states.double()
     mean = exact.mean(dim=0)
     centred = exact - mean
@@ -154,7 +150,7 @@ def _moments(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log_distance(states: Tensor, shift: Tensor, whitening: Tensor) -> Tensor:
-    """Compute log |h W - shift|^2 / d, `shift` being the whitened mean; a step of beam search counts each operation."""
+    """log |h W - shift|^2 / d, `shift` being the whitened mean; a step of beam search counts each operation."""
     whitened = torch.addmm(shift, states, whitening, beta=-1)
     return whitened.square_().mean(dim=1).clamp_min_(1e-12).log_()
 

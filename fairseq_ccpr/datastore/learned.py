@@ -94,9 +94,6 @@ class LearnedStore:
 
     Any number may read; the first to learn or forget holds the right to write until it is closed. Threads may share it.
 
-    Args:
-        datastore: an opened token datastore.
-
     Attributes:
         pairs: by id.
         entries: values int32 [n] and keys fp16 [n, d] of those pairs that have not moved into the datastore.
@@ -107,9 +104,6 @@ class LearnedStore:
         gone_sentences: sentences that the phrase part has because they were learned, and that were forgotten.
         next_id: of the next pair.
         damage: what is wrong with the journal, a sentence; empty where nothing is.
-
-    Raises:
-        DatastoreError: the journal belongs to something else, or cannot be read at all.
     """
 
     def __init__(self, datastore: TokenDatastore) -> None:
@@ -136,9 +130,6 @@ class LearnedStore:
 
         Returns:
             Their ids. A pair that is there already keeps its id, and is counted; it has phrases from then on.
-
-        Raises:
-            DatastoreError: another process writes, or the journal cannot be written.
         """
         with self._lock:
             self.lock()
@@ -165,12 +156,7 @@ class LearnedStore:
             return ids
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Forget pairs, all or none; none of them is found any more when this returns.
-
-        Raises:
-            ConfigurationError: there is no such pair.
-            DatastoreError: another process writes, or the journal cannot be written.
-        """
+        """Forget pairs, all or none; none of them is found any more when this returns."""
         with self._lock:
             self.lock()
             ids = list(dict.fromkeys(ids))
@@ -191,12 +177,7 @@ class LearnedStore:
         return [pair for pair, text in texts if all(word in text for word in words)]
 
     def lock(self) -> None:
-        """Take the right to write, read what others wrote before, and put aside what is damaged.
-
-        Raises:
-            DatastoreError: another one has it.
-            NotWritableError: the folder cannot be written.
-        """
+        """Take the right to write, read what others wrote before, and put aside what is damaged."""
         with self._lock:
             if self._right is not None:
                 return
@@ -221,11 +202,7 @@ class LearnedStore:
                 ) from None
 
     def handed_on(self, datastore: TokenDatastore) -> LearnedStore:
-        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them.
-
-        Raises:
-            DatastoreError: see the class.
-        """
+        """Open the pairs of the datastore's next generation, and hand over this one's right to write to them."""
         other = LearnedStore(datastore)
         with self._lock:
             other._right, self._right = self._right, None
@@ -260,7 +237,7 @@ class LearnedStore:
             self._apply(record)
 
     def _load(self) -> None:
-        """Read the journal from its beginning: another process may have written to it, or in place of it."""
+        """Another process may have written to the journal, or in place of it: it is read from its beginning."""
         self.pairs: dict[int, LearnedPair] = {}
         self.entries: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.phrases: dict[int, PairPhrases] = {}
@@ -287,7 +264,6 @@ class LearnedStore:
             self.next_id += lost  # theirs may have been given
 
     def _apply(self, record: bytes) -> None:
-        """Do what a record says, unless the one it refers to is missing."""
         try:
             kind = record[0]
             if kind == HEADER:
@@ -365,7 +341,6 @@ class LearnedStore:
                 self.gone_sentences.append(pair.sentence)
 
     def _check(self, header: dict[str, Any]) -> None:
-        """Refuse a journal of another format, or one that belongs to something else."""
         if header["version"] > FORMAT_VERSION:
             raise DatastoreError(
                 f"{self.path} has format version {header['version']}, and this fairseq-ccpr reads up to {FORMAT_VERSION}: "
@@ -375,7 +350,6 @@ class LearnedStore:
         self.next_id, self._begun = max(self.next_id, header["first_id"]), True
 
     def _refuse_others(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
-        """Refuse what belongs to something else."""
         for name in expected | found:
             before, here = found.get(name), expected.get(name)
             if before != here:
@@ -385,7 +359,6 @@ class LearnedStore:
                 )
 
     def _refuse_changed(self) -> None:
-        """Refuse to write if the datastore is no longer the one that was opened."""
         section, opened = Manifest.read(self.datastore.directory).token, self.datastore
         as_before = section is not None and section.generation == opened.section.generation
         if section is None or not as_before or section.digest(f"{KEYS}.npy") != opened.keys_fingerprint:
@@ -398,7 +371,6 @@ def first_records(section: TokenSection, first_id: int, phrases: PhraseSection |
     """Make the records that a journal begins with.
 
     Args:
-        section: of the datastore.
         first_id: below which ids were given before.
         phrases: the phrase part that the pairs of the journal have phrases of; None: they have none.
     """
@@ -481,7 +453,6 @@ def _phrase_bytes(phrases: PairPhrases) -> bytes:
 
 
 def _read_phrases(record: bytes, start: int) -> PairPhrases:
-    """Read the phrases from `start` up to the end of a record, whose memory they share."""
     size, width = _PHRASES.unpack_from(record, start)
     start += _PHRASES.size
     if len(record) != start + size * (2 * _INTEGER.itemsize + width * _KEY.itemsize):

@@ -44,17 +44,7 @@ def part_files(section: PhraseSection) -> list[str]:
 
 
 class PhraseDatastore:
-    """A phrase datastore opened for reading: memory-mapped, checked for size and shape.
-
-    Attributes:
-        keys: fp16 [N, o]; None where a database has them.
-        spans: int32 [N, 3]: sentence, start, end in characters.
-        hashes: uint64 [N], of the strings; None in datastores that have none yet.
-        sentences: lines of the text, S of them.
-
-    Raises:
-        DatastoreError: missing, unfinished, damaged, or without a phrase part.
-    """
+    """A phrase datastore opened for reading: memory-mapped, checked for size and shape."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
@@ -101,11 +91,7 @@ class PhraseDatastore:
         return sentence[start:end], sentence, start, end
 
     def open_index(self, timeout: float = TIMEOUT, device: torch.device = CPU) -> Index:
-        """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched.
-
-        Args:
-            timeout: seconds that a database may take to answer.
-        """
+        """Open the index over the keys, see `open_for_device`; that of a database is checked when it is first searched."""
         keys = self.keys if self.keys is not None else self.section.remote_keys(timeout)
         rebuild = f"`fairseq-ccpr build phrases TEXT --encoder ENCODER --output {self.directory} --index auto --cpu`"
         return open_for_device(self.section.index, keys, self.folder, device, rebuild)
@@ -121,9 +107,6 @@ class PhraseDatastore:
         """Return this datastore reduced to `size` entries, always the same ones, searched exactly.
 
         Sentences are drawn at random, with all entries of each; of the last sentence they may be the first ones only.
-
-        Raises:
-            ConfigurationError: there are fewer entries, or a database has their keys.
         """
         if self.keys is None:
             raise ConfigurationError(
@@ -143,11 +126,7 @@ class PhraseDatastore:
         return smaller
 
     def check_encoder(self, fingerprint: str) -> None:
-        """Refuse to work with a phrase encoder other than the one the datastore was built with.
-
-        Raises:
-            DatastoreError: names both sides.
-        """
+        """Refuse to work with a phrase encoder other than the one the datastore was built with."""
         expected = self.section.fingerprints["encoder"]
         if fingerprint != expected:
             raise DatastoreError(
@@ -156,11 +135,7 @@ class PhraseDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy.
-
-        Raises:
-            DatastoreError: the index cannot be opened.
-        """
+        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
         index = self.open_index()
@@ -192,12 +167,7 @@ def open_sentences(folder: Path, count: int) -> TextLines:
 
 
 def write_string_hashes(folder: Path, sentences: int) -> None:
-    """Write the hash of each phrase's string, uint64 [N], alongside spans and sentences, so that no search has to.
-
-    Args:
-        folder: of the phrase part.
-        sentences: S.
-    """
+    """Write the hash of each phrase's string, uint64 [N], alongside spans and sentences, so that no search has to."""
     spans = np.load(folder / f"{SPANS}.npy", mmap_mode="r", allow_pickle=False)
     lines = open_sentences(folder, sentences)
     with atomic_file(folder / f"{HASHES}.npy") as path:
@@ -224,11 +194,7 @@ def of_keys(size: int, dimension: int, blocks: Iterable[np.ndarray]) -> str:
 
 
 def bytes_per_entry(section: PhraseSection) -> dict[str, float]:
-    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index.
-
-    Args:
-        section: of the manifest.
-    """
+    """Compute the bytes that an entry takes on disk, on average: of keys, spans, sentences and index."""
     parts = {f"{section.folder}/{KEYS}.npy": KEYS, f"{section.folder}/{SPANS}.npy": SPANS}
     parts |= {f"{section.folder}/{name}": "index" for name in section.index.files}
     totals: dict[str, float] = {}

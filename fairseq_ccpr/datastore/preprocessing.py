@@ -70,11 +70,7 @@ class Preprocessing:
         return frozenset(map(of_file, self._files()))
 
     def save(self, folder: Path) -> None:
-        """Write the description to a folder, with copies of the files that are not in it.
-
-        Raises:
-            DatastoreError: two of the files have one name.
-        """
+        """Write the description to a folder, with copies of the files that are not in it."""
         dictionaries = [self.folder / f"dict.{language}.txt" for language in (self.source_lang, self.target_lang)]
         files = list(dict.fromkeys([*dictionaries, *self._files()]))
         for path in files:
@@ -99,11 +95,7 @@ class Preprocessing:
 
 
 def read_preprocessing(folder: Path) -> Preprocessing | None:
-    """Read what `save` wrote to a folder; None where there is nothing.
-
-    Raises:
-        DatastoreError: the description or a file of it is damaged.
-    """
+    """Read what `save` wrote to a folder; None where there is nothing."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -134,9 +126,5 @@ def remember(preprocessing: Preprocessing, datastore: Path) -> None:
 
 
 def remembered(datastore: Path) -> Preprocessing | None:
-    """Return the preprocessing that a datastore keeps, None where there is none.
-
-    Raises:
-        DatastoreError: it is damaged.
-    """
+    """Return the preprocessing that a datastore keeps, None where there is none."""
     return read_preprocessing(datastore / PREPROCESSING)

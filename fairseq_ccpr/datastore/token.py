@@ -73,11 +73,7 @@ class KeyProjection(nn.Module):
 
     @classmethod
     def load(cls, path: Path) -> KeyProjection:
-        """Read what `save` wrote.
-
-        Raises:
-            DatastoreError: the file is damaged.
-        """
+        """Read what `save` wrote; damage is a DatastoreError."""
         try:
             tensors = load_file(path)
             layers = [
@@ -99,11 +95,7 @@ class Pca:
 
 
 def fit_pca(rows: Tensor, dimension: int) -> Pca:
-    """Compute principal components of `rows` [n, d], in fp64.
-
-    Raises:
-        ConfigurationError: `dimension` is above d.
-    """
+    """Compute principal components of `rows` [n, d], in fp64."""
     if not 1 <= dimension <= rows.size(1):
         raise ConfigurationError(
             f"--pca-dim is {dimension}, but the adapter's vectors are {rows.size(1)} wide: give 1 to {rows.size(1)}"
@@ -123,7 +115,6 @@ def sample_rows(count: int, seed: int = 1, most: int = PCA_ROWS) -> np.ndarray:
 
 
 def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Make a layer of given weights, in fp32, that is not trained."""
     layer = nn.Linear(weight.size(1), weight.size(0), device=weight.device)
     layer.weight.data.copy_(weight)
     layer.bias.data.copy_(bias)
@@ -150,11 +141,7 @@ def part_files(section: TokenSection) -> list[str]:
 
 
 class TokenDatastore:
-    """A token datastore opened for reading: memory-mapped, checked for size and shape.
-
-    Raises:
-        DatastoreError: missing, unfinished, damaged, or without a token part.
-    """
+    """A token datastore opened for reading: memory-mapped, checked for size and shape."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
@@ -190,11 +177,7 @@ class TokenDatastore:
         return open_for_device(self.section.index, self.keys, self.folder, device, rebuild)
 
     def open_projection(self) -> KeyProjection | None:
-        """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys.
-
-        Raises:
-            DatastoreError: the file is damaged, or has other widths than the manifest says.
-        """
+        """Load the projection from the decoder's states to keys, on the CPU; None where the states are the keys."""
         described = self.section.projection
         if described is None:
             return None
@@ -208,11 +191,7 @@ class TokenDatastore:
         return projection
 
     def open_domain(self) -> Domain | None:
-        """Load the statistics of the datastore's own text, on the CPU; None if an earlier version built it.
-
-        Raises:
-            DatastoreError: the file is damaged, or of another width than the decoder's states.
-        """
+        """Load the statistics of the datastore's own text, on the CPU; None if an earlier version built it."""
         if not self.section.domain:
             return None
         path = self.folder / DOMAIN
@@ -226,11 +205,7 @@ class TokenDatastore:
         return domain
 
     def check_fingerprint(self, kind: str, found: str, option: str) -> None:
-        """Refuse to work with a model or dictionary other than the one the datastore was built with.
-
-        Raises:
-            DatastoreError: names both sides.
-        """
+        """Refuse to work with a model or dictionary other than the one the datastore was built with."""
         expected = self.section.fingerprints[kind]
         if found != expected:
             raise DatastoreError(
@@ -239,11 +214,7 @@ class TokenDatastore:
             )
 
     def find_damage(self, block_rows: int = 1 << 16) -> list[str]:
-        """Read every byte; returns a sentence for each fault, none if the part is healthy.
-
-        Raises:
-            DatastoreError: the index, the projection or the knowledge of its own text cannot be opened.
-        """
+        """Read every byte; returns a sentence for each fault, none if the part is healthy."""
         if faults := check_checksums(self.directory, self.section.files):
             return faults  # what is damaged cannot be trusted to be read
         vocabulary = len(self.read_symbols())

@@ -26,21 +26,17 @@ Parts = Mapping[str, "TokenDatastore | PhraseDatastore"]  # "token", "phrase", o
 
 
 def trust_path(parts: Parts) -> Path:
-    """Return where trust in these parts is kept with them: `trust-token.safetensors` in the same folder, for example."""
+    """Locate trust in these parts: `trust-token.safetensors` in their folder, for example."""
     return _file_of(parts).with_name(f"trust-{_name_of(parts)}.safetensors")
 
 
 def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signature: str, trust: bool = False) -> Path:
-    """Leave settings with the parts that they were tuned for, in place of earlier ones.
+    """Leave settings with the parts that they were tuned for, in place of earlier ones; returns the file.
 
     Args:
-        parts: what was decoded with.
         settings: values of the fields of `decoding.options`, by the prefix of their options.
         signature: of retrieval with these settings.
         trust: whether trust, already stored at `trust_path`, goes with them.
-
-    Returns:
-        The file.
     """
     path = _file_of(parts)
     written = _read(path)
@@ -53,14 +49,7 @@ def write_tuned(parts: Parts, settings: Mapping[str, Mapping[str, Any]], signatu
 
 
 def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
-    """Return what was tuned for these parts together, or else for each alone; nothing where nothing was.
-
-    Returns:
-        Values of fields by the prefix of their options, as `write_tuned` took them.
-
-    Raises:
-        DatastoreError: a file is damaged.
-    """
+    """Return what was tuned for these parts together, or else for each alone, as `write_tuned` took it."""
     if not parts:
         return {}
     together = _settings_of(parts)
@@ -71,11 +60,7 @@ def read_tuned(parts: Parts) -> dict[str, dict[str, Any]]:
 
 
 def tuned_trust(parts: Parts) -> Path | None:
-    """Return the trust file that tuning stored with exactly these parts, if any.
-
-    Raises:
-        DatastoreError: the file is missing, or another than tuning left.
-    """
+    """Return the trust file that tuning stored with exactly these parts, if any; it must be what tuning left."""
     tuned = _tuned_of(parts)
     if tuned is None or "trust" not in tuned:
         return None

@@ -58,7 +58,7 @@ class WrittenSubwords:
     counts: np.ndarray  # uint8 [N, 2]
 
     def cuts(self, entries: np.ndarray) -> Cuts:
-        """Tell where the phrases of entries, int64 [R], are among `tokens`."""
+        """Locate the phrases of entries, int64 [R], among `tokens`."""
         return Cuts(self.first[entries], *self.counts[entries].T.astype(np.int64))
 
 
@@ -66,14 +66,10 @@ def open_or_write(datastore: PhraseDatastore, subwords: DecoderSubwords, model: 
     """Map the phrases of a datastore as subwords, making them first if necessary.
 
     Args:
-        subwords: of the translation model.
-        model: digest of its subword model and tokenizer.
+        model: digest of the translation model's subword model and tokenizer.
 
     Returns:
         None where they are not there and cannot be written, after a line in the log.
-
-    Raises:
-        ConfigurationError: more than `MAX_UNKNOWN` of the subwords are unknown.
     """
     made_from = of_strings([of_store(datastore), model, of_strings(subwords.dictionary.symbols)])
     folder = datastore.directory / f"subwords-{made_from[:8]}"
@@ -100,7 +96,6 @@ def of_store(datastore: PhraseDatastore) -> str:
 def _open(
     folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords
 ) -> WrittenSubwords | None:
-    """Map what is in a folder; None where nothing is, or something else, or what is damaged."""
     if not (folder / DESCRIPTION).exists():
         return None
     try:
@@ -120,7 +115,6 @@ def _open(
 
 
 def _write(folder: Path, made_from: str, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
-    """Make the folder, and remove those made from phrases that the datastore had before."""
     section, store = datastore.section, of_store(datastore)
     logger.info("writing the phrases of %s in the subwords of the model, once: %s", datastore.directory, folder)
     with scratch_directory(folder) as partial:
@@ -148,7 +142,6 @@ def remove_stale(datastore: PhraseDatastore) -> None:
 
 
 def _store_of(folder: Path) -> object:
-    """Return what the phrases in a folder were made from; None where it is not complete."""
     try:
         return read_checked_json(folder / DESCRIPTION).get("store")
     except (OSError, ValueError):
@@ -156,7 +149,6 @@ def _store_of(folder: Path) -> object:
 
 
 def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> tuple[int, int]:
-    """Write the subwords of all sentences; returns how many there are, and how many are unknown."""
     count = datastore.section.sentences
     arrays = {name: GrowingArray(partial / f"{name}.npy", (), "int32") for name in ("starts", "ends")}
     arrays["ids"] = GrowingArray(partial / f"{TOKENS}.npy", (), _dtype(subwords))
@@ -179,7 +171,6 @@ def _split_sentences(partial: Path, datastore: PhraseDatastore, subwords: Decode
 
 
 def _cut_entries(partial: Path, datastore: PhraseDatastore, subwords: DecoderSubwords) -> None:
-    """Write where each phrase is among the subwords of its sentence."""
     bounds, *parts = (
         np.load(partial / f"{name}.npy", mmap_mode="r", allow_pickle=False)
         for name in ("bounds", TOKENS, "starts", "ends")
@@ -207,7 +198,6 @@ def _dtype(subwords: DecoderSubwords) -> str:
 
 @contextlib.contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Wait until no other process or thread holds a lock."""
     with path.open("wb") as stream:
         with contextlib.suppress(OSError):  # a file system without locks: the last to finish wins
             fcntl.flock(stream, fcntl.LOCK_EX)

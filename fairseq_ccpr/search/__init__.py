@@ -44,24 +44,14 @@ def build_index(
 
     Args:
         keys: [N, d], may be memory-mapped; read in blocks.
-        description: see `plan_index`.
-        path: where the file goes.
         progress: told how many keys were added.
         remote: where the keys go, if to a database.
-
-    Raises:
-        ConfigurationError: a datastore too small to train such an index.
-        DatastoreError: the file cannot be written, or the database does not take the keys.
     """
     BACKENDS[description.backend].build(keys, description, path, progress, remote)
 
 
 def open_index(description: IndexDescription, keys: np.ndarray | RemoteKeys, folder: Path) -> Index:
-    """Open the index that a manifest describes, over `keys` [N, d], with its files in `folder`.
-
-    Raises:
-        DatastoreError: an index of a kind that is not known, or one of other keys.
-    """
+    """Open the index that a manifest describes, over `keys` [N, d], with its files in `folder`."""
     if description.backend not in BACKENDS:
         raise DatastoreError(
             f"{folder} needs the index backend '{description.backend}', unknown here: build another with --index auto, or "

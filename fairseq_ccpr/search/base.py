@@ -148,11 +148,7 @@ class Index(ABC):
     @classmethod
     @abstractmethod
     def plan(cls, request: IndexRequest) -> IndexDescription:
-        """Decide everything that is stored about an index, before any work is done.
-
-        Raises:
-            ConfigurationError: a factory or parameters that do not exist, or an index too large for the keys.
-        """
+        """Decide everything that is stored about an index, before any work is done."""
 
     @classmethod
     def build(
@@ -198,20 +194,10 @@ class Index(ABC):
         return self
 
     def check(self) -> None:
-        """Check that a database has all of the keys, and can search them.
-
-        Raises:
-            UnreachableError: it does not answer.
-            DatastoreError: says what was found and what was expected.
-        """
+        """Check that a database has all of the keys, and can search them."""
 
     def refuse_foreign(self) -> None:
-        """Refuse to write keys where a database has others under the same name.
-
-        Raises:
-            UnreachableError: it does not answer.
-            DatastoreError: names both sides.
-        """
+        """Refuse to write keys where a database has others under the same name."""
 
     def read(self) -> Iterator[np.ndarray]:
         """Read the keys that a database has, fp16 [n, d], block by block, in their order; missing ones are left out."""

@@ -94,7 +94,7 @@ def unique_mask(numbers: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def _by_score(scores: Tensor, ids: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Sort what a search found, [Q, k] each: the best first, of equal scores the lowest id; on the CPU."""
+    """The best first, of equal scores the lowest id: [Q, k] each, on the CPU."""
     scores, ids = to_host([scores, ids])
     of_scores, of_ids = scores.double().numpy(), ids.numpy()
     falling = (of_scores[:, 1:] < of_scores[:, :-1]) | (of_ids[:, 1:] < 0)

@@ -71,7 +71,6 @@ class ExactIndex(Index):
 
     @cached_property
     def _single(self) -> Tensor:
-        """The keys in fp32 where a CPU has few of them, else as they are."""
         return self.keys.float() if self.on_host and self.keys.numel() <= TILE_NUMBERS else self.keys
 
     @torch.no_grad()
@@ -88,7 +87,6 @@ class ExactIndex(Index):
         return pad(scores, missing, value=float("-inf")), pad(ids, missing, value=-1)
 
     def _nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of a block of queries in fp32, k being N at most."""
         products = queries.new_empty(len(queries), 0)
         ids = products.long()
         halves = self.keys.is_cuda and self.keys.dtype in (torch.float16, torch.bfloat16)
@@ -124,7 +122,7 @@ class ExactIndex(Index):
 
 
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Select the largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
+    """The largest scores of each row, of equal ones the first: fp32 and int64 [H, count], in the order of columns."""
     size = scores.size(1)
     best, columns = scores.topk(min(count + 1, size), dim=1)
     last = best[:, count - 1 : count]
@@ -138,7 +136,7 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _best_by_runs(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Select as `_best` does, in one pass over the scores: the best are in the runs whose largest score is among the best."""
+    """The same in one pass over the scores: the best are in the runs whose largest score is among the best."""
     size = scores.size(1)
     if size <= RUN * count:
         return _best(scores, count)
@@ -158,14 +156,7 @@ def half_norms(keys: Tensor) -> Tensor:
 
 
 def scores_of(keys: Tensor, queries: Tensor, ids: Tensor, metric: str) -> Tensor:
-    """Score given keys in fp32, [H, n]: inner products, or minus the squared distance, by differences.
-
-    Args:
-        keys: [N, d], any float dtype.
-        queries: [H, d], any float dtype.
-        ids: int64 [H, n].
-        metric: `l2` or `ip`.
-    """
+    """Score given keys [N, d] for queries [H, d], fp32 [H, n]: inner products, or minus squared distances, by differences."""
     scores = torch.empty(ids.shape, device=keys.device)
     rows = max(1, (TILE_NUMBERS if keys.is_cuda else CACHE_NUMBERS) // max(1, ids.size(1) * keys.size(1)))
     for start in range(0, len(queries), rows):

@@ -35,11 +35,7 @@ FACTOR, CANDIDATES = "k_factor_rf", "candidates"  # a search parameter of FAISS,
 
 
 def import_faiss() -> Any:
-    """Import FAISS.
-
-    Raises:
-        ConfigurationError: says how to install it.
-    """
+    """Import FAISS, or say how to install it."""
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it reports which instruction sets it tried
     try:
         import faiss
@@ -55,13 +51,7 @@ def set_parameters(index: Any, parameters: str) -> int:
     """Apply search-time parameters in FAISS's own notation; an empty string changes nothing.
 
     One parameter is not FAISS's. Where candidates are scored again, `candidates=64` sets their minimum per query: few
-    neighbours need more candidates each than many do.
-
-    Returns:
-        The minimum number of candidates; 0 if it is not given.
-
-    Raises:
-        ConfigurationError: parameters that the index does not have.
+    neighbours need more candidates each than many do. It is returned, 0 if it is not given.
     """
     faiss, named = import_faiss(), named_parameters(parameters)
     candidates = named.pop(CANDIDATES, "0") if isinstance(index, faiss.IndexRefine) else "0"
@@ -82,9 +72,6 @@ def set_parameters(index: Any, parameters: str) -> int:
 
 def named_parameters(parameters: str) -> dict[str, str]:
     """Return the values of search parameters by their names.
-
-    Raises:
-        ConfigurationError: a part of them is not NAME=VALUE.
 
     >>> named_parameters("nprobe=16, k_factor_rf = 4")
     {'nprobe': '16', 'k_factor_rf': '4'}
@@ -228,10 +215,6 @@ def build_faiss(
         description: of an index in memory, or of one on disk, whose lists go next to it; see `build_on_disk`.
         path: its file, with the name that the description has.
         progress: told how many keys were added.
-
-    Raises:
-        ConfigurationError: a datastore too small to train such an index.
-        DatastoreError: the file cannot be written.
     """
     index, rows = trained_index(keys, description, seed)
     if description.backend == DISK:
@@ -293,7 +276,6 @@ def build_on_disk(keys: np.ndarray, index: Any, rows: int, path: Path, progress:
 
 
 def _add(index: Any, keys: np.ndarray, progress: Callable[[int], object], first_id: int | None = None) -> None:
-    """Add keys [N, d] in blocks, numbered from `first_id` if given."""
     for start in range(0, len(keys), ADD_ROWS):
         block = torch.from_numpy(keys[start : start + ADD_ROWS].astype(np.float32))
         if first_id is None:
@@ -310,7 +292,6 @@ def _write(index: Any, path: Path) -> None:
 
 @contextmanager
 def _explain_failure(path: Path) -> Iterator[None]:
-    """Raise a DatastoreError of one sentence where FAISS cannot write a file."""
     try:
         yield
     except RuntimeError as error:
@@ -326,8 +307,6 @@ class FaissIndex(Index):
     """A FAISS index; its factory string decides which keys it finds and how exact its scores are.
 
     Args:
-        index: of FAISS.
-        metric: `l2` or `ip`.
         file_bytes: of the file it was read from.
         on_disk: whether its inverted lists stay there, mapped into memory.
         min_candidates: keys that are scored again, at least; see `set_parameters`.
@@ -380,10 +359,6 @@ class FaissIndex(Index):
 
         Args:
             on_disk: whether its inverted lists are in a file next to it, which is mapped into memory and not read.
-
-        Raises:
-            ConfigurationError: FAISS is missing or knows no such parameter.
-            DatastoreError: FAISS cannot read the file.
         """
         faiss = import_faiss()
         try:
@@ -414,7 +389,7 @@ class FaissIndex(Index):
         return scores, ids
 
     def _ask(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Search in FAISS; where k is so small that candidates would be too few, with a greater factor."""
+        """Where k is so small that candidates would be too few, the factor is greater."""
         candidates = min(self.min_candidates, self.size)
         if not candidates or candidates <= k * self.index.k_factor:
             distances, ids = self.index.search(queries, k)

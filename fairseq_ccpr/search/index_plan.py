@@ -47,13 +47,7 @@ def open_for_device(
     not installed, unless the keys are too large for the GPU, or in a database.
 
     Args:
-        keys: [N, d].
-        folder: with the index's files.
         rebuild: the command that makes another index, for a warning.
-
-    Raises:
-        ConfigurationError: FAISS is missing, and nothing can stand in.
-        DatastoreError: see `open_index`.
     """
     if device.type == "cpu":
         index = open_index(description, keys, folder)
@@ -125,9 +119,6 @@ def plan_index(
         gpu: whether the search will run on a GPU.
         effort: of a search, where `parameters` do not say.
         store: where the keys are to be, if in a database.
-
-    Raises:
-        ConfigurationError: a metric, factory or parameters that do not exist, or an index too large for the store.
     """
     if metric not in METRICS:
         raise ConfigurationError(f"--metric is '{metric}': choose one of {', '.join(METRICS)}")

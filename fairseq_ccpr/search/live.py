@@ -20,11 +20,7 @@ from fairseq_ccpr.timing import SEARCH, phase
 
 @dataclass(frozen=True)
 class JoinedIndex:
-    """Finds the nearest of the keys of two indexes; those of the second are numbered after those of the first.
-
-    Args:
-        first, second: of the same metric and width, neither without keys.
-    """
+    """Finds the nearest of the keys of two indexes, neither empty; those of the second are numbered after the first's."""
 
     first: Index
     second: Index
@@ -56,9 +52,7 @@ def search_without(index: Index, gone: Tensor, queries: Tensor, k: int) -> tuple
     find too few are searched for once more, and deeper.
 
     Args:
-        index: over all entries.
         gone: int64 [m], ascending, on the device of the queries.
-        queries: [H, d].
 
     Returns:
         scores fp32 [H, k], nearest first, and ids int64 [H, k]; -inf and -1 where there are not as many.
@@ -116,12 +110,7 @@ class GrowingLists:
 
     @classmethod
     def of(cls, keys: Tensor, rows: np.ndarray, metric: str) -> GrowingLists:
-        """Learn centroids and codes from keys, and put them into lists.
-
-        Args:
-            keys: fp16 [n, d].
-            rows: int64 [n], by which they are found.
-        """
+        """Learn centroids and codes from keys, fp16 [n, d], and put them into lists by their rows, int64 [n]."""
         size, dimension = keys.shape
         codes = dimension if dimension <= NARROW or dimension % 2 else dimension // 2
         count = list_count(size)
@@ -163,7 +152,6 @@ class GrowingLists:
 
 
 def _add(index: Any, keys: Tensor, rows: np.ndarray) -> None:
-    """Add keys block by block."""
     for start in range(0, len(keys), BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
         index.add_with_ids(keys[block].float().numpy(), rows[block])
@@ -219,14 +207,7 @@ class Segment:
         return self.size - self.listed
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest entries.
-
-        Args:
-            queries: [H, d], any float dtype.
-
-        Returns:
-            scores fp32 [H, k], nearest first, and rows int64 [H, k]; -inf and -1 where there are not as many.
-        """
+        """Find the k nearest entries of queries [H, d]: scores fp32 [H, k], nearest first, and rows int64 [H, k]."""
         scores, rows = self.candidates(queries, k)
         missing = 0, max(0, k - rows.size(1))
         scores = torch.nn.functional.pad(scores, missing, value=float("-inf"))
@@ -246,13 +227,11 @@ class Segment:
 
     @phase(SEARCH)
     def _compared(self, queries: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Compare with all of the last rows, and score the nearest again as the exact index does."""
         keys, less = self._last
         near, rows = largest(queries @ keys.T - less, torch.arange(self._few), depth)
         return self._scored(queries, torch.where(near > float("-inf"), rows + self.listed, -1))
 
     @phase(SEARCH)
     def _scored(self, queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Score rows, int64 [H, c], -1 where there is none, by their keys."""
         scores = scores_of(self.keys, queries, rows.clamp_min(0), self.metric) if rows.size(1) else rows.float()
         return scores.masked_fill(rows < 0, float("-inf")), rows

@@ -48,9 +48,6 @@ def read_address(store: str, collection: str) -> tuple[StoreAddress, str]:
 
     >>> read_address("https://me:a%2Fb@host:19530/db", "mine")
     (StoreAddress(uri='https://host:19530/db', collection='mine'), 'me:a/b')
-
-    Raises:
-        ConfigurationError: neither a URI nor a file, or a collection Milvus could not have; credentials are not in it.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", collection):
         raise ConfigurationError(
@@ -94,15 +91,11 @@ class MilvusServer:
     """A server, or an embedded one in this process, whose calls are retried for a while when it does not answer.
 
     Args:
-        address: of one of its collections.
         token: credentials; if there are none, those of the environment.
         timeout: seconds that a question may take, all attempts together.
 
     Attributes:
         loaded: whether the collection can be searched, and must be so again after a break.
-
-    Raises:
-        ConfigurationError: pymilvus is not installed, or the embedded Milvus is not.
     """
 
     def __init__(self, address: StoreAddress, token: str, timeout: float) -> None:
@@ -117,10 +110,6 @@ class MilvusServer:
 
         Args:
             slow: whether it may take `SLOW` times as long.
-
-        Raises:
-            UnreachableError: no answer in time.
-            DatastoreError: the server refuses.
         """
         seconds = self.timeout * (SLOW if slow else 1)
         give_up, pause, attempts = time.monotonic() + seconds, FIRST_PAUSE, 0
@@ -179,14 +168,7 @@ class MilvusServer:
 
 
 def import_pymilvus(embedded: bool) -> Any:
-    """Import pymilvus.
-
-    Args:
-        embedded: whether Milvus itself is needed here as well.
-
-    Raises:
-        ConfigurationError: says how to install it.
-    """
+    """Import pymilvus, and check for Milvus itself where it is `embedded`."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # fairseq forks to load data: those do not ask
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("pymilvus", "milvus_lite", "grpc"):
@@ -230,8 +212,6 @@ class MilvusIndex(Index):
     """A collection: an int64 id and a vector in fp32 for each key, of metric `ip`.
 
     Args:
-        address: where it is.
-        description: of the index.
         size, dimension: N and d.
         identity: what the keys are, as JSON has it: `dimension`, `size`, `fingerprints` and whatever else must be the same.
         timeout: seconds, see `MilvusServer`.
@@ -285,12 +265,7 @@ class MilvusIndex(Index):
         return cls(keys.address, description, keys.size, keys.dimension, keys.identity, keys.timeout, keys.token)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k nearest keys of each query, after a check of the collection the first time.
-
-        Raises:
-            UnreachableError: Milvus does not answer.
-            DatastoreError: the collection is not the one that was built; see `check`.
-        """
+        """Find the k nearest keys of each query, after a check of the collection the first time."""
         if not self.checked:
             self.check()
         scores = np.full((len(queries), k), -np.inf, np.float32)
@@ -365,14 +340,7 @@ class MilvusIndex(Index):
                 )
 
     def create(self) -> int:
-        """Create the collection and its index, unless they exist.
-
-        Returns:
-            The keys that need not be written again: the first ones.
-
-        Raises:
-            UnreachableError, DatastoreError: see `refuse_foreign`.
-        """
+        """Create the collection and its index, unless they exist; returns how many of the first keys are there."""
         pymilvus, name = self.server.pymilvus, self.address.collection
         if self.exists():
             self._refuse_foreign()
@@ -393,11 +361,7 @@ class MilvusIndex(Index):
         return self.count() // BLOCK_ROWS * BLOCK_ROWS
 
     def fill(self, keys: np.ndarray, progress: Callable[[int], object]) -> None:
-        """Write the keys [N, d] that the collection lacks, and wait until they can be searched.
-
-        Args:
-            progress: told how many keys are there now.
-        """
+        """Write the keys [N, d] that the collection lacks, and wait until they can be searched."""
         done = self.create()
         progress(done)
         for start in range(done, len(keys), BLOCK_ROWS):
@@ -416,11 +380,7 @@ class MilvusIndex(Index):
         self._ask("upsert", rows, slow=True)
 
     def finish(self) -> None:
-        """Wait until the index covers all that was written, then check.
-
-        Raises:
-            DatastoreError: Milvus fails to build its index, or makes no progress.
-        """
+        """Wait until the index covers all that was written, then check."""
         self._ask("flush", slow=True)
         fewest, patience = float("inf"), SLOW * self.server.timeout
         give_up = time.monotonic() + patience
@@ -449,7 +409,7 @@ class MilvusIndex(Index):
         return int(counted[0]["count(*)"])
 
     def _index_type(self) -> dict[str, Any]:
-        """Return Milvus's description of the index over the keys; empty if there is none."""
+        """Milvus's description of the index over the keys; empty if there is none."""
         names = self._ask("list_indexes", field_name=KEY)
         return self._ask("describe_index", index_name=names[0]) if names else {}
 
@@ -468,12 +428,6 @@ def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -
         choice: `exact`, a type of Milvus's with its parameters, or `auto`: exact for small stores and the embedded Milvus,
             where nothing else is faster; else what the server takes itself.
         parameters: of the search.
-
-    >>> plan_milvus_index("HNSW,M=32", "ef=200", 10**6, False).factory
-    'HNSW,M=32'
-
-    Raises:
-        ConfigurationError: neither of these.
     """
     if choice in ("auto", "exact"):
         exact = choice == "exact" or embedded or size <= EXACT_UP_TO
@@ -490,16 +444,10 @@ def plan_milvus_index(choice: str, parameters: str, size: int, embedded: bool) -
 
 
 def _parameters(text: str) -> dict[str, float]:
-    """Parse numbers by name.
-
-    >>> _parameters("M=16,drop=.5")
-    {'M': 16, 'drop': 0.5}
-    """
     pairs = (pair.split("=") for pair in text.split(",") if pair)
     return {name: int(value) if value.isdigit() else float(value) for name, value in pairs}
 
 
 def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten the fingerprints, and keep everything else."""
     rest = {name: value for name, value in identity.items() if name != "fingerprints"}
     return {name: value[:12] for name, value in identity.get("fingerprints", {}).items()} | rest

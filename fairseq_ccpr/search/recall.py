@@ -59,14 +59,9 @@ SAMPLE, DEPTH, SEED = 256, 8, 1
 
 
 def recall(index: Index, exact: ExactIndex, queries: Tensor, k: int) -> float:
-    """Measure what fraction of the k nearest keys `index` finds, on average over the queries.
+    """Measure what fraction of the k nearest keys `index` finds, on average over the queries [H, d].
 
     A key as near as the last of the k counts: which of several equal ones is found makes no difference.
-
-    Args:
-        index, exact: of the same keys.
-        queries: [H, d], any float dtype, on the device of `exact`.
-        k: at most N.
     """
     return float(_hits(index, exact, queries, k, k).float().mean())
 
@@ -75,8 +70,6 @@ def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | 
     """Measure what fraction of the `DEPTH` nearest keys an index finds for random ones of its own keys, which do not count.
 
     Args:
-        index: of `keys`, on the CPU.
-        keys: [N, d]; may be memory-mapped.
         depth: neighbours that a search asks for; at least the key itself and `DEPTH`.
 
     Returns:
@@ -92,7 +85,7 @@ def recall_of_sample(index: Index, keys: np.ndarray, depth: int = 0) -> float | 
 
 
 def _hits(index: Index, exact: ExactIndex, queries: Tensor, k: int, depth: int) -> Tensor:
-    """Mark which of the `depth` keys that `index` finds are as near as the k nearest, bool [H, depth]."""
+    """Which of the `depth` keys that `index` finds are as near as the k nearest, bool [H, depth]."""
     wanted, found = exact.search(queries, k)[1], index.search(queries, depth)[1]
     least = scores_of(exact.keys, queries, wanted, exact.metric)[:, -1:]
     scores = scores_of(exact.keys, queries, found.clamp_min(0), exact.metric)

@@ -53,10 +53,6 @@ class ArrayWriter:
     The files are true `.npy` from the start and their space is taken at once, so a disk that is too small says so
     before any work is done. A chunk is done when its rows are on disk: a mark in the folder `done` says so.
     Several processes may write different chunks of the same files.
-
-    Args:
-        directory: the folder of the files.
-        shapes: for each array its shape and dtype, rows first.
     """
 
     def __init__(self, directory: Path, shapes: Shapes) -> None:
@@ -141,11 +137,7 @@ def bring_to_disk(stream: IO[Any]) -> None:
 
 
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Memory-map a `.npy` file that must have this shape and dtype; nothing is unpickled.
-
-    Raises:
-        DatastoreError: the header is damaged, or has another shape or dtype.
-    """
+    """Memory-map a `.npy` file that must have this shape and dtype; nothing is unpickled."""
     try:
         # An empty file cannot be mapped.
         array = np.load(path, mmap_mode="r" if math.prod(shape) else None, allow_pickle=False)
@@ -173,11 +165,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
 
 
 def check_space(directory: Path, needed: int) -> None:
-    """Refuse to start work whose result the disk cannot hold.
-
-    Raises:
-        DatastoreError: less than `needed` bytes are free where `directory` is, or will be.
-    """
+    """Refuse to start work if fewer than `needed` bytes are free where `directory` is, or will be."""
     existing = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     if (free := shutil.disk_usage(existing).free) < needed:
         raise DatastoreError(

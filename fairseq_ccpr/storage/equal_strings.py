@@ -106,7 +106,7 @@ def _hash_block(spans: np.ndarray, lines: TextLines | LinesInMemory) -> np.ndarr
 
 @cache
 def _powers(base: int, bits: int) -> np.ndarray:
-    """Return 1, b, b^2, ... modulo 2^64, uint64 [2^bits]."""
+    """1, b, b^2, ... modulo 2^64, uint64 [2^bits]."""
     powers = np.full(1 << bits, base, np.uint64)
     powers[0] = 1
     return np.cumprod(powers, out=powers)

@@ -29,9 +29,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield the path to write a file to, which then replaces `path`: readers see the old file or the whole new one.
 
     Nothing stays of a file whose writing fails. Its permissions are those of any new file, which safetensors does not give.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     if path.exists() and not path.is_file():  # a device or a pipe, which must not be replaced by a file
         with naming(path):
@@ -75,11 +72,7 @@ def sync_directory(folder: Path) -> None:
 
 @contextmanager
 def atomic_directory(output: Path) -> Iterator[Path]:
-    """Yield an empty folder to write to, which then becomes `output`; nothing stays of it if anything fails.
-
-    Raises:
-        ConfigurationError: `output` exists.
-    """
+    """Yield an empty folder to write to, which then becomes `output`, a new one; nothing stays of it if anything fails."""
     if output.exists():
         raise ConfigurationError(f"--output {output} exists: give a new folder, or delete it")
     with scratch_directory(output) as partial:
@@ -111,11 +104,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of UTF-8 atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a file of UTF-8 atomically."""
     with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
         stream.write(text)
 
@@ -126,11 +115,7 @@ def write_checked_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:
-    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none.
-
-    Raises:
-        ValueError: says in what way the file is damaged.
-    """
+    """Read what `write_checked_json` wrote, checksum included, or an older file, which has none; ValueError if damaged."""
     text = path.read_bytes().decode("utf-8")
     data = json.loads(text)
     if not isinstance(data, dict):
@@ -141,15 +126,7 @@ def read_checked_json(path: Path) -> dict[str, Any]:
 
 
 def drop_checksum(data: dict[str, Any], since: int) -> None:
-    """Remove the checksum from JSON that was read, and check that it has one if its format has.
-
-    Args:
-        data: as `read_checked_json` returns it.
-        since: the first `format_version` that has a checksum.
-
-    Raises:
-        ValueError: the checksum is missing, or has no place there.
-    """
+    """Remove the checksum of JSON that was read; ValueError unless formats have one just from `since` on."""
     if (CHECKSUM in data) != (data["format_version"] >= since):
         fault = "has" if CHECKSUM in data else "lacks"
         raise ValueError(f"it {fault} a {CHECKSUM}, unlike any of format version {data['format_version']}")
@@ -157,7 +134,7 @@ def drop_checksum(data: dict[str, Any], since: int) -> None:
 
 
 def _with_checksum(data: dict[str, Any]) -> str:
-    """Return the only text that stands for these data."""
+    """The only text that stands for these data."""
     digest = hashlib.sha256(_as_text(data).encode()).hexdigest()
     return _as_text({**data, CHECKSUM: digest})
 
@@ -173,11 +150,7 @@ def describe_files(directory: Path, names: list[str]) -> dict[str, dict[str, Any
 
 
 def check_sizes(directory: Path, files: dict[str, dict[str, Any]]) -> None:
-    """Check that each file exists and is as long as it was; quick enough for whenever a datastore is opened.
-
-    Raises:
-        DatastoreError: names the file, the bytes found and the bytes expected.
-    """
+    """Check that each file exists and is as long as it was; quick enough for whenever a datastore is opened."""
     for name, expected in files.items():
         path = directory / name
         if not path.is_file():

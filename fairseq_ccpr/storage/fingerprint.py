@@ -61,3 +61,8 @@ def of_parameters(named: Iterable[tuple[str, Tensor]]) -> str:
 def short(fingerprint: str) -> str:
     """Return the first 12 digits, enough to tell fingerprints apart in messages."""
     return fingerprint[:12]
+
+
+def brief(value: object) -> str:
+    """Shorten a fingerprint, and leave anything else as it is."""
+    return short(value) if isinstance(value, str) and len(value) == 64 else str(value)

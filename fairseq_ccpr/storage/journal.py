@@ -48,11 +48,7 @@ class Journal:
         self.old = False
 
     def read(self) -> Iterator[bytes]:
-        """Yield the records after those that were read before.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Yield the records after those that were read before."""
         with self.path.open("rb") as stream:
             first = stream.seek(self.end)
             data = stream.read()
@@ -70,11 +66,7 @@ class Journal:
             self.lost += max(1, data.count(MARK, self.end - first))
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Append records, all or none, to a journal that was read to its end; return once they are on disk.
-
-        Raises:
-            DatastoreError: they were not written, as where the disk is full; the journal is as it was before.
-        """
+        """Append records, all or none, to a journal that was read to its end; return once they are on disk."""
         frames, written = _frames(records, self.count), 0
         try:
             with self.path.open("r+b", buffering=0) as stream:
@@ -124,10 +116,6 @@ class WriterLock:
 
     Args:
         path: of a file that names who has it.
-
-    Raises:
-        DatastoreError: another one has it; names it.
-        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,22 +141,14 @@ class WriterLock:
 
 
 def create_journal(path: Path, records: Sequence[bytes]) -> None:
-    """Write a journal with its first records, under its final name only when it is complete and on disk.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a journal with its first records, under its final name only when it is complete and on disk."""
     with atomic_file(path) as partial:
         partial.write_bytes(_frames(records, 0))
     sync_directory(path.parent)
 
 
 def begins_as_journal(path: Path) -> bool:
-    """Tell a journal of any version by the bytes that it begins with.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Tell a journal of any version by the bytes that it begins with."""
     with path.open("rb") as stream:
         return stream.read(len(MARK)) in (MARK, _OLD_MARK)
 
@@ -178,7 +158,6 @@ def _digest(number: int, record: bytes) -> bytes:
 
 
 def _frames(records: Sequence[bytes], first: int) -> bytes:
-    """Make the bytes of records that are numbered from one on."""
     frames = []
     for number, record in enumerate(records, first):
         if len(record) >= 2**32:

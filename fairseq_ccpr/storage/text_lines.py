@@ -29,9 +29,6 @@ class TextLines:
         text: the file, which ends each line with a line feed.
         offsets: `.npy`, int64 [S + 1], the byte at which each line begins; the last is the file's size.
         count: S.
-
-    Raises:
-        DatastoreError: the offsets are damaged, or belong to another number of lines.
     """
 
     def __init__(self, text: Path, offsets: Path, count: int) -> None:
@@ -114,16 +111,7 @@ class TextFormat:
 
 
 def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
-    """Read and check the manifest of a folder.
-
-    Args:
-        directory: the folder.
-        make: the manifest's dataclass, which has `files`.
-        of: the kind of folder expected.
-
-    Raises:
-        DatastoreError: no such directory, not of this kind, unfinished, a newer format, or a damaged manifest.
-    """
+    """Read and check the manifest of a folder, which `make` is the dataclass of."""
     path = directory / MANIFEST
     if not path.is_file():
         if partial_path(directory).exists() or directory.suffix == PARTIAL:
@@ -150,10 +138,6 @@ def read_text_manifest(directory: Path, make: type[M], of: TextFormat) -> M:
 
 
 def check_every_byte(directory: Path, files: dict[str, dict[str, Any]], of: TextFormat) -> None:
-    """Read every byte of the files that a manifest names, and compare their checksums.
-
-    Raises:
-        DatastoreError: a file has changed.
-    """
+    """Read every byte of the files that a manifest names, and compare their checksums."""
     if faults := check_checksums(directory, files):
         raise DatastoreError(f"{directory} is damaged ({faults[0]}): {of.again}")
